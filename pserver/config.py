@@ -1,0 +1,67 @@
+"""What a process is told when it starts: one frozen dataclass per kind of process.
+
+Flags and environment are read in ``__main__`` (and a trainer's role in ``trainer/role.py``), nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEADLINE_SECONDS = 20.0
+TRANSPORTS = ("auto", "flight", "grpc")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """One parameter server.
+
+    Attributes:
+        endpoint: HOST:PORT of the control service; port 0 is any free one.
+        data_port: port of the Arrow Flight service; 0 is any free one.  Trainers are told it on joining.
+        transport: "auto" offers every carrier and lets the trainers' preference decide; otherwise the only one offered.
+        data_dir: where Save and Load keep files; None refuses both.
+        deadline_seconds: the longest silence of a trainer that is not yet a loss.  Raising it tolerates longer pauses of a whole
+            process (a suspended virtual machine) and makes the others wait as much longer for one that is dead.
+        once: end with exit code 0 after the first job has left, and with 1 if it failed.
+        program: a file that ``Program.save`` wrote: the server installs itself from it and waits for no trainer 0.
+        threads: torch's threads for updates; 0 leaves torch's own choice.
+        tls_certificate, tls_key, token_file: reserved; setting one is refused until protection exists.
+    """
+
+    endpoint: str = "127.0.0.1:0"
+    data_port: int = 0
+    transport: str = "auto"
+    data_dir: str | None = None
+    deadline_seconds: float = DEADLINE_SECONDS
+    once: bool = False
+    program: str | None = None
+    threads: int = 0
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    token_file: str | None = None
+
+    def __post_init__(self) -> None:
+        split_endpoint(self.endpoint)
+        if not 0 <= self.data_port <= 65535:
+            raise ValueError(f"data_port: expected 0 to 65535, got {self.data_port}")
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+        if not self.deadline_seconds > 0:
+            raise ValueError(f"deadline_seconds: expected a number of seconds above 0, got {self.deadline_seconds}")
+        if self.threads < 0:
+            raise ValueError(f"threads: expected 0 or more, got {self.threads}")
+        for name in ("tls_certificate", "tls_key", "token_file"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: this version has no TLS and no tokens yet; remove the setting")
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """``"HOST:PORT"`` as (host, port).
+
+    Raises:
+        ValueError: it is not HOST:PORT with a port of 0 to 65535.
+    """
+    host, separator, port = endpoint.strip().rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"expected an endpoint HOST:PORT with a port of 0 to 65535, got {endpoint!r}")
+    return host.strip("[]"), int(port)

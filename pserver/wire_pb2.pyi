@@ -1,0 +1,330 @@
+from transpiler import program_pb2 as _program_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNKNOWN: _ClassVar[Kind]
+    HELLO: _ClassVar[Kind]
+    VALUE: _ClassVar[Kind]
+    GRADIENT: _ClassVar[Kind]
+    COMMIT: _ClassVar[Kind]
+    NORMS: _ClassVar[Kind]
+    SCALE: _ClassVar[Kind]
+    PULL: _ClassVar[Kind]
+    DONE: _ClassVar[Kind]
+    FAILURE: _ClassVar[Kind]
+    DRAIN: _ClassVar[Kind]
+    BYE: _ClassVar[Kind]
+UNKNOWN: Kind
+HELLO: Kind
+VALUE: Kind
+GRADIENT: Kind
+COMMIT: Kind
+NORMS: Kind
+SCALE: Kind
+PULL: Kind
+DONE: Kind
+FAILURE: Kind
+DRAIN: Kind
+BYE: Kind
+
+class JoinRequest(_message.Message):
+    __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "carriers", "server_index")
+    class ManifestEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    CARRIERS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    trainer_id: int
+    incarnation: str
+    fingerprint: str
+    manifest: _containers.ScalarMap[str, str]
+    carriers: _containers.RepeatedScalarFieldContainer[str]
+    server_index: int
+    def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., carriers: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("ready", "install", "carrier", "data_port", "deadline_seconds", "step", "session")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    INSTALL_FIELD_NUMBER: _ClassVar[int]
+    CARRIER_FIELD_NUMBER: _ClassVar[int]
+    DATA_PORT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ready: bool
+    install: bool
+    carrier: str
+    data_port: int
+    deadline_seconds: float
+    step: int
+    session: str
+    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., carrier: _Optional[str] = ..., data_port: _Optional[int] = ..., deadline_seconds: _Optional[float] = ..., step: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+
+class InstallRequest(_message.Message):
+    __slots__ = ("session", "program")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    program: _program_pb2.Program
+    def __init__(self, session: _Optional[str] = ..., program: _Optional[_Union[_program_pb2.Program, _Mapping]] = ...) -> None: ...
+
+class InstallReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("session", "activity")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    activity: str
+    def __init__(self, session: _Optional[str] = ..., activity: _Optional[str] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("failure", "error")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    failure: str
+    error: str
+    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("session", "failure")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    failure: str
+    def __init__(self, session: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class BarrierRequest(_message.Message):
+    __slots__ = ("session", "name")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    name: str
+    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class BarrierReply(_message.Message):
+    __slots__ = ("passed",)
+    PASSED_FIELD_NUMBER: _ClassVar[int]
+    passed: bool
+    def __init__(self, passed: _Optional[bool] = ...) -> None: ...
+
+class SaveRequest(_message.Message):
+    __slots__ = ("session", "path")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    path: str
+    def __init__(self, session: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class SaveReply(_message.Message):
+    __slots__ = ("file", "bytes")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    bytes: int
+    def __init__(self, file: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("session", "path")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    path: str
+    def __init__(self, session: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class LoadReply(_message.Message):
+    __slots__ = ("file", "bytes")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    bytes: int
+    def __init__(self, file: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "carriers", "failure")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_HELD_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRAINERS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    CARRIERS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    fingerprint: str
+    mode: str
+    slices: int
+    bytes_held: int
+    version: int
+    trainers: _containers.RepeatedCompositeFieldContainer[TrainerStatus]
+    uptime_seconds: float
+    bytes_in: int
+    bytes_out: int
+    carriers: _containers.RepeatedScalarFieldContainer[str]
+    failure: str
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., carriers: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class TrainerStatus(_message.Message):
+    __slots__ = ("trainer_id", "state", "step", "carrier", "silence_seconds", "activity")
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CARRIER_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    trainer_id: int
+    state: str
+    step: int
+    carrier: str
+    silence_seconds: float
+    activity: str
+    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., carrier: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "payload")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NORMS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    kind: Kind
+    step: int
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    hello: Hello
+    commit: Commit
+    done: Done
+    failure: Failure
+    norms: Norms
+    payload: bytes
+    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., norms: _Optional[_Union[Norms, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "offset", "size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    offset: int
+    size: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("session", "trainer_id")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    trainer_id: int
+    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("rows", "absent", "overflow", "scale")
+    class ScaleEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[Row]
+    absent: _containers.RepeatedScalarFieldContainer[str]
+    overflow: bool
+    scale: _containers.ScalarMap[str, float]
+    def __init__(self, rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., scale: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Row(_message.Message):
+    __slots__ = ("group", "numbers")
+    class NumbersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _program_pb2.Numbers
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_program_pb2.Numbers, _Mapping]] = ...) -> None: ...
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    numbers: _containers.MessageMap[str, _program_pb2.Numbers]
+    def __init__(self, group: _Optional[int] = ..., numbers: _Optional[_Mapping[str, _program_pb2.Numbers]] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("version", "committed", "overflow")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    committed: int
+    overflow: bool
+    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ...) -> None: ...
+
+class Norms(_message.Message):
+    __slots__ = ("squared",)
+    class SquaredEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SQUARED_FIELD_NUMBER: _ClassVar[int]
+    squared: _containers.ScalarMap[str, float]
+    def __init__(self, squared: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("error", "message")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    message: str
+    def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,240 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TEMPORARY: _ClassVar[Role]
+    INPUT: _ClassVar[Role]
+    PARAMETER: _ClassVar[Role]
+    BUFFER: _ClassVar[Role]
+    GRADIENT: _ClassVar[Role]
+    STATE: _ClassVar[Role]
+    DELTA: _ClassVar[Role]
+    SIZE: _ClassVar[Role]
+    OUTPUT: _ClassVar[Role]
+TEMPORARY: Role
+INPUT: Role
+PARAMETER: Role
+BUFFER: Role
+GRADIENT: Role
+STATE: Role
+DELTA: Role
+SIZE: Role
+OUTPUT: Role
+
+class Program(_message.Message):
+    __slots__ = ("blocks", "deployment")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedCompositeFieldContainer[Block]
+    deployment: Deployment
+    def __init__(self, blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., deployment: _Optional[_Union[Deployment, _Mapping]] = ...) -> None: ...
+
+class Block(_message.Message):
+    __slots__ = ("index", "variables", "ops")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    OPS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    variables: _containers.RepeatedCompositeFieldContainer[Variable]
+    ops: _containers.RepeatedCompositeFieldContainer[Op]
+    def __init__(self, index: _Optional[int] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ...) -> None: ...
+
+class Variable(_message.Message):
+    __slots__ = ("name", "shape", "dtype", "role", "of")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedCompositeFieldContainer[Dimension]
+    dtype: str
+    role: Role
+    of: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[_Union[Dimension, _Mapping]]] = ..., dtype: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., of: _Optional[str] = ...) -> None: ...
+
+class Dimension(_message.Message):
+    __slots__ = ("size", "symbol")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SYMBOL_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    symbol: str
+    def __init__(self, size: _Optional[int] = ..., symbol: _Optional[str] = ...) -> None: ...
+
+class Op(_message.Message):
+    __slots__ = ("type", "arguments", "outputs", "location")
+    class ArgumentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Argument
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Argument, _Mapping]] = ...) -> None: ...
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    arguments: _containers.MessageMap[str, Argument]
+    outputs: _containers.RepeatedScalarFieldContainer[str]
+    location: str
+    def __init__(self, type: _Optional[str] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., outputs: _Optional[_Iterable[str]] = ..., location: _Optional[str] = ...) -> None: ...
+
+class Argument(_message.Message):
+    __slots__ = ("none", "boolean", "integer", "real", "text", "variable", "symbol", "tensor", "list")
+    NONE_FIELD_NUMBER: _ClassVar[int]
+    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    SYMBOL_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    none: globals()['None']
+    boolean: bool
+    integer: int
+    real: float
+    text: str
+    variable: str
+    symbol: Symbol
+    tensor: Literal
+    list: Arguments
+    def __init__(self, none: _Optional[_Union[globals()['None'], _Mapping]] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., variable: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., tensor: _Optional[_Union[Literal, _Mapping]] = ..., list: _Optional[_Union[Arguments, _Mapping]] = ...) -> None: ...
+
+class None(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Arguments(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Argument]
+    def __init__(self, items: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ...) -> None: ...
+
+class Symbol(_message.Message):
+    __slots__ = ("kind", "value")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    value: str
+    def __init__(self, kind: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class Literal(_message.Message):
+    __slots__ = ("dtype", "shape", "data")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Deployment(_message.Message):
+    __slots__ = ("plan", "endpoints", "trainer_id", "server_index", "wait_port")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    WAIT_PORT_FIELD_NUMBER: _ClassVar[int]
+    plan: Plan
+    endpoints: _containers.RepeatedScalarFieldContainer[str]
+    trainer_id: int
+    server_index: int
+    wait_port: bool
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., trainer_id: _Optional[int] = ..., server_index: _Optional[int] = ..., wait_port: _Optional[bool] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("mode", "trainers", "servers", "groups", "placements", "clip", "graph")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    TRAINERS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    trainers: int
+    servers: int
+    groups: _containers.RepeatedCompositeFieldContainer[Rule]
+    placements: _containers.RepeatedCompositeFieldContainer[Placement]
+    clip: Clip
+    graph: str
+    def __init__(self, mode: _Optional[str] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ...) -> None: ...
+
+class Rule(_message.Message):
+    __slots__ = ("type", "numbers", "flags")
+    class NumbersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Numbers
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
+    class FlagsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bool
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bool] = ...) -> None: ...
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    numbers: _containers.MessageMap[str, Numbers]
+    flags: _containers.ScalarMap[str, bool]
+    def __init__(self, type: _Optional[str] = ..., numbers: _Optional[_Mapping[str, Numbers]] = ..., flags: _Optional[_Mapping[str, bool]] = ...) -> None: ...
+
+class Numbers(_message.Message):
+    __slots__ = ("values", "pair")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    pair: bool
+    def __init__(self, values: _Optional[_Iterable[float]] = ..., pair: _Optional[bool] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("name", "shape", "dtype", "group", "slices")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    group: int
+    slices: _containers.RepeatedCompositeFieldContainer[Slice]
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., group: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ...) -> None: ...
+
+class Slice(_message.Message):
+    __slots__ = ("name", "begin", "end", "shape", "server")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    begin: int
+    end: int
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    server: int
+    def __init__(self, name: _Optional[str] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ..., server: _Optional[int] = ...) -> None: ...
+
+class Clip(_message.Message):
+    __slots__ = ("kind", "low", "high")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    low: float
+    high: float
+    def __init__(self, kind: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
