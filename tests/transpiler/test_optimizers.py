@@ -1,0 +1,380 @@
+"""Update rules over slices equal torch.optim over whole tensors."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, optim
+
+from transpiler.decayed_adagrad import DecayedAdagrad
+from transpiler.ftrl import Ftrl
+from transpiler.optimizers import CHUNK, RULES, SliceUpdater, make, row_of, rule_of, set_row, slice_state, state_of
+from transpiler.plan import Rule
+
+ROWS, COLUMNS = 3, 30011
+CUTS = [0, 3, 3, 3 + CHUNK + 14, ROWS * COLUMNS]  # odd places, an empty slice, one of more than a chunk
+
+VARIANTS: list[tuple[str, type[optim.Optimizer], dict[str, Any]]] = [
+    ("sgd", optim.SGD, {}),
+    ("sgd", optim.SGD, {"weight_decay": 0.1, "maximize": True}),
+    ("sgd", optim.SGD, {"foreach": True}),
+    ("momentum", optim.SGD, {"momentum": 0.9}),
+    ("momentum", optim.SGD, {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
+    ("momentum", optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    ("momentum", optim.SGD, {"momentum": 0.9, "nesterov": True, "maximize": True, "foreach": False}),
+    ("adam", optim.Adam, {}),
+    ("adam", optim.Adam, {"amsgrad": True, "weight_decay": 0.01}),
+    ("adam", optim.Adam, {"maximize": True, "betas": (0.8, 0.9), "eps": 1e-5}),
+    ("adam", optim.Adam, {"decoupled_weight_decay": True, "weight_decay": 0.1}),
+    ("adam", optim.Adam, {"foreach": True, "amsgrad": True}),
+    ("adamw", optim.AdamW, {}),
+    ("adamw", optim.AdamW, {"amsgrad": True, "weight_decay": 0.2, "maximize": True}),
+    ("adamax", optim.Adamax, {"weight_decay": 0.01}),
+    ("adamax", optim.Adamax, {"maximize": True, "foreach": True}),
+    ("nadam", optim.NAdam, {"momentum_decay": 0.01}),
+    ("nadam", optim.NAdam, {"decoupled_weight_decay": True, "weight_decay": 0.1, "maximize": True}),
+    ("radam", optim.RAdam, {}),
+    ("radam", optim.RAdam, {"decoupled_weight_decay": True, "weight_decay": 0.1, "maximize": True}),
+    ("adagrad", optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
+    ("adagrad", optim.Adagrad, {"weight_decay": 0.1, "maximize": True}),
+    ("adadelta", optim.Adadelta, {"rho": 0.8}),
+    ("adadelta", optim.Adadelta, {"weight_decay": 0.1, "maximize": True, "foreach": True}),
+    ("rmsprop", optim.RMSprop, {}),
+    ("rmsprop", optim.RMSprop, {"momentum": 0.9}),
+    ("rmsprop", optim.RMSprop, {"centered": True, "weight_decay": 0.01}),
+    ("rmsprop", optim.RMSprop, {"centered": True, "momentum": 0.5, "maximize": True}),
+    ("rprop", optim.Rprop, {}),
+    ("rprop", optim.Rprop, {"etas": (0.4, 1.3), "step_sizes": (1e-5, 1.0), "maximize": True}),
+    ("asgd", optim.ASGD, {"t0": 5, "lambd": 0.01, "weight_decay": 0.01}),
+    ("asgd", optim.ASGD, {"maximize": True}),
+    ("ftrl", Ftrl, {}),
+    ("ftrl", Ftrl, {"l1": 0.01, "l2": 0.1, "beta": 1.0}),
+    ("decayed_adagrad", DecayedAdagrad, {}),
+    ("decayed_adagrad", DecayedAdagrad, {"decay": 0.5}),
+]
+FUSED: list[tuple[str, type[optim.Optimizer], dict[str, Any]]] = [
+    ("sgd", optim.SGD, {"fused": True}),
+    ("momentum", optim.SGD, {"momentum": 0.9, "nesterov": True, "fused": True}),
+    ("adam", optim.Adam, {"fused": True, "amsgrad": True}),
+    ("adamw", optim.AdamW, {"fused": True}),
+    ("adagrad", optim.Adagrad, {"fused": True}),
+]
+
+
+def label(value: object) -> str:
+    """Readable test names."""
+    if isinstance(value, type):
+        return value.__name__
+    return "-".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+
+
+def schedule(group: dict[str, Any], step: int) -> None:
+    """What a one-cycle schedule does to a group: rate and momentum (or betas) move together."""
+    group["lr"] = 0.01 * (1.5 + math.sin(step))
+    if "betas" in group:
+        group["betas"] = (0.85 + 0.005 * step, 0.99)
+    elif group.get("momentum"):
+        group["momentum"] = 0.85 + 0.005 * step
+
+
+def both(cls: type[optim.Optimizer], settings: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor, list[SliceUpdater]]:
+    """20 steps over the whole tensor with torch.optim, and over slices, which are saved and loaded in the middle."""
+    generator = torch.Generator().manual_seed(7)
+    whole = torch.randn(ROWS, COLUMNS, generator=generator).to(dtype)
+    memory = whole.clone().reshape(-1)
+    optimizer = cls([whole], lr=0.01, **settings)
+    group = optimizer.param_groups[0]
+    rule = rule_of(optimizer, group)
+    updaters = [SliceUpdater(rule, memory[begin:end]) for begin, end in zip(CUTS, CUTS[1:], strict=False)]
+    for step in range(20):
+        whole.grad = torch.randn(ROWS, COLUMNS, generator=generator).to(dtype)
+        schedule(group, step)
+        optimizer.step()
+        row = row_of(rule.type, group)
+        for updater, begin, end in zip(updaters, CUTS, CUTS[1:], strict=False):
+            updater.update(whole.grad.reshape(-1)[begin:end], row)
+        if step == 9:
+            states = [updater.state() for updater in updaters]
+            updaters = [SliceUpdater(rule, memory[begin:end]) for begin, end in zip(CUTS, CUTS[1:], strict=False)]
+            for updater, state in zip(updaters, states, strict=True):
+                updater.load_state(state)
+    return whole.reshape(-1), memory, updaters
+
+
+@pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
+def test_every_element_wise_optimizer_works_on_slices(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
+    """Slices of a parameter end where the whole parameter ends, to the bit, with a moving schedule and a reload half-way."""
+    whole, memory, updaters = both(cls, settings, torch.float32)
+    assert updaters[0].rule.type == op_type
+    assert torch.equal(whole, memory)
+
+
+def ulps(a: Tensor, b: Tensor) -> Tensor:
+    """How many representable numbers lie between two tensors' elements."""
+    kind = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[a.dtype]
+    lines = [torch.where(bits < 0, torch.iinfo(kind).min - bits, bits) for bits in (a.view(kind).long(), b.view(kind).long())]
+    return (lines[0] - lines[1]).abs()
+
+
+@pytest.mark.parametrize(("op_type", "cls", "settings"), FUSED, ids=label)
+def test_fused_steps_on_slices_stay_close(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
+    """A fused rule on slices differs from the fused rule on the whole in a few elements at the ends of slices only, by ulps."""
+    whole, memory, updaters = both(cls, settings, torch.float32)
+    assert updaters[0].rule.type == op_type and updaters[0].rule.flags["fused"]
+    assert torch.allclose(whole, memory, rtol=1e-5, atol=1e-6)
+    assert int((whole != memory).sum()) <= 64 * len(CUTS)
+
+
+@pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
+def test_one_step_in_bfloat16_is_within_one_ulp(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
+    """A bfloat16 slice after a step is within one representable number of the whole parameter's slice."""
+    generator = torch.Generator().manual_seed(3)
+    whole = torch.randn(ROWS * COLUMNS, generator=generator).to(torch.bfloat16)
+    memory = whole.clone()
+    optimizer = cls([whole], lr=0.01, **settings)
+    rule = rule_of(optimizer, optimizer.param_groups[0])
+    whole.grad = torch.randn(ROWS * COLUMNS, generator=generator).to(torch.bfloat16)
+    optimizer.step()
+    for begin, end in zip(CUTS, CUTS[1:], strict=False):
+        SliceUpdater(rule, memory[begin:end]).update(whole.grad[begin:end], rule.numbers)
+    assert rule.type == op_type
+    assert int(ulps(whole, memory).max()) <= 1
+
+
+@pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
+def test_state_names_follow_torch(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
+    """The states that a rule announces are those that torch makes, without drawing random numbers."""
+    parameter = torch.zeros(5, 2)
+    optimizer = cls([parameter], lr=0.01, **settings)
+    rule = rule_of(optimizer, optimizer.param_groups[0])
+    before = torch.random.get_rng_state()
+    announced = state_of(rule)
+    assert torch.equal(before, torch.random.get_rng_state())
+    parameter.grad = torch.ones(5, 2)
+    optimizer.step()
+    assert rule.type == op_type
+    assert announced == {key: value.shape == parameter.shape for key, value in optimizer.state[parameter].items()}
+
+
+@pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS + FUSED, ids=label)
+def test_a_resumed_optimizer_hands_its_state_over(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
+    """Slices that start from a stepped optimizer's state go on as it does."""
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn(10, 7, generator=generator)
+    optimizer = cls([whole], lr=0.01, **settings)
+    rule = rule_of(optimizer, optimizer.param_groups[0])
+    for _ in range(3):
+        whole.grad = torch.randn(10, 7, generator=generator)
+        optimizer.step()
+    memory = whole.clone().reshape(-1)
+    updaters = [SliceUpdater(rule, memory[begin:end]) for begin, end in ((0, 21), (21, 70))]
+    for updater, (begin, end) in zip(updaters, ((0, 21), (21, 70)), strict=True):
+        updater.load_state(slice_state(optimizer, whole, begin, end))
+    whole.grad = torch.randn(10, 7, generator=generator)
+    for updater, (begin, end) in zip(updaters, ((0, 21), (21, 70)), strict=True):
+        updater.update(whole.grad.reshape(-1)[begin:end], rule.numbers)
+    optimizer.step()
+    assert rule.type == op_type
+    assert int(ulps(whole.reshape(-1), memory).max()) <= int("fused" in settings)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,)])
+@pytest.mark.parametrize("op_type", sorted(RULES))
+def test_empty_and_scalar_parameters_are_slices_too(op_type: str, shape: tuple[int, ...]) -> None:
+    """A parameter without elements and one without dimensions are updated, saved and loaded as any other."""
+    parameter = torch.full(shape, 2.0)
+    memory = parameter.clone().reshape(-1)
+    optimizer = RULES[op_type].cls([parameter], lr=0.1)  # type: ignore[call-arg]
+    rule = rule_of(optimizer, optimizer.param_groups[0])
+    updater = SliceUpdater(rule, memory)
+    for _ in range(2):
+        parameter.grad = torch.full(shape, 0.5)
+        optimizer.step()
+        updater.update(parameter.grad.reshape(-1), rule.numbers)
+        saved = updater.state()
+        updater = SliceUpdater(rule, memory)
+        updater.load_state(saved)
+    assert torch.equal(parameter.reshape(-1), memory)
+    assert {key: value.dim() == 1 for key, value in saved.items()} == state_of(rule)
+
+
+def test_tensor_hyper_parameters_become_floats() -> None:
+    """A rate or beta given as a tensor is a number of the rule; the step is the same but for the last bits."""
+    parameter = torch.ones(4)
+    memory = parameter.clone()
+    optimizer = optim.Adam([parameter], lr=torch.tensor(0.1), betas=(torch.tensor(0.9), torch.tensor(0.99)))
+    rule = rule_of(optimizer, optimizer.param_groups[0])
+    assert rule.numbers["lr"] == float(torch.tensor(0.1)) and isinstance(rule.numbers["lr"], float)
+    assert rule.numbers["betas"] == (float(torch.tensor(0.9)), float(torch.tensor(0.99)))
+    parameter.grad = torch.full((4,), 0.3)
+    SliceUpdater(rule, memory).update(parameter.grad, rule.numbers)
+    optimizer.step()
+    assert int(ulps(parameter, memory).max()) <= 2
+
+
+def test_flags_left_to_torch_stay_left_to_torch() -> None:
+    """foreach and fused are in a rule only where the user set them; fused runs only where it was asked for."""
+    parameter = torch.zeros(2)
+    plain = optim.Adam([parameter])
+    assert not {"foreach", "fused"} & set(rule_of(plain, plain.param_groups[0]).flags)
+    assert make(rule_of(plain, plain.param_groups[0]), [parameter]).param_groups[0]["fused"] is None
+    chosen = optim.Adam([parameter], fused=True)
+    assert rule_of(chosen, chosen.param_groups[0]).flags["fused"] is True
+    assert make(rule_of(chosen, chosen.param_groups[0]), [parameter]).param_groups[0]["fused"] is True
+
+
+def test_what_a_schedule_adds_to_a_group_is_no_number_of_the_rule() -> None:
+    """initial_lr, max_lr and other notes of a scheduler do not travel; the row is what the rule reads."""
+    optimizer = optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1, momentum=0.9)
+    optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
+    row = row_of("momentum", optimizer.param_groups[0])
+    assert set(row) == {"lr", "momentum", "dampening", "weight_decay"}
+    other = optim.SGD([torch.zeros(1)], lr=9.0)
+    set_row(other, row)
+    assert other.param_groups[0]["momentum"] == row["momentum"] == pytest.approx(0.95)
+
+
+class Mine(optim.Adam):
+    """A user's subclass."""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        (lambda p: optim.LBFGS([p]), "mixes all parameters"),
+        (lambda p: optim.Adafactor([p]), "factors second moments"),
+        (lambda p: optim.Muon([p]), "orthogonalises whole matrices"),
+        (lambda p: optim.SparseAdam([p]), "sparse gradients only"),
+        (lambda p: Mine([p]), "Mine is a subclass of Adam"),
+        (lambda p: optim.Adam([p], differentiable=True), "differentiable=True"),
+        (lambda p: optim.RMSprop([p], capturable=True), "capturable=True"),
+    ],
+    ids=["LBFGS", "Adafactor", "Muon", "SparseAdam", "subclass", "differentiable", "capturable"],
+)
+def test_any_other_optimizer_raises_a_clear_error(optimizer: Any, why: str) -> None:
+    """An optimizer that cannot be cut into slices is refused, with the reason."""
+    made = optimizer(torch.zeros(2, 2, requires_grad=True))
+    with pytest.raises(ValueError, match=why):
+        rule_of(made, made.param_groups[0])
+
+
+def test_every_optimizer_of_torch_is_decided_upon() -> None:
+    """Each class in torch.optim either has a rule or is refused by name: none falls through as unknown."""
+    from transpiler.optimizers import _REFUSED
+
+    classes = {c for c in vars(optim).values() if isinstance(c, type) and issubclass(c, optim.Optimizer)} - {optim.Optimizer}
+    assert classes == ({spec.cls for spec in RULES.values()} | set(_REFUSED)) - {Ftrl, DecayedAdagrad}
+
+
+def test_a_state_of_the_wrong_size_is_refused() -> None:
+    """load_state names the state and both sizes, and leaves the updater as it was."""
+    rule = Rule("momentum", {"lr": 0.1, "momentum": 0.9})
+    updater = SliceUpdater(rule, torch.zeros(4))
+    updater.update(torch.ones(4), rule.numbers)
+    with pytest.raises(ValueError, match="state momentum_buffer: expected 4 elements"):
+        updater.load_state({"momentum_buffer": torch.zeros(5)})
+    assert torch.equal(updater.state()["momentum_buffer"], torch.ones(4))
+
+
+def test_bytes_held_counts_the_slice_and_its_states() -> None:
+    """A slice of n float32 elements under Adam holds 12 n bytes and a step counter once it has been stepped."""
+    rule = Rule("adam", {"lr": 0.1})
+    updater = SliceUpdater(rule, torch.zeros(100))
+    assert updater.bytes_held == 400
+    updater.update(torch.ones(100), rule.numbers)
+    assert updater.bytes_held == 1204
+
+
+def test_unknown_rule_raises() -> None:
+    """A rule type that is not in the table is named."""
+    with pytest.raises(ValueError, match="got 'lion'"):
+        make(Rule("lion", {}), [torch.zeros(1)])
+
+
+def test_ftrl_follows_the_paper() -> None:
+    """Ftrl's weights equal algorithm 1 of McMahan et al. (2013), written out for one coordinate; l1 makes exact zeros."""
+    lr, l1, l2, beta = 0.3, 0.05, 0.2, 1.0
+    weight = torch.tensor([0.5], dtype=torch.float64)
+    optimizer = Ftrl([weight], lr=lr, l1=l1, l2=l2, beta=beta)
+    n = z = 0.0
+    w = 0.5
+    for gradient in (0.4, -0.7, 0.01, 0.3, -0.02):
+        sigma = (math.sqrt(n + gradient**2) - math.sqrt(n)) / lr
+        z += gradient - sigma * w
+        n += gradient**2
+        w = 0.0 if abs(z) <= l1 else -(z - math.copysign(l1, z)) / ((beta + math.sqrt(n)) / lr + l2)
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        optimizer.step()
+        assert weight.item() == pytest.approx(w, rel=1e-12)
+    strong = torch.zeros(3)
+    strong.grad = torch.tensor([0.1, -0.2, 0.0])
+    Ftrl([strong], lr=0.1, l1=1.0).step()
+    assert torch.equal(strong, torch.zeros(3))
+
+
+def test_ftrl_leaves_an_untouched_coordinate_alone() -> None:
+    """A coordinate without any gradient so far keeps its initial value."""
+    weight = torch.tensor([1.0, 2.0])
+    optimizer = Ftrl([weight], lr=0.1)
+    weight.grad = torch.tensor([0.5, 0.0])
+    optimizer.step()
+    assert weight[1] == 2.0 and weight[0] != 1.0
+
+
+def test_decayed_adagrad_follows_its_rule() -> None:
+    """DecayedAdagrad's weights equal its two formulas, written out for one coordinate."""
+    weight = torch.tensor([0.5], dtype=torch.float64)
+    optimizer = DecayedAdagrad([weight], lr=0.1, decay=0.9, eps=1e-3)
+    moment, w = 0.0, 0.5
+    for gradient in (0.4, -0.7, 0.01):
+        moment = 0.9 * moment + (1 - 0.9) * gradient**2
+        w -= 0.1 * gradient / (math.sqrt(moment) + 1e-3)
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        optimizer.step()
+        assert weight.item() == pytest.approx(w, rel=1e-12)
+
+
+@pytest.mark.parametrize(("cls", "rate"), [(Ftrl, 1.0), (DecayedAdagrad, 0.1)])
+def test_our_optimizers_train_single_node(cls: type[optim.Optimizer], rate: float) -> None:
+    """They are ordinary torch optimizers: closures, schedulers and state_dict work, and the loss falls."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    x = torch.randn(64, 4)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]])
+    optimizer = cls(model.parameters(), lr=rate)  # type: ignore[call-arg]
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 50)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    first = float(optimizer.step(closure).detach())  # type: ignore[arg-type]
+    for _ in range(100):
+        last = float(optimizer.step(closure).detach())  # type: ignore[arg-type]
+        scheduler.step()
+    assert last < first / 4
+    again = cls(model.parameters(), lr=0.5)  # type: ignore[call-arg]
+    again.load_state_dict(optimizer.state_dict())
+    assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "name"),
+    [
+        (Ftrl, {"lr": 0.0}, "lr"),
+        (Ftrl, {"lr_power": 0.5}, "lr_power"),
+        (Ftrl, {"l1": -1.0}, "l1"),
+        (Ftrl, {"l2": -1.0}, "l2"),
+        (Ftrl, {"beta": -1.0}, "beta"),
+        (DecayedAdagrad, {"lr": -0.1}, "lr"),
+        (DecayedAdagrad, {"decay": 1.0}, "decay"),
+        (DecayedAdagrad, {"eps": -1.0}, "eps"),
+    ],
+)
+def test_our_optimizers_check_their_numbers(cls: type[optim.Optimizer], settings: dict[str, float], name: str) -> None:
+    """A number out of range raises and is named."""
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        cls([torch.zeros(1)], **settings)  # type: ignore[arg-type]
