@@ -1,0 +1,71 @@
+# make demo     two parameter servers and two trainers learn handwritten digits, on this machine
+# make test     the whole test suite
+# make lint types check-protos     the other checks of CI (.ci/run runs them all)
+# make protos   generates the protobuf code anew
+#
+# Each sets up what it needs, once: a virtual environment in .venv with the versions of constraints.txt.
+# ARGS goes to the command: `make test ARGS=tests/transpiler`, `make demo ARGS=--program`.
+# TORCH_INDEX_URL, where set, is where torch comes from: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint types protos check-protos clean
+
+SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+    $$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
+BIN = .venv/bin
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt
+TORCH_INDEX_URL ?=
+ARGS ?=
+
+help:
+	@sed -n 's/^# //p; /^$$/q' Makefile
+
+demo: .venv/.examples
+	@echo "== 2 parameter servers and 2 trainers learn handwritten digits; each process also writes to logs/"
+	@$(BIN)/pserver launch --servers 2 --trainers 2 trainer/examples/digits.py $(ARGS)
+	@tail -n 1 logs/trainer-0.log
+
+test: .venv/.dev
+	@echo "== tests"
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.dev
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+
+types: .venv/.dev
+	@echo "== mypy --strict"
+	@$(BIN)/mypy
+
+protos: .venv/.dev
+	@echo "== generating protobuf code"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" protos/generate
+
+check-protos: .venv/.dev
+	@echo "== is the committed protobuf code what protos/ generates?"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" protos/generate --check
+
+clean:
+	rm -rf .venv build logs
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: expected Python 3.11, 3.12 or 3.13 on the PATH, found none; or say make PYTHON=..." >&2; exit 1; }
+	@echo "== a virtual environment in .venv, with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+
+# Torch by itself, because it may come from an index of its own.
+.venv/.torch: constraints.txt | $(BIN)/python
+	@echo "== torch (the largest download by far)"
+	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+	@touch $@
+
+.venv/.examples: pyproject.toml constraints.txt .venv/.torch
+	@echo "== pserver, and what its examples need"
+	@$(PIP) -e '.[examples]'
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt .venv/.torch
+	@echo "== pserver, and what its tests and checks need"
+	@$(PIP) -e '.[dev]'
+	@touch $@ .venv/.examples
