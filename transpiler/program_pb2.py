@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18transpiler/program.proto\x12\x12pserver.transpiler\"h\n\x07Program\x12)\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x19.pserver.transpiler.Block\x12\x32\n\ndeployment\x18\x02 \x01(\x0b\x32\x1e.pserver.transpiler.Deployment\"l\n\x05\x42lock\x12\r\n\x05index\x18\x01 \x01(\r\x12/\n\tvariables\x18\x02 \x03(\x0b\x32\x1c.pserver.transpiler.Variable\x12#\n\x03ops\x18\x03 \x03(\x0b\x32\x16.pserver.transpiler.Op\"\x89\x01\n\x08Variable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x05shape\x18\x02 \x03(\x0b\x32\x1d.pserver.transpiler.Dimension\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12&\n\x04role\x18\x04 \x01(\x0e\x32\x18.pserver.transpiler.Role\x12\n\n\x02of\x18\x05 \x01(\t\"7\n\tDimension\x12\x0e\n\x04size\x18\x01 \x01(\x03H\x00\x12\x10\n\x06symbol\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x65xtent\"\xbf\x01\n\x02Op\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x38\n\targuments\x18\x02 \x03(\x0b\x32%.pserver.transpiler.Op.ArgumentsEntry\x12\x0f\n\x07outputs\x18\x03 \x03(\t\x12\x10\n\x08location\x18\x04 \x01(\t\x1aN\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.pserver.transpiler.Argument:\x02\x38\x01\"\xa3\x02\n\x08\x41rgument\x12(\n\x04none\x18\x01 \x01(\x0b\x32\x18.pserver.transpiler.NoneH\x00\x12\x11\n\x07\x62oolean\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x03H\x00\x12\x0e\n\x04real\x18\x04 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x12\x12\n\x08variable\x18\x06 \x01(\tH\x00\x12,\n\x06symbol\x18\x07 \x01(\x0b\x32\x1a.pserver.transpiler.SymbolH\x00\x12-\n\x06tensor\x18\x08 \x01(\x0b\x32\x1b.pserver.transpiler.LiteralH\x00\x12-\n\x04list\x18\t \x01(\x0b\x32\x1d.pserver.transpiler.ArgumentsH\x00\x42\x07\n\x05value\"\x06\n\x04None\"8\n\tArguments\x12+\n\x05items\x18\x01 \x03(\x0b\x32\x1c.pserver.transpiler.Argument\"%\n\x06Symbol\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"5\n\x07Literal\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x84\x01\n\nDeployment\x12&\n\x04plan\x18\x01 \x01(\x0b\x32\x18.pserver.transpiler.Plan\x12\x11\n\tendpoints\x18\x02 \x03(\t\x12\x12\n\ntrainer_id\x18\x03 \x01(\x05\x12\x14\n\x0cserver_index\x18\x04 \x01(\x05\x12\x11\n\twait_port\x18\x05 \x01(\x08\"\xcb\x01\n\x04Plan\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x10\n\x08trainers\x18\x02 \x01(\r\x12\x0f\n\x07servers\x18\x03 \x01(\r\x12(\n\x06groups\x18\x04 \x03(\x0b\x32\x18.pserver.transpiler.Rule\x12\x31\n\nplacements\x18\x05 \x03(\x0b\x32\x1d.pserver.transpiler.Placement\x12&\n\x04\x63lip\x18\x06 \x01(\x0b\x32\x18.pserver.transpiler.Clip\x12\r\n\x05graph\x18\x07 \x01(\t\"\xfb\x01\n\x04Rule\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x36\n\x07numbers\x18\x02 \x03(\x0b\x32%.pserver.transpiler.Rule.NumbersEntry\x12\x32\n\x05\x66lags\x18\x03 \x03(\x0b\x32#.pserver.transpiler.Rule.FlagsEntry\x1aK\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.pserver.transpiler.Numbers:\x02\x38\x01\x1a,\n\nFlagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x08:\x02\x38\x01\"\'\n\x07Numbers\x12\x0e\n\x06values\x18\x01 \x03(\x01\x12\x0c\n\x04pair\x18\x02 \x01(\x08\"q\n\tPlacement\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\x05\x12)\n\x06slices\x18\x05 \x03(\x0b\x32\x19.pserver.transpiler.Slice\"P\n\x05Slice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\r\n\x05shape\x18\x04 \x03(\x03\x12\x0e\n\x06server\x18\x05 \x01(\r\"/\n\x04\x43lip\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01*u\n\x04Role\x12\r\n\tTEMPORARY\x10\x00\x12\t\n\x05INPUT\x10\x01\x12\r\n\tPARAMETER\x10\x02\x12\n\n\x06\x42UFFER\x10\x03\x12\x0c\n\x08GRADIENT\x10\x04\x12\t\n\x05STATE\x10\x05\x12\t\n\x05\x44\x45LTA\x10\x06\x12\x08\n\x04SIZE\x10\x07\x12\n\n\x06OUTPUT\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18transpiler/program.proto\x12\x12pserver.transpiler\"h\n\x07Program\x12)\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x19.pserver.transpiler.Block\x12\x32\n\ndeployment\x18\x02 \x01(\x0b\x32\x1e.pserver.transpiler.Deployment\"l\n\x05\x42lock\x12\r\n\x05index\x18\x01 \x01(\r\x12/\n\tvariables\x18\x02 \x03(\x0b\x32\x1c.pserver.transpiler.Variable\x12#\n\x03ops\x18\x03 \x03(\x0b\x32\x16.pserver.transpiler.Op\"\x89\x01\n\x08Variable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x05shape\x18\x02 \x03(\x0b\x32\x1d.pserver.transpiler.Dimension\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12&\n\x04role\x18\x04 \x01(\x0e\x32\x18.pserver.transpiler.Role\x12\n\n\x02of\x18\x05 \x01(\t\"7\n\tDimension\x12\x0e\n\x04size\x18\x01 \x01(\x03H\x00\x12\x10\n\x06symbol\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x65xtent\"\xbf\x01\n\x02Op\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x38\n\targuments\x18\x02 \x03(\x0b\x32%.pserver.transpiler.Op.ArgumentsEntry\x12\x0f\n\x07outputs\x18\x03 \x03(\t\x12\x10\n\x08location\x18\x04 \x01(\t\x1aN\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.pserver.transpiler.Argument:\x02\x38\x01\"\xa6\x02\n\x08\x41rgument\x12+\n\x04none\x18\x01 \x01(\x0b\x32\x1b.pserver.transpiler.NothingH\x00\x12\x11\n\x07\x62oolean\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x03H\x00\x12\x0e\n\x04real\x18\x04 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x12\x12\n\x08variable\x18\x06 \x01(\tH\x00\x12,\n\x06symbol\x18\x07 \x01(\x0b\x32\x1a.pserver.transpiler.SymbolH\x00\x12-\n\x06tensor\x18\x08 \x01(\x0b\x32\x1b.pserver.transpiler.LiteralH\x00\x12-\n\x04list\x18\t \x01(\x0b\x32\x1d.pserver.transpiler.ArgumentsH\x00\x42\x07\n\x05value\"\t\n\x07Nothing\"8\n\tArguments\x12+\n\x05items\x18\x01 \x03(\x0b\x32\x1c.pserver.transpiler.Argument\"%\n\x06Symbol\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"5\n\x07Literal\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x84\x01\n\nDeployment\x12&\n\x04plan\x18\x01 \x01(\x0b\x32\x18.pserver.transpiler.Plan\x12\x11\n\tendpoints\x18\x02 \x03(\t\x12\x12\n\ntrainer_id\x18\x03 \x01(\x05\x12\x14\n\x0cserver_index\x18\x04 \x01(\x05\x12\x11\n\twait_port\x18\x05 \x01(\x08\"\xcb\x01\n\x04Plan\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x10\n\x08trainers\x18\x02 \x01(\r\x12\x0f\n\x07servers\x18\x03 \x01(\r\x12(\n\x06groups\x18\x04 \x03(\x0b\x32\x18.pserver.transpiler.Rule\x12\x31\n\nplacements\x18\x05 \x03(\x0b\x32\x1d.pserver.transpiler.Placement\x12&\n\x04\x63lip\x18\x06 \x01(\x0b\x32\x18.pserver.transpiler.Clip\x12\r\n\x05graph\x18\x07 \x01(\t\"\xfb\x01\n\x04Rule\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x36\n\x07numbers\x18\x02 \x03(\x0b\x32%.pserver.transpiler.Rule.NumbersEntry\x12\x32\n\x05\x66lags\x18\x03 \x03(\x0b\x32#.pserver.transpiler.Rule.FlagsEntry\x1aK\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.pserver.transpiler.Numbers:\x02\x38\x01\x1a,\n\nFlagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x08:\x02\x38\x01\"\'\n\x07Numbers\x12\x0e\n\x06values\x18\x01 \x03(\x01\x12\x0c\n\x04pair\x18\x02 \x01(\x08\"q\n\tPlacement\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\x05\x12)\n\x06slices\x18\x05 \x03(\x0b\x32\x19.pserver.transpiler.Slice\"P\n\x05Slice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\r\n\x05shape\x18\x04 \x03(\x03\x12\x0e\n\x06server\x18\x05 \x01(\r\"/\n\x04\x43lip\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01*u\n\x04Role\x12\r\n\tTEMPORARY\x10\x00\x12\t\n\x05INPUT\x10\x01\x12\r\n\tPARAMETER\x10\x02\x12\n\n\x06\x42UFFER\x10\x03\x12\x0c\n\x08GRADIENT\x10\x04\x12\t\n\x05STATE\x10\x05\x12\t\n\x05\x44\x45LTA\x10\x06\x12\x08\n\x04SIZE\x10\x07\x12\n\n\x06OUTPUT\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RULE_NUMBERSENTRY']._serialized_options = b'8\001'
   _globals['_RULE_FLAGSENTRY']._loaded_options = None
   _globals['_RULE_FLAGSENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=1991
-  _globals['_ROLE']._serialized_end=2108
+  _globals['_ROLE']._serialized_start=1997
+  _globals['_ROLE']._serialized_end=2114
   _globals['_PROGRAM']._serialized_start=48
   _globals['_PROGRAM']._serialized_end=152
   _globals['_BLOCK']._serialized_start=154
@@ -52,31 +52,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OP_ARGUMENTSENTRY']._serialized_start=575
   _globals['_OP_ARGUMENTSENTRY']._serialized_end=653
   _globals['_ARGUMENT']._serialized_start=656
-  _globals['_ARGUMENT']._serialized_end=947
-  _globals['_NONE']._serialized_start=949
-  _globals['_NONE']._serialized_end=955
-  _globals['_ARGUMENTS']._serialized_start=957
-  _globals['_ARGUMENTS']._serialized_end=1013
-  _globals['_SYMBOL']._serialized_start=1015
-  _globals['_SYMBOL']._serialized_end=1052
-  _globals['_LITERAL']._serialized_start=1054
-  _globals['_LITERAL']._serialized_end=1107
-  _globals['_DEPLOYMENT']._serialized_start=1110
-  _globals['_DEPLOYMENT']._serialized_end=1242
-  _globals['_PLAN']._serialized_start=1245
-  _globals['_PLAN']._serialized_end=1448
-  _globals['_RULE']._serialized_start=1451
-  _globals['_RULE']._serialized_end=1702
-  _globals['_RULE_NUMBERSENTRY']._serialized_start=1581
-  _globals['_RULE_NUMBERSENTRY']._serialized_end=1656
-  _globals['_RULE_FLAGSENTRY']._serialized_start=1658
-  _globals['_RULE_FLAGSENTRY']._serialized_end=1702
-  _globals['_NUMBERS']._serialized_start=1704
-  _globals['_NUMBERS']._serialized_end=1743
-  _globals['_PLACEMENT']._serialized_start=1745
-  _globals['_PLACEMENT']._serialized_end=1858
-  _globals['_SLICE']._serialized_start=1860
-  _globals['_SLICE']._serialized_end=1940
-  _globals['_CLIP']._serialized_start=1942
-  _globals['_CLIP']._serialized_end=1989
+  _globals['_ARGUMENT']._serialized_end=950
+  _globals['_NOTHING']._serialized_start=952
+  _globals['_NOTHING']._serialized_end=961
+  _globals['_ARGUMENTS']._serialized_start=963
+  _globals['_ARGUMENTS']._serialized_end=1019
+  _globals['_SYMBOL']._serialized_start=1021
+  _globals['_SYMBOL']._serialized_end=1058
+  _globals['_LITERAL']._serialized_start=1060
+  _globals['_LITERAL']._serialized_end=1113
+  _globals['_DEPLOYMENT']._serialized_start=1116
+  _globals['_DEPLOYMENT']._serialized_end=1248
+  _globals['_PLAN']._serialized_start=1251
+  _globals['_PLAN']._serialized_end=1454
+  _globals['_RULE']._serialized_start=1457
+  _globals['_RULE']._serialized_end=1708
+  _globals['_RULE_NUMBERSENTRY']._serialized_start=1587
+  _globals['_RULE_NUMBERSENTRY']._serialized_end=1662
+  _globals['_RULE_FLAGSENTRY']._serialized_start=1664
+  _globals['_RULE_FLAGSENTRY']._serialized_end=1708
+  _globals['_NUMBERS']._serialized_start=1710
+  _globals['_NUMBERS']._serialized_end=1749
+  _globals['_PLACEMENT']._serialized_start=1751
+  _globals['_PLACEMENT']._serialized_end=1864
+  _globals['_SLICE']._serialized_start=1866
+  _globals['_SLICE']._serialized_end=1946
+  _globals['_CLIP']._serialized_start=1948
+  _globals['_CLIP']._serialized_end=1995
 # @@protoc_insertion_point(module_scope)

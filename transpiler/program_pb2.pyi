@@ -98,7 +98,7 @@ class Argument(_message.Message):
     SYMBOL_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
-    none: globals()['None']
+    none: Nothing
     boolean: bool
     integer: int
     real: float
@@ -107,9 +107,9 @@ class Argument(_message.Message):
     symbol: Symbol
     tensor: Literal
     list: Arguments
-    def __init__(self, none: _Optional[_Union[globals()['None'], _Mapping]] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., variable: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., tensor: _Optional[_Union[Literal, _Mapping]] = ..., list: _Optional[_Union[Arguments, _Mapping]] = ...) -> None: ...
+    def __init__(self, none: _Optional[_Union[Nothing, _Mapping]] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., variable: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., tensor: _Optional[_Union[Literal, _Mapping]] = ..., list: _Optional[_Union[Arguments, _Mapping]] = ...) -> None: ...
 
-class None(_message.Message):
+class Nothing(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

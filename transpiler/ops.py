@@ -1,0 +1,252 @@
+"""The op catalogue: every op that a program may hold, with the names and kinds of its arguments.
+
+Three families.  ``aten.*`` is torch's own, with torch's schemas (``aten.py``).  Optimizer ops (``adam``) are those of
+``optimizers.RULES``: a parameter, its gradient, its states, the group's numbers and flags.  The rest are ours and stand in the
+table below.  ``check`` holds one op against its schema; what a whole program must obey is in ``verify.py``, and what a server
+asks of a program that came over the wire in ``admission.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from transpiler.aten import aten_overload, aten_schema
+from transpiler.plan import Number, Rule
+from transpiler.program import Argument, Op, Program
+from transpiler.schema import (
+    BOOLEAN,
+    BOUND,
+    COUNT,
+    INDEX,
+    INTEGER,
+    LITERAL,
+    NAME,
+    NUMBER,
+    REAL,
+    SIZE,
+    TEXT,
+    VARIABLE,
+    VARIABLES,
+    Kind,
+    Parameter,
+    Schema,
+    check_against,
+    describe,
+    either,
+    fixed,
+    many,
+    optional,
+    where,
+)
+
+__all__ = ["COMMUNICATION", "SERVER_OPS", "allowed_on_server", "aten_overload", "check", "check_server_program", "is_optimizer"]
+__all__ += ["known", "rule_of_op", "schema_of"]
+
+
+def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:
+    return Schema(MappingProxyType({name: Parameter(kind) for name, kind in kinds.items()}), results, least)
+
+
+def _with(schema: Schema, **kinds: Kind) -> Schema:
+    """The schema with arguments that may be left out."""
+    extra = {name: Parameter(kind, required=False) for name, kind in kinds.items()}
+    return Schema(MappingProxyType({**schema.parameters, **extra}), schema.results, schema.least)
+
+
+_EXTENT = either(SIZE, REAL)  # a size, or a number made of sizes
+_ENDPOINTS = many(NAME)
+_SECTIONS = many(INDEX)
+
+# fmt: off
+_OWN: dict[str, Schema] = {
+    # sizes (python arithmetic on them); every result is a variable of role SIZE
+    "sym.size": _schema(1, x=VARIABLE, dim=INTEGER),
+    **{f"sym.{name}": _schema(1, a=_EXTENT, b=_EXTENT)
+       for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "max", "min")},
+    **{f"sym.{name}": _schema(1, a=_EXTENT) for name in ("neg", "float", "int", "ceil", "floor", "sqrt")},
+    # values
+    "assign_value":     _schema(1, value=LITERAL),
+    "assign":           _schema(1, x=VARIABLE),                    # a second name
+    "init":             _schema(1),                                # bind the value that the process holds
+    "fake_init":        _schema(1),                                # declared, never held
+    "sum":              _schema(1, x=VARIABLES),
+    "scale":            _schema(1, x=VARIABLE, scale=NUMBER),
+    # clipping
+    "clip":             _schema(1, x=VARIABLE, min=BOUND, max=BOUND),
+    "clip_by_norm":     _schema(1, x=VARIABLE, max_norm=BOUND),
+    "global_norm_scale": _schema(1, x=VARIABLES, max_norm=BOUND),  # the coefficient
+    "scale_by":         _schema(1, x=VARIABLE, coefficient=VARIABLE),
+    "norm_scale":       _schema(1, x=VARIABLE, by=TEXT),           # by a parameter's coefficient, or "" for the common one
+    # communication: one endpoint for each variable (or, split at run time, for each section)
+    "split":            _schema(None, 1, x=VARIABLE, sections=_SECTIONS),
+    "concat":           _schema(1, x=VARIABLES, axis=INTEGER),
+    "send":             _with(_schema(0, x=VARIABLES, endpoints=_ENDPOINTS, trainer_id=INDEX), sections=_SECTIONS),
+    "send_barrier":     _schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
+    "recv":             _with(_schema(None, 1, param=NAME, endpoints=_ENDPOINTS), trainer_id=INDEX, sections=_SECTIONS),
+    "fetch_barrier":    _schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
+    "listen_and_serv":  _schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT, mode=NAME, optimize_blocks=many(INDEX)),
+}
+# fmt: on
+
+COMMUNICATION = frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"})
+SERVER_OPS = frozenset({"listen_and_serv", "sum", "scale", "clip", "norm_scale", "init"})  # and every optimizer op
+
+
+@functools.cache
+def _rules() -> Mapping[str, Mapping[str, Parameter]]:
+    """The numbers and flags of every optimizer op.  A number is a pair where the class's default is one."""
+    from transpiler.optimizers import RULES
+
+    table: dict[str, Mapping[str, Parameter]] = {}
+    for op_type, spec in RULES.items():
+        defaults = {name: parameter.default for name, parameter in inspect.signature(spec.cls).parameters.items()}
+        numbers = {name: _number_parameter(defaults.get(name)) for name in spec.numbers}
+        table[op_type] = {**numbers, **{name: Parameter(BOOLEAN, required=False) for name in spec.flags}}
+    return MappingProxyType(table)
+
+
+def _number_parameter(default: object) -> Parameter:
+    kind = fixed(NUMBER, len(default)) if isinstance(default, tuple) else NUMBER
+    return Parameter(kind if default is not None else optional(kind), required=default is not None)
+
+
+def is_optimizer(op_type: str) -> bool:
+    """Whether the op is an update rule."""
+    return op_type in _rules()
+
+
+def allowed_on_server(op_type: str) -> bool:
+    """Whether a pserver's program may hold the op."""
+    return op_type in SERVER_OPS or is_optimizer(op_type)
+
+
+def known(op_type: str) -> bool:
+    """Whether the catalogue has the op."""
+    try:
+        return op_type in _OWN or is_optimizer(op_type) or bool(aten_schema(op_type).parameters is not None)
+    except ValueError:
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _states(op_type: str, numbers: tuple[tuple[str, Number], ...], flags: tuple[tuple[str, bool], ...]) -> Mapping[str, bool]:
+    from transpiler.optimizers import state_of
+
+    return MappingProxyType(state_of(Rule(op_type, dict(numbers), dict(flags))))
+
+
+def rule_of_op(op: Op) -> Rule:
+    """The numbers and flags of an optimizer op, as a rule."""
+    from transpiler.optimizers import RULES
+
+    spec = RULES[op.type]
+    numbers = {name: _number(op.arguments[name]) for name in spec.numbers if op.arguments.get(name) is not None}
+    return Rule(op.type, numbers, {name: bool(op.arguments[name]) for name in spec.flags if name in op.arguments})
+
+
+def _number(value: Argument) -> Number:
+    if isinstance(value, tuple):
+        return tuple(float(item) for item in value if isinstance(item, int | float))
+    assert isinstance(value, int | float), "checked against the schema"
+    return float(value)
+
+
+def states_of_op(op: Op) -> dict[str, bool]:
+    """The states that an optimizer op keeps: True for those with the parameter's shape, False for scalars.
+
+    Raises:
+        ValueError: torch refuses the numbers.
+    """
+    rule = rule_of_op(op)
+    try:
+        return dict(_states(rule.type, tuple(rule.numbers.items()), tuple(rule.flags.items())))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{where(op)}: expected numbers and flags that torch accepts, got {rule}: {error}") from error
+
+
+def _optimizer_schema(op: Op) -> Schema:
+    attributes = {"group": Parameter(INDEX), **_rules()[op.type]}
+    present = {name: op.arguments[name] for name in attributes if name in op.arguments}
+    check_against(Op(op.type, present, (), op.location), Schema(attributes, 0))
+    tensors = {name: Parameter(VARIABLE) for name in ("param", "grad", *states_of_op(op))}
+    return Schema({**tensors, **attributes}, 1)
+
+
+def schema_of(op: Op) -> Schema:
+    """The schema that an op must meet.  An optimizer op's depends on its flags, which decide what states it has.
+
+    Raises:
+        ValueError: the op is not in the catalogue.
+    """
+    if op.type in _OWN:
+        return _OWN[op.type]
+    if is_optimizer(op.type):
+        return _optimizer_schema(op)
+    if op.type.startswith("aten."):
+        return aten_schema(op.type)
+    raise ValueError(f"{where(op)}: the catalogue has no such op")
+
+
+def _count(op: Op, name: str) -> int:
+    value = op.arguments.get(name)
+    return len(value) if isinstance(value, tuple) else 1
+
+
+def _expect_counts(op: Op) -> str:
+    """What is wrong with how many endpoints, sections and results an op of ours has; nothing for most."""
+    results = len(op.outputs)
+    if op.type == "split" and _count(op, "sections") != results:
+        return f"argument 'sections': expected one for each of the {results} results, got {_count(op, 'sections')}"
+    if op.type in ("send", "recv"):
+        parts = _count(op, "sections") if "sections" in op.arguments else _count(op, "x") if op.type == "send" else results
+        if _count(op, "endpoints") != parts:
+            return f"argument 'endpoints': expected {parts}, one for each slice, got {_count(op, 'endpoints')}"
+    if is_optimizer(op.type) and op.outputs != tuple(op.inputs[:1]) and op.outputs:
+        param = op.arguments["param"]
+        if op.outputs[0] != getattr(param, "name", ""):
+            return f"expected the parameter as its result ({describe(param)}), got {op.outputs[0]!r}"
+    if not op.type.startswith("aten.") and "" in op.outputs:
+        return "expected results with names, got an empty one"
+    return ""
+
+
+def check(op: Op) -> None:
+    """Holds an op against the catalogue.
+
+    Raises:
+        ValueError: the op is not in the catalogue, or an argument is missing, unknown or of another kind than its schema asks
+            for, or the number of results is wrong; the message names op, argument, what was expected and what came.
+    """
+    check_against(op, schema_of(op))
+    if wrong := _expect_counts(op):
+        raise ValueError(f"{where(op)}: {wrong}")
+
+
+def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argument]:
+    """The arguments in the order of the op's schema (param, grad, states, group, numbers, flags for an optimizer op).
+
+    A message's map has no order; what reads the inputs of an op needs the same one everywhere.  Unknown names come last, sorted.
+    """
+    if op_type in _OWN:
+        order = list(_OWN[op_type].parameters)
+    elif is_optimizer(op_type):
+        attributes = ["group", *_rules()[op_type]]
+        order = ["param", "grad", *sorted(set(arguments) - {"param", "grad", *attributes}), *attributes]
+    else:
+        order = list(aten_schema(op_type).parameters) if known(op_type) else []
+    ordered = {name: arguments[name] for name in order if name in arguments}
+    return {**ordered, **{name: arguments[name] for name in sorted(set(arguments) - set(ordered))}}
+
+
+def check_server_program(program: Program) -> None:
+    """What a server asks of a program before it believes a word of it; see ``admission.py``.
+
+    Raises:
+        ValueError: naming block, op and argument.
+    """
+    from transpiler.admission import check_server_program as admit
+
+    admit(program)
