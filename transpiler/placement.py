@@ -174,3 +174,8 @@ def place(
         Placement(name, shape, dtype, group, tuple(Slice(s.name, s.begin, s.end, s.shape, next(owners)) for s in cut))
         for (name, shape, dtype, group), cut in zip(listed, cuts, strict=True)
     )
+
+
+def name_beside(placement: Placement, piece: Slice, mark: str) -> str:
+    """The name of what belongs to a slice: ``fc.weight@GRAD.block0`` for the mark ``GRAD``."""
+    return f"{placement.name}@{mark}{piece.name.removeprefix(placement.name)}"

@@ -1,0 +1,190 @@
+"""What transpiling decides, written down once: a :class:`~transpiler.plan.Plan` from a program, or from bare parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from transpiler.ops import is_optimizer, rule_of_op
+from transpiler.optimizers import RULES, rule_of
+from transpiler.placement import Dispatcher, RoundRobin, place
+from transpiler.plan import Clip, Plan, Rule
+from transpiler.program import Op, Program, Ref, Role
+
+MODES = ("sync", "async")
+
+
+class Named(NamedTuple):
+    """A variable that servers hold: ``group`` is the index of its update rule, None if it is handed out and never updated."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    group: int | None
+
+
+def plan_parameters(
+    named: Iterable[tuple[str, Sequence[int], str, int | None]],
+    rules: Sequence[Rule],
+    *,
+    mode: str,
+    trainers: int,
+    servers: int,
+    min_block_size: int = 8192,
+    slice_var_up: bool = True,
+    split_method: type[Dispatcher] = RoundRobin,
+    clip: Clip | None = None,
+    graph: str = "",
+) -> Plan:
+    """The plan for variables ``(name, shape, dtype, group)``: the updated ones first, in their order, then the held ones.
+
+    Args:
+        named: what the servers hold.
+        rules: one for each parameter group.
+        mode: "sync" or "async".
+        trainers, servers: how many processes of each kind.
+        min_block_size: elements; slice_var_up: False leaves variables whole; split_method: who gets which slice.
+        clip: how gradients are clipped, if the system does it.
+        graph: fingerprint of the single-node program; "" for an eager script.
+
+    Raises:
+        ValueError: a number is out of range, a mode, rule or group unknown, or a name given twice.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
+    for what, count in (("trainers", trainers), ("servers", servers)):
+        if count < 1:
+            raise ValueError(f"{what}: expected 1 or more, got {count}")
+    for index, rule in enumerate(rules):
+        if rule.type not in RULES:
+            raise ValueError(f"group {index}: expected an optimizer op among {', '.join(RULES)}, got {rule.type!r}")
+    listed = [Named(name, tuple(shape), dtype, group) for name, shape, dtype, group in named]
+    for variable in listed:
+        if variable.group is not None and not 0 <= variable.group < len(rules):
+            raise ValueError(f"{variable.name}: expected a group from 0 to {len(rules) - 1}, got {variable.group}")
+    listed.sort(key=lambda variable: variable.group is None)  # stable
+    placements = place(listed, servers, min_block_size, slice_var_up, split_method)
+    return Plan(mode, trainers, servers, tuple(rules), placements, clip, graph)
+
+
+def optimizer_ops(program: Program) -> list[Op]:
+    """The optimizer ops of a program's block 0, in order."""
+    return [op for op in program.main.ops if is_optimizer(op.type)]
+
+
+def parameter_of(op: Op) -> str:
+    """The parameter that an optimizer op updates."""
+    param = op.arguments["param"]
+    assert isinstance(param, Ref), "the catalogue checks it"
+    return param.name
+
+
+def gradient_of(op: Op) -> str:
+    """The gradient that an optimizer op reads: the clipped one where the program clips."""
+    grad = op.arguments["grad"]
+    assert isinstance(grad, Ref), "the catalogue checks it"
+    return grad.name
+
+
+def _group_of(op: Op) -> int:
+    group = op.arguments["group"]
+    assert isinstance(group, int), "the catalogue checks it"
+    return group
+
+
+def _rules(program: Program) -> list[Rule]:
+    """The rule of every group, from its ops; of a group that updates nothing, from the optimizer of the process that captured.
+
+    Raises:
+        ValueError: ops of one group disagree, or nothing tells the rule of a group.
+    """
+    found: dict[int, Rule] = {}
+    for op in optimizer_ops(program):
+        group, rule = _group_of(op), rule_of_op(op)
+        if found.setdefault(group, rule) != rule:
+            raise ValueError(
+                f"expected one update rule for group {group}, got {found[group]} and, for {parameter_of(op)}, {rule}"
+            )
+    optimizer = program.storage.optimizer if program.storage else None
+    groups = [] if optimizer is None else optimizer.param_groups
+    for index in range(max(len(groups), *(group + 1 for group in found), 0)):
+        if index in found:
+            continue
+        if optimizer is None:
+            raise ValueError(f"group {index} updates no parameter, and a program without its optimizer does not tell its rule")
+        found[index] = rule_of(optimizer, groups[index])
+    return [found[index] for index in sorted(found)]
+
+
+def _number(op: Op, key: str) -> float:
+    value = op.arguments[key]
+    assert isinstance(value, int | float), "the catalogue checks it"
+    return float(value)
+
+
+def clip_of(program: Program) -> Clip | None:
+    """How a single-node program clips its gradients, read from its clip ops.
+
+    Raises:
+        ValueError: two gradients are clipped in different ways.
+    """
+    kinds = {"clip_by_norm": "norm", "global_norm_scale": "global_norm"}
+    found = {
+        Clip("value", _number(op, "max"), _number(op, "min"))
+        if op.type == "clip"
+        else Clip(kinds[op.type], _number(op, "max_norm"))
+        for op in program.main.ops
+        if op.type == "clip" or op.type in kinds
+    }
+    if len(found) > 1:
+        raise ValueError(f"expected one way of clipping all gradients, got {', '.join(sorted(map(str, found)))}")
+    return found.pop() if found else None
+
+
+def _variables(program: Program) -> list[Named]:
+    """Parameters with an optimizer op, in the order of these ops; then all other persistent variables, as defined."""
+    groups = {parameter_of(op): _group_of(op) for op in optimizer_ops(program)}
+    persistent = {variable.name: variable for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER)}
+    named = []
+    for name in (*groups, *(name for name in persistent if name not in groups)):
+        if name not in persistent:
+            raise ValueError(f"optimizer op for {name}: expected a parameter of the program, got another variable")
+        variable = persistent[name]
+        shape = tuple(extent for extent in variable.shape if isinstance(extent, int))
+        if len(shape) < len(variable.shape):
+            raise ValueError(f"{name}: expected a parameter of fixed shape, got {list(variable.shape)}")
+        named.append(Named(name, shape, variable.dtype, groups.get(name)))
+    return named
+
+
+def plan_program(
+    program: Program,
+    *,
+    mode: str,
+    trainers: int,
+    servers: int,
+    min_block_size: int = 8192,
+    slice_var_up: bool = True,
+    split_method: type[Dispatcher] = RoundRobin,
+) -> Plan:
+    """The plan for a single-node program: rules, clipping and the order of parameters are those of its ops.
+
+    Raises:
+        ValueError: as :func:`plan_parameters`, or the program has no optimizer op, or is already one of a cluster.
+    """
+    if program.deployment is not None:
+        raise ValueError("transpile: expected a single-node program, got one that was transpiled already")
+    if not optimizer_ops(program):
+        raise ValueError("transpile: expected a program with optimizer ops, got one that updates nothing")
+    return plan_parameters(
+        _variables(program),
+        _rules(program),
+        mode=mode,
+        trainers=trainers,
+        servers=servers,
+        min_block_size=min_block_size,
+        slice_var_up=slice_var_up,
+        split_method=split_method,
+        clip=clip_of(program),
+        graph=program.fingerprint(),
+    )

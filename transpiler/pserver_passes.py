@@ -1,0 +1,188 @@
+"""A server's two programs, from the plan alone: an eager script, which has no graph, gets the same ones.
+
+Block 0 defines what the server holds and receives, and listens.  Each block after it updates one slice; they share no variable
+that any of them writes, so a server may run them in any order or together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from transpiler.optimizers import state_of
+from transpiler.placement import name_beside
+from transpiler.plan import Deployment, Placement, Plan, Slice
+from transpiler.program import Argument, Block, Op, Program, Ref, Role, Storage, Variable, freeze
+
+Pass = Callable[[Program, Plan], Program]
+
+
+def server_of(program: Program) -> int:
+    """The index of the server that the program is for.
+
+    Raises:
+        ValueError: it is for no server of the plan.
+    """
+    deployment = program.deployment
+    if deployment is None or deployment.server_index is None:
+        raise ValueError("expected a deployment with a server_index, got a trainer's or none")
+    if len(deployment.endpoints) != deployment.plan.servers or not 0 <= deployment.server_index < deployment.plan.servers:
+        raise ValueError(
+            f"expected one of {deployment.plan.servers} servers, each with an endpoint; got server_index {deployment.server_index} "
+            f"and endpoints {', '.join(deployment.endpoints)}"
+        )
+    return deployment.server_index
+
+
+def held(plan: Plan, server: int) -> Iterator[tuple[Placement, Slice]]:
+    """The slices on a server, in the order of the plan."""
+    for placement in plan.placements:
+        for piece in placement.slices:
+            if piece.server == server:
+                yield placement, piece
+
+
+def received(placement: Placement, piece: Slice, plan: Plan) -> tuple[str, ...]:
+    """The names under which a slice's gradients arrive: one for each trainer where they are merged, otherwise a single one."""
+    merged = name_beside(placement, piece, "GRAD")
+    if plan.mode != "sync" or plan.trainers == 1:
+        return (merged,)
+    return tuple(f"{merged}.trainer_{trainer}" for trainer in range(plan.trainers))
+
+
+def _variable(placement: Placement, piece: Slice) -> Variable:
+    role = Role.BUFFER if placement.group is None else Role.PARAMETER
+    return Variable(piece.name, piece.shape, placement.dtype, role, placement.name)
+
+
+def _gradient_names(placement: Placement, piece: Slice, plan: Plan) -> list[str]:
+    """All gradients of a slice: as they arrive, merged, clipped."""
+    names = [*received(placement, piece, plan), name_beside(placement, piece, "GRAD")]
+    if plan.clips_on_servers:
+        names.append(name_beside(placement, piece, "GRAD@CLIP"))
+    return list(dict.fromkeys(names))
+
+
+def define_slices(program: Program, plan: Plan) -> Program:
+    """Block 0 defines every slice that the server holds, with its gradients and states."""
+    states = [state_of(rule) for rule in plan.groups]
+    variables: dict[str, Variable] = {}
+
+    def define(variable: Variable) -> None:
+        variables[variable.name] = variable
+
+    for placement, piece in held(plan, server_of(program)):
+        define(_variable(placement, piece))
+        if placement.group is None:
+            continue
+        for name in _gradient_names(placement, piece, plan):
+            define(Variable(name, piece.shape, placement.dtype, Role.GRADIENT, placement.name))
+        for state, shaped in states[placement.group].items():
+            shape, dtype = (piece.shape, placement.dtype) if shaped else ((), "float32")
+            define(Variable(name_beside(placement, piece, state), shape, dtype, Role.STATE, placement.name))
+    return program.with_blocks(Block(0, freeze(variables), ()))
+
+
+def _clip_op(placement: Placement, piece: Slice, plan: Plan) -> Op:
+    assert plan.clip is not None
+    x, clipped = Ref(name_beside(placement, piece, "GRAD")), name_beside(placement, piece, "GRAD@CLIP")
+    if plan.clip.kind == "value":
+        return Op("clip", {"x": x, "min": plan.clip.low, "max": plan.clip.high}, (clipped,))
+    # The norm spans servers: each tells its part, and the trainers' commit carries the coefficient.
+    return Op("norm_scale", {"x": x, "by": placement.name if plan.clip.kind == "norm" else ""}, (clipped,))
+
+
+def _optimizer_op(placement: Placement, piece: Slice, plan: Plan, grad: str, states: dict[str, bool]) -> Op:
+    assert placement.group is not None
+    rule = plan.groups[placement.group]
+    arguments: dict[str, Argument] = {"param": Ref(piece.name), "grad": Ref(grad)}
+    arguments.update({state: Ref(name_beside(placement, piece, state)) for state in sorted(states)})
+    arguments.update({"group": placement.group, **rule.numbers, **rule.flags})
+    return Op(rule.type, arguments, (piece.name,))
+
+
+def _optimize_ops(placement: Placement, piece: Slice, plan: Plan, states: dict[str, bool]) -> list[Op]:
+    """One slice's update.  ``scale`` says one over the configured trainers; a server divides by those that committed the step."""
+    ops, grad = [], name_beside(placement, piece, "GRAD")
+    if plan.mode == "sync":
+        ops.append(Op("sum", {"x": tuple(map(Ref, received(placement, piece, plan)))}, (grad,)))
+        ops.append(Op("scale", {"x": Ref(grad), "scale": 1.0 / plan.trainers}, (grad,)))
+    if plan.clips_on_servers:
+        ops.append(_clip_op(placement, piece, plan))
+        grad = name_beside(placement, piece, "GRAD@CLIP")
+    return [*ops, _optimizer_op(placement, piece, plan, grad, states)]
+
+
+def append_optimize_blocks(program: Program, plan: Plan) -> Program:
+    """One block for each slice that the server updates, in the order of the plan; a single empty one if there is none."""
+    states = [state_of(rule) for rule in plan.groups]
+    updates = [
+        tuple(_optimize_ops(placement, piece, plan, states[placement.group]))
+        for placement, piece in held(plan, server_of(program))
+        if placement.group is not None
+    ] or [()]
+    return program.with_blocks(program.main, *(Block(index, freeze({}), ops) for index, ops in enumerate(updates, start=1)))
+
+
+def listen(program: Program, plan: Plan) -> Program:
+    """Block 0 ends in the one ``listen_and_serv``, which runs the blocks after it."""
+    server = server_of(program)
+    assert program.deployment is not None
+    arguments: dict[str, Argument] = {
+        "endpoint": program.deployment.endpoints[server],
+        "server_index": server,
+        "trainers": plan.trainers,
+        "mode": plan.mode,
+        "optimize_blocks": tuple(block.index for block in program.blocks[1:]),
+    }
+    main = replace(program.main, ops=(*program.main.ops, Op("listen_and_serv", arguments)))
+    return program.with_blocks(main, *program.blocks[1:])
+
+
+PSERVER_PASSES: tuple[Pass, ...] = (define_slices, append_optimize_blocks, listen)
+
+
+def pserver_program(deployment: Deployment) -> Program:
+    """The main program of the server ``deployment.server_index``.
+
+    Raises:
+        ValueError: the deployment is a trainer's.
+    """
+    program = Program((Block(0, freeze({}), ()),), deployment)
+    for transform in PSERVER_PASSES:
+        program = transform(program, deployment.plan)
+    return program
+
+
+def _slice_values(placement: Placement, piece: Slice, storage: Storage) -> torch.Tensor:
+    if placement.name not in storage.tensors:
+        raise ValueError(f"expected a value for {placement.name}, which server {piece.server} holds a part of; got none")
+    value = storage.tensors[placement.name].detach()
+    if tuple(value.shape) != placement.shape:
+        raise ValueError(f"{placement.name}: expected a value of shape {list(placement.shape)}, got {list(value.shape)}")
+    part = value.reshape(-1)[piece.begin : piece.end].reshape(piece.shape)
+    return part.cpu().clone(memory_format=torch.contiguous_format)
+
+
+def pserver_startup(deployment: Deployment, storage: Storage | None = None) -> Program:
+    """The startup program of the server ``deployment.server_index``: one ``init`` for each slice that it holds.
+
+    States are not initialised: the update rule makes them at its first step, or they are loaded.
+
+    Args:
+        storage: the module's live values; the program's storage then holds copies of the slices.  Without it the program says
+            what is initialised, and not to what: such a server waits for trainer 0's values.
+
+    Raises:
+        ValueError: the deployment is a trainer's, or a value is missing or of another shape.
+    """
+    program = Program((Block(0, freeze({}), ()),), deployment)
+    slices = list(held(deployment.plan, server_of(program)))
+    variables = freeze({piece.name: _variable(placement, piece) for placement, piece in slices})
+    program = program.with_blocks(Block(0, variables, tuple(Op("init", {}, (piece.name,)) for _, piece in slices)))
+    if storage is None:
+        return program
+    values = {piece.name: _slice_values(placement, piece, storage) for placement, piece in slices}
+    return replace(program, storage=Storage(values, storage.optimizer))
