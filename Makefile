@@ -40,11 +40,11 @@ types: .venv/.dev
 
 protos: .venv/.dev
 	@echo "== generating protobuf code"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" protos/generate
+	@PYTHON="$(CURDIR)/$(BIN)/python" protos/generate
 
 check-protos: .venv/.dev
 	@echo "== is the committed protobuf code what protos/ generates?"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" protos/generate --check
+	@$(BIN)/python -m pytest -q tests/test_protos.py
 
 clean:
 	rm -rf .venv build logs

@@ -1,0 +1,75 @@
+"""What ``launch`` starts: a whole cluster on this machine, or this host's part of a larger one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pserver.config import TRANSPORTS, split_endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What to start.
+
+    Attributes:
+        script, arguments: what each trainer runs, with this Python.
+        servers: HOST:PORT of every server of the cluster; port 0 where all run here.
+        trainers: HOST:PORT of every trainer, which serves as its name only; "" where all run here.
+        host: which of these are this host's; None: all.
+        transport, deadline_seconds: as ``pserver serve`` has them, for servers and trainers; None: their own choice.
+        data_dir: the servers' directory for files; None: they keep none.
+        log_dir: where ``server-0.log``, ``trainer-0.log``, ... are written anew.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    servers: tuple[str, ...]
+    trainers: tuple[str, ...]
+    host: str | None = None
+    transport: str | None = None
+    deadline_seconds: float | None = None
+    data_dir: str | None = None
+    log_dir: str = "logs"
+
+    def __post_init__(self) -> None:
+        if not Path(self.script).is_file():
+            raise ValueError(f"expected a script to run, and there is no file {self.script!r}")
+        if self.transport not in (None, *TRANSPORTS):
+            raise ValueError(f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+        if self.deadline_seconds is not None and not self.deadline_seconds > 0:
+            raise ValueError(f"--deadline: expected a number of seconds above 0, got {self.deadline_seconds}")
+        if self.host is not None and not (self.here(self.servers) or self.here(self.trainers)):
+            raise ValueError(f"--host: {self.host!r} has no process in --servers {self.servers} --trainers {self.trainers}")
+
+    def here(self, side: Sequence[str]) -> list[int]:
+        """The numbers of those servers, or trainers, that run on this host."""
+        return [number for number, at in enumerate(side) if self.host is None or split_endpoint(at)[0] == self.host.strip("[]")]
+
+
+def sides(servers: str, trainers: str, host: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """``--servers`` and ``--trainers``, each a number (a local cluster) or endpoints (part of a larger one), as endpoints.
+
+    Raises:
+        ValueError: a number below 1, not an endpoint, one endpoint twice, or the two forms mixed.
+    """
+    counted = [side.lstrip("-").isdigit() for side in (servers, trainers)]
+    if all(counted) and host is None:
+        for name, side in (("--servers", servers), ("--trainers", trainers)):
+            if int(side) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {side}")
+        return ("127.0.0.1:0",) * int(servers), ("",) * int(trainers)
+    if any(counted) or host is None:
+        raise ValueError("expected two numbers (--servers 2 --trainers 2), or two lists of HOST:PORT together with --host HOST")
+    return _endpoints("--servers", servers), _endpoints("--trainers", trainers)
+
+
+def _endpoints(name: str, text: str) -> tuple[str, ...]:
+    found = tuple(item.strip() for item in text.split(","))
+    for endpoint in found:
+        if split_endpoint(endpoint)[1] == 0:
+            raise ValueError(f"{name}: expected ports that other hosts can know, got {endpoint}")
+    if len(set(found)) < len(found):
+        raise ValueError(f"{name}: expected each endpoint once, got {text}")
+    return found
