@@ -167,10 +167,20 @@ def states_of_op(op: Op) -> dict[str, bool]:
         raise ValueError(f"{where(op)}: expected numbers and flags that torch accepts, got {rule}: {error}") from error
 
 
+def check_rule(rule: Rule) -> None:
+    """Holds a rule's numbers and flags against the catalogue.
+
+    Raises:
+        ValueError: naming the rule, the number or flag, what was expected and what came.
+    """
+    if not is_optimizer(rule.type):
+        raise ValueError(f"rule {rule.type!r}: expected one of {', '.join(_rules())}")
+    _optimizer_schema(Op(rule.type, {**rule.numbers, **rule.flags, "group": 0}))
+
+
 def _optimizer_schema(op: Op) -> Schema:
     attributes = {"group": Parameter(INDEX), **_rules()[op.type]}
-    present = {name: op.arguments[name] for name in attributes if name in op.arguments}
-    check_against(Op(op.type, present, (), op.location), Schema(attributes, 0))
+    check_against(Op(op.type, op.attributes, (), op.location), Schema(attributes, 0))
     tensors = {name: Parameter(VARIABLE) for name in ("param", "grad", *states_of_op(op))}
     return Schema({**tensors, **attributes}, 1)
 

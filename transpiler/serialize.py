@@ -1,7 +1,7 @@
 """Programs as protobuf messages and as files: data, never code.
 
 ``to_proto`` and ``from_proto`` are exact inverses of each other; plans have theirs in ``plan_message.py``, and what a fingerprint
-covers is in ``canonical.py``.  ``save`` and ``load`` keep a program, and the values of its persistent variables, in one safetensors
+covers is in ``canonical.py``.  ``save`` and ``load`` keep a program and the values of its persistent variables in one safetensors
 file whose metadata field ``program`` is the message as JSON.
 """
 
@@ -263,7 +263,7 @@ def load(path: Path) -> Program:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or holds no program, an op is not in the catalogue, or a value is not what its variable says.
+        ValueError: the file is damaged or holds no program, an op is not in the catalogue, or a value does not fit its variable.
     """
     if not path.is_file():
         raise FileNotFoundError(f"expected a file that Program.save wrote, got no file at {str(path)!r}")
