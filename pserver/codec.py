@@ -66,7 +66,7 @@ def buffer_of(tensor: Tensor) -> memoryview:
     Raises:
         ValueError: as :func:`flat_bytes`.
     """
-    return memoryview(flat_bytes(tensor).numpy())
+    return flat_bytes(tensor).numpy().data
 
 
 def frames(
@@ -125,7 +125,7 @@ def scatter(header: Frame, payload: Buffer, destination: Callable[[Part], Tensor
     position = 0
     for part, target in zip(header.parts, targets, strict=True):
         if part.size:
-            memoryview(target.numpy())[part.offset : part.offset + part.size] = source[position : position + part.size]
+            target.numpy().data[part.offset : part.offset + part.size] = source[position : position + part.size]
         position += part.size
 
 

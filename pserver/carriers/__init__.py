@@ -1,0 +1,29 @@
+"""What moves an exchange's frames: one module per carrier, each with ``listen`` and ``connect`` as in :mod:`pserver.stream`.
+
+- ``flight``       Arrow Flight on a port of its own: the fastest between hosts
+- ``grpc_stream``  plain grpcio on the control port
+- ``inprocess``    between threads of one process, for tests
+
+Below them: ``endpoint.py`` (HOST:PORT as the system sees it), ``pipe.py`` (a queue that breaks), ``roster.py`` (open streams).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pserver.carriers import flight, grpc_stream, inprocess
+from pserver.stream import Handler, Listener, Stream
+
+
+class Carrier(Protocol):
+    """What a carrier's module holds."""
+
+    def listen(self, handle: Handler, host: str = ..., port: int = ...) -> Listener:
+        """Accepts streams; port 0 is any free one.  Raises OSError, one sentence, where it cannot listen."""
+
+    def connect(self, host: str, port: int, *, deadline_seconds: float) -> Stream:
+        """Opens a stream.  Raises Unreachable where nobody answers within the deadline."""
+
+
+CARRIERS: dict[str, Carrier] = {"flight": flight, "grpc": grpc_stream, "inprocess": inprocess}
+"""By the names that Join negotiates (``inprocess`` is never offered)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pserver import codec
 from pserver.errors import CorruptFrame
-from pserver.wire_pb2 import DONE, GRADIENT, VALUE, Commit, Done, Frame, Part, Row
+from pserver.wire_pb2 import DONE, GRADIENT, VALUE, Commit, Done, Frame, Kind, Part, Row
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (3, 5)]
 
@@ -29,7 +29,7 @@ def same_bytes(left: Tensor, right: Tensor) -> bool:
     return kinds and torch.equal(codec.flat_bytes(left), codec.flat_bytes(right))
 
 
-def gather(kind: int, named: dict[str, Tensor], chunk_bytes: int) -> dict[str, Tensor]:
+def gather(kind: Kind, named: dict[str, Tensor], chunk_bytes: int) -> dict[str, Tensor]:
     """Through frames, messages and back."""
     result: dict[str, Tensor] = {}
     for header, payload in codec.frames(kind, 3, named.items(), chunk_bytes):
