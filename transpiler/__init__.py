@@ -2,3 +2,12 @@
 
 from transpiler.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
 from transpiler.ftrl import Ftrl as Ftrl
+from transpiler.capture import capture as capture
+from transpiler.clip import ClipGradByGlobalNorm as ClipGradByGlobalNorm
+from transpiler.clip import ClipGradByNorm as ClipGradByNorm
+from transpiler.clip import ClipGradByValue as ClipGradByValue
+from transpiler.naming import default_main_program as default_main_program
+from transpiler.naming import default_startup_program as default_startup_program
+from transpiler.naming import name as name
+from transpiler.naming import name_scope as name_scope
+from transpiler.naming import program_guard as program_guard

@@ -1,0 +1,286 @@
+"""A module, a training step, an optimizer and one batch become a single-node program.
+
+The road: check what was given, ``trace`` the step, ``write`` the graph as ops, add clipping and optimizer ops, and ``rehearse`` the
+result beside the eager step before anybody trusts it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transpiler import guards, optimizers
+from transpiler.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradClip
+from transpiler.lower import lower
+from transpiler.naming import set_defaults
+from transpiler.plan import Clip
+from transpiler.program import Argument, Block, Op, Program, Ref, Role, Storage, Variable, freeze
+from transpiler.rehearsal import Result, buffers, eager, rehearse, rows, unchanged
+from transpiler.trace import Step, Trace, outputs_of, trace
+from transpiler.write import Written, write
+
+LOG = logging.getLogger(__name__)
+Scheduler = torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.ReduceLROnPlateau
+
+
+def capture(
+    model: nn.Module,
+    step: Step,
+    optimizer: torch.optim.Optimizer,
+    example: Sequence[Tensor],
+    *,
+    grad_clip: GradClip | None = None,
+    scheduler: Scheduler | None = None,
+) -> tuple[Program, Program]:
+    """The single-node main program of a training step, and the startup program that gives its variables the module's values.
+
+    Running the main program trains the module, whose tensors are the storage, as the eager step does: to the bit on the CPU.  Nothing
+    is changed by capturing: not the module, its gradients, the optimizer or a random generator.
+
+    Args:
+        step: ``step(model, *batch)`` returns a scalar loss, or a dict of tensors with the key "loss".
+        example: one batch; dimension 0 of every tensor stays free, all other sizes are fixed to the example's.
+        grad_clip: applied to the gradients before the optimizer ops.
+        scheduler: of this optimizer; the caller goes on calling ``scheduler.step()``, and each run sees the numbers it left.
+
+    Raises:
+        TypeError, ValueError: something given does not fit together, or the step cannot be captured faithfully: control flow or sizes
+            that depend on data, a branch on the batch size, a size in dimension 0 that cannot stay free, results that
+            differ from the eager step's.  The message names the line of the step.
+    """
+    batch = _check(model, optimizer, example, grad_clip, scheduler)
+    names = _input_names(step, batch)
+    groups = _groups(model, optimizer)
+    names_in_order = [name for name, _ in model.named_parameters() if name in groups]
+    with _recurrent(model), unchanged(model) as restore:
+        eager(model, step, names_in_order, rows(batch, [len(tensor) if tensor.dim() else None for tensor in batch]))
+        restore()
+        found = trace(model, step, names_in_order, names, _at_least_two(batch))
+        restore()
+        minimum = _prove(model, step, restore, found, names, names_in_order, batch)
+    program, startup = _programs(model, optimizer, write(found, model, names, set(groups), minimum), groups, grad_clip)
+    set_defaults(program, startup)
+    return program, startup
+
+
+def _check(model: Any, optimizer: Any, example: Any, grad_clip: Any, scheduler: Any) -> list[Tensor]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"capture: expected an nn.Module, got {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"capture: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(example, Tensor) or not isinstance(example, tuple | list) or not all(isinstance(t, Tensor) for t in example):
+        raise TypeError(f"capture: expected a tuple of tensors as the example, got {type(example).__name__}")
+    for index, tensor in enumerate(example):
+        if tensor.dim() and not len(tensor):
+            raise ValueError(f"capture: expected at least one row in input {index} of the example, got none")
+    if grad_clip is not None and not isinstance(grad_clip, ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm):
+        raise TypeError(f"capture: expected a ClipGradBy... object as grad_clip, got {type(grad_clip).__name__}")
+    if scheduler is not None:
+        if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise TypeError(f"capture: expected a torch.optim.lr_scheduler, got {type(scheduler).__name__}")
+        if scheduler.optimizer is not optimizer:
+            raise ValueError("capture: expected a scheduler of the optimizer that is captured, got one of another optimizer")
+    _check_modules(model)
+    return list(example)
+
+
+def _check_modules(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise ValueError(
+                f"capture: {name or 'the model'} is {type(module).__name__}(sparse=True), whose gradient has a size that depends on data; "
+                "this version captures dense embeddings only: use sparse=False"
+            )
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+            raise ValueError(f"capture: {name or 'the model'} has parameters without a shape yet; run the model once first")
+
+
+def _input_names(step: Step, batch: Sequence[Tensor]) -> list[str]:
+    """The names of the step's parameters after the model; ``input_0``, ... for those behind ``*``.
+
+    Raises:
+        ValueError: the step does not take so many tensors.
+    """
+    parameters = list(inspect.signature(step).parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = [p.name for p in positional[1:]]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        named += [f"input_{index}" for index in range(len(named), len(batch))]
+    needed = sum(1 for p in positional[1:] if p.default is p.empty)
+    if not needed <= len(batch) <= len(named):
+        wanted = ", ".join(named) or "nothing"
+        raise ValueError(f"capture: expected an example for the step's parameters ({wanted}), got {len(batch)} tensors")
+    return named[: len(batch)]
+
+
+def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Parameter name -> its group, for the parameters that are trained, in the optimizer's order.
+
+    Raises:
+        ValueError: the optimizer has a parameter that is not the model's.
+    """
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[str, int] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in known:
+                shape = tuple(parameter.shape)
+                raise ValueError(f"capture: parameter {place} of the optimizer's group {index}, of shape {shape}, is not the model's")
+            if parameter.requires_grad:
+                found[known[id(parameter)]] = index
+    if not found:
+        raise ValueError("capture: expected an optimizer with at least one parameter that requires a gradient, got none")
+    return found
+
+
+@contextmanager
+def _recurrent(model: nn.Module) -> Iterator[None]:
+    """oneDNN's LSTM is one opaque kernel; without it torch runs, and tracing sees, ordinary ops."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    if not recurrent or not torch.backends.mkldnn.enabled:  # type: ignore[attr-defined]  # set by the module object itself
+        yield
+        return
+    LOG.info("capture: the model holds a recurrent layer, so it is captured with oneDNN off, and equals eager training run so")
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
+def _at_least_two(batch: Sequence[Tensor]) -> list[Tensor]:
+    """The batch to trace with: torch takes an extent of 1 for a constant, so an example of one row is doubled."""
+    single = any(tensor.dim() and len(tensor) == 1 for tensor in batch)
+    return rows(batch, [None if not tensor.dim() else len(tensor) * (2 if single else 1) for tensor in batch])
+
+
+def _prove(
+    model: nn.Module,
+    step: Step,
+    restore: Callable[[], None],
+    found: Trace,
+    names: Sequence[str],
+    trained: Sequence[str],
+    batch: Sequence[Tensor],
+) -> int:
+    """Rehearses at every size that matters; returns the smallest batch for which the program holds.
+
+    Raises:
+        ValueError: the program differs from the eager step.
+    """
+    written = write(found, model, names, set(trained), 1)
+    device = _device(model)
+    wanted = [*found.outputs, *(f"{name}@GRAD" for name in found.gradients)]
+    lowered = lower(written.ops, wanted, device)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def captured(rows_of_batch: Sequence[Tensor]) -> Result:
+        with torch.no_grad():
+            values = lowered({**tensors, **dict(zip(names, rows_of_batch, strict=True))})
+        kept = {name: value.detach().clone() for name, value in zip(wanted, values, strict=True)}
+        return Result({**kept, **buffers(model)})
+
+    def eagerly(rows_of_batch: Sequence[Tensor]) -> Result:
+        return eager(model, step, trained, rows_of_batch)
+
+    minimum = 1
+    plain: list[list[Tensor]] = []
+    for variant in guards.variants(found):
+        sizes = guards.sizes_at(found, variant.values)
+        assert sizes is not None, "variants have whole sizes"
+        if variant.guard is None:
+            plain.append(rows(batch, sizes))
+            continue
+        if not _holds(variant, lambda: rehearse(model, restore, [rows(batch, sizes)], eagerly, captured), restore):  # noqa: B023
+            minimum = 2
+    rehearse(model, restore, plain, eagerly, captured)
+    return minimum
+
+
+def _holds(variant: guards.Variant, run: Callable[[], None], restore: Callable[[], None]) -> bool:
+    """Whether a step at this size is the captured one; a batch of one row may be ruled out, nothing else.
+
+    Raises:
+        ValueError: naming the line whose decision falls otherwise at this size.
+    """
+    assert variant.guard is not None, "called for decisions only"
+    try:
+        run()
+    except Exception as error:
+        restore()
+        refused = not isinstance(error, ValueError) or "cannot capture" not in str(error)
+        if 1 in variant.values.values() and (variant.guard.internal or refused):
+            LOG.info("capture: batches of one row are ruled out: %s", str(error).partition("\n")[0])
+            return False
+        raise guards.branch_error(variant.guard) from error
+    return True
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _programs(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    written: Written,
+    groups: Mapping[str, int],
+    grad_clip: GradClip | None,
+) -> tuple[Program, Program]:
+    variables, ops = dict(written.variables), list(written.ops)
+    present = [name for name, _ in model.named_parameters() if f"{name}@GRAD" in variables]
+    final = {name: f"{name}@GRAD" for name in present}
+    if grad_clip is not None:
+        final = _clip(grad_clip.to_clip(), present, variables, ops)
+    for name, index in groups.items():
+        if name in final:
+            ops.append(_update(optimizer, name, index, final[name], variables))
+    storage = Storage({**dict(model.named_parameters()), **dict(model.named_buffers())}, optimizer)
+    held = {v.name: v for v in variables.values() if v.role in (Role.PARAMETER, Role.BUFFER)}
+    startup = tuple(Op("init", {}, (name,)) for name in held)
+    return (
+        Program((Block(0, freeze(variables), tuple(ops)),), storage=storage),
+        Program((Block(0, freeze(held), startup),), storage=storage),
+    )
+
+
+def _clip(clip: Clip, names: Sequence[str], variables: dict[str, Variable], ops: list[Op]) -> dict[str, str]:
+    """Adds the clip ops, in the order of the module's parameters, as ``clip_grad_norm_(model.parameters())`` adds norms up."""
+    clipped = {name: f"{name}@GRAD@CLIP" for name in names}
+    shared: dict[str, Argument] = {}
+    op_type = {"value": "clip", "norm": "clip_by_norm", "global_norm": "scale_by"}[clip.kind]
+    if clip.kind == "global_norm":
+        variables["global_norm@SCALE"] = Variable("global_norm@SCALE", (), "float32")
+        grads = tuple(Ref(f"{name}@GRAD") for name in names)
+        ops.append(Op("global_norm_scale", {"x": grads, "max_norm": clip.high}, ("global_norm@SCALE",)))
+        shared = {"coefficient": Ref("global_norm@SCALE")}
+    elif clip.kind == "value":
+        shared = {"min": clip.low, "max": clip.high}
+    else:
+        shared = {"max_norm": clip.high}
+    for name in names:
+        grad = variables[f"{name}@GRAD"]
+        variables[clipped[name]] = Variable(clipped[name], grad.shape, grad.dtype, Role.GRADIENT, name)
+        ops.append(Op(op_type, {"x": Ref(grad.name), **shared}, (clipped[name],)))
+    return clipped
+
+
+def _update(optimizer: torch.optim.Optimizer, name: str, index: int, grad: str, variables: dict[str, Variable]) -> Op:
+    """The optimizer op of a parameter, whose states become variables."""
+    rule = optimizers.rule_of(optimizer, optimizer.param_groups[index])
+    arguments: dict[str, Argument] = {"param": Ref(name), "grad": Ref(grad)}
+    param = variables[name]
+    for state, like in optimizers.state_of(rule).items():
+        full = f"{name}@{state}"
+        variables[full] = Variable(full, param.shape if like else (), param.dtype if like else "float32", Role.STATE, name)
+        arguments[state] = Ref(full)
+    return Op(rule.type, {**arguments, "group": index, **rule.numbers, **rule.flags}, (name,))
+
+
+__all__ = ["capture", "outputs_of"]

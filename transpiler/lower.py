@@ -1,0 +1,256 @@
+"""A list of ops as one ``torch.fx.GraphModule``, whose generated code runs them in order.
+
+The generated code holds each tensor until its last use and no longer.  Nothing is dropped, merged or reordered: an op without results
+(``send``) stays where it is.  What aten ops and sizes mean is known here; every other op needs a kernel.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from transpiler.clip import KERNELS as CLIP_KERNELS
+from transpiler.ops import aten_overload
+from transpiler.program import Argument, Literal, Op, Ref, Symbol
+from transpiler.schema import DTYPES
+
+Kernel = Callable[..., Any]  # called with the op, then the op's arguments by name; gives its result, or a sequence of its results
+
+_SIZES: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "sym.add": operator.add,
+        "sym.sub": operator.sub,
+        "sym.mul": operator.mul,
+        "sym.floordiv": operator.floordiv,
+        "sym.truediv": operator.truediv,
+        "sym.mod": operator.mod,
+        "sym.pow": operator.pow,
+        "sym.neg": operator.neg,
+        "sym.max": torch.sym_max,
+        "sym.min": torch.sym_min,
+        "sym.float": torch.sym_float,
+        "sym.int": torch.sym_int,
+        "sym.ceil": math.ceil,
+        "sym.floor": math.floor,
+        "sym.sqrt": math.sqrt,
+    }
+)
+
+
+def split(op: Op, x: Tensor, sections: Sequence[int]) -> list[Tensor]:
+    """Slices of a tensor, in its own order: whole rows where it has two or more dimensions, otherwise elements.  Views, no copies."""
+    if x.dim() < 2:
+        return list(x.reshape(-1).split(list(sections)))
+    row = x[0].numel() if len(x) else 1
+    return list(x.split([section // max(row, 1) for section in sections]))
+
+
+KERNELS: Mapping[str, Kernel] = MappingProxyType(
+    {
+        **CLIP_KERNELS,
+        "split": split,
+        "concat": lambda op, x, axis: torch.cat(x, dim=axis),
+        "sum": lambda op, x: sum(x[1:], start=x[0]),
+        "scale": lambda op, x, scale: x * scale,
+    }
+)
+
+
+class _Bound:
+    """A kernel and the op that it runs for, as fx can write it down."""
+
+    def __init__(self, op: Op, kernel: Kernel) -> None:
+        self.__name__ = re.sub(r"\W", "_", op.type)
+        self.__module__ = __name__
+        self._op = op
+        self._kernel = kernel
+
+    def __call__(self, **arguments: Any) -> Any:
+        return self._kernel(self._op, **arguments)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Generated code, and the names that go in and come out.
+
+    Attributes:
+        module: positional arguments are the values of ``inputs``; returns a tuple of the values of ``outputs``.
+        lines: line of the generated code -> op.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    lines: Mapping[int, Op]
+
+    def __call__(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Runs the ops.
+
+        Raises:
+            whatever an op raises, with the op and its line of the user's code added to the message.
+        """
+        try:
+            return self.module.forward(*[values[name] for name in self.inputs])  # type: ignore[no-any-return]  # generated
+        except Exception as error:
+            self.explain(error)
+            raise
+
+    def explain(self, error: BaseException) -> None:
+        """Adds to the message which op was running."""
+        file = self.module.forward.__code__.co_filename
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != file:
+            trace = trace.tb_next
+        op = self.lines.get(trace.tb_lineno) if trace is not None else None
+        if op is None:
+            return
+        words = f"While executing {op.type}" + (f" at {op.location}" if op.location else "")
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (f"{error.args[0]}\n{words}",)
+        else:
+            error.add_note(words)
+
+
+def tensor_of(literal: Literal, device: torch.device) -> Tensor:
+    """A constant as a tensor: a copy, row-major."""
+    dtype = DTYPES[literal.dtype]
+    if not literal.data:
+        return torch.empty(literal.shape, dtype=dtype, device=device)
+    flat = torch.frombuffer(bytearray(literal.data), dtype=dtype)
+    return flat.reshape(literal.shape).to(device)
+
+
+class _Lowering:
+    """One run of :func:`lower`."""
+
+    def __init__(self, kernels: Mapping[str, Kernel], device: torch.device) -> None:
+        self.graph = fx.Graph()
+        self.root = torch.nn.Module()
+        self.values: dict[str, fx.Node] = {}
+        self.written: dict[str, Op] = {}  # node name -> op
+        self._kernels = {**KERNELS, **kernels}
+        self._device = device
+        self._constants: dict[Literal, str] = {}
+
+    def argument(self, argument: Argument) -> Any:
+        """An argument as fx takes it."""
+        if isinstance(argument, Ref):
+            return self.values[argument.name]
+        if isinstance(argument, tuple):
+            return [self.argument(item) for item in argument]
+        if isinstance(argument, Symbol):
+            return self._word(argument)
+        assert not isinstance(argument, Literal), "constants stand in assign_value ops"
+        return argument
+
+    def _word(self, symbol: Symbol) -> Any:
+        if symbol.kind == "dtype":
+            return DTYPES[symbol.value]
+        if symbol.kind == "device":
+            return self._device if symbol.value == "executor" else torch.device(symbol.value)
+        return getattr(torch, symbol.value)  # "strided", "contiguous_format": the catalogue has checked the word
+
+    def emit(self, op: Op) -> None:
+        """Writes one op."""
+        if op.type == "assign":
+            self.values[op.outputs[0]] = self.argument(op.arguments["x"])
+        elif op.type == "assign_value":
+            self.values[op.outputs[0]] = self._constant(op)
+        elif op.type == "sym.size":
+            self._define(op, self.graph.call_method("size", (self.argument(op.arguments["x"]), op.arguments["dim"])), False)
+        elif op.type in _SIZES:
+            arguments = tuple(self.argument(op.arguments[key]) for key in ("a", "b") if key in op.arguments)
+            self._define(op, self.graph.call_function(_SIZES[op.type], arguments), False)
+        elif op.type.startswith("aten."):
+            self._aten(op)
+        else:
+            self._own(op)
+
+    def _constant(self, op: Op) -> fx.Node:
+        literal = op.arguments["value"]
+        assert isinstance(literal, Literal), "checked against the schema"
+        if literal not in self._constants:
+            self._constants[literal] = f"constant_{len(self._constants)}"
+            self.root.register_buffer(self._constants[literal], tensor_of(literal, self._device))
+        return self.graph.get_attr(self._constants[literal])
+
+    def _aten(self, op: Op) -> None:
+        overload = aten_overload(op.type)
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        gap = False
+        for argument in overload._schema.arguments:
+            gap = gap or argument.kwarg_only or argument.name not in op.arguments
+            if argument.name in op.arguments and gap:
+                named[argument.name] = self.argument(op.arguments[argument.name])
+            elif not gap:
+                positional.append(self.argument(op.arguments[argument.name]))
+        returns = overload._schema.returns
+        several = len(returns) > 1 or "List" in str(returns[0].type)
+        self._define(op, self.graph.call_function(overload, tuple(positional), named), several)
+
+    def _own(self, op: Op) -> None:
+        if op.type not in self._kernels:
+            raise ValueError(f"op {op.type!r}: expected an op that this process can run, got one without a kernel")
+        # fx may name a plain string or number; lists of names stay lists
+        arguments = {key: self.argument(value) for key, value in op.arguments.items()}
+        several = len(op.outputs) > 1 or op.type in ("split", "recv")
+        self._define(op, self.graph.call_function(_Bound(op, self._kernels[op.type]), (), arguments), several)
+
+    def _define(self, op: Op, node: fx.Node, several: bool) -> None:
+        self.written[node.name] = op
+        if not several:
+            self.values.update({name: node for name in op.outputs if name})
+            return
+        for index, name in enumerate(op.outputs):
+            if name:
+                self.values[name] = self.graph.call_function(operator.getitem, (node, index))
+                self.written[self.values[name].name] = op
+
+
+def free_inputs(ops: Iterable[Op]) -> list[str]:
+    """The variables that the ops read before any of them defines it, in order."""
+    defined: set[str] = set()
+    found: dict[str, None] = {}
+    for op in ops:
+        found.update((name, None) for name in op.inputs if name not in defined)
+        defined.update(op.outputs)
+    return list(found)
+
+
+def lower(ops: Sequence[Op], outputs: Sequence[str], device: torch.device, kernels: Mapping[str, Kernel] | None = None) -> Lowered:
+    """Generated code for ops.
+
+    Args:
+        outputs: the variables wanted; each is defined by an op, or is an input and passes through.
+        device: what the word "executor" stands for in the ops' arguments; constants are put there.
+        kernels: op type -> function, for the ops that are neither aten nor sizes; they go before the ones known here.
+
+    Raises:
+        ValueError: torch lacks an op, or an op has no kernel.
+    """
+    lowering = _Lowering(kernels or {}, device)
+    inputs = free_inputs(ops)
+    written = {name for op in ops for name in op.outputs}
+    inputs += [name for name in dict.fromkeys(outputs) if name not in written and name not in inputs]
+    for index, name in enumerate(inputs):
+        lowering.values[name] = lowering.graph.placeholder(f"in_{index}")
+    for op in ops:
+        lowering.emit(op)
+    lowering.graph.output(tuple(lowering.values[name] for name in outputs))
+    module = fx.GraphModule(lowering.root, lowering.graph)
+    return Lowered(module, tuple(inputs), tuple(outputs), _line_table(module, lowering.written))
+
+
+def _line_table(module: fx.GraphModule, written: Mapping[str, Op]) -> dict[int, Op]:
+    """Which op stands in which line of the generated code: a line begins with the name of its node."""
+    names = [re.match(r"\s*(\w+)(?:\s*:[^=]*)? = ", line) for line in module.code.splitlines()]
+    return {number: written[match[1]] for number, match in enumerate(names, start=1) if match and match[1] in written}

@@ -1,0 +1,267 @@
+"""One training step as an fx graph: forward, loss and gradients, with dimension 0 of every input free.
+
+[Note: what stays free]  Tracing runs the step once on fake tensors.  Dimension 0 of an input is a symbol there, every other extent a
+number.  Python code that looks at a symbol (``if x.shape[0] > 16``) is decided for the example, and torch notes the decision as a
+guard.  A decision of the user's code must hold for every batch size, or else the graph would be one branch of the model in silence.
+torch takes decisions of its own too (is this tensor contiguous? which memory format will the convolution choose?).  They do not
+change what is computed, so they are no error by themselves, but a promise that ``rehearsal.py`` tests at a size where they fail.
+
+[Note: gradients as autograd stores them]  ``p.grad`` is not always the tensor that backward computed: autograd copies one whose
+strides differ from the parameter's.  Reductions over it (a norm) add in the order of memory, so the copy is part of the trace.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.source import LocalSource
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    SLoc,
+    StatelessSymbolicContext,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from transpiler import location
+from transpiler.naming import recording
+
+Step = Callable[..., Any]
+_DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A decision about sizes that tracing took for the example: ``expression`` was true.
+
+    ``internal``: torch's own code asked, not the model's.
+    """
+
+    expression: sympy.Basic
+    line: str
+    internal: bool
+
+
+@dataclass
+class Trace:
+    """What tracing found.  Nodes are those of ``graph``; tensors in node metadata are fake."""
+
+    graph: fx.Graph
+    constants: Mapping[str, Tensor]  # by the target of get_attr nodes
+    placeholders: Mapping[str, str]  # node name -> variable name
+    outputs: Mapping[str, fx.Node]  # "loss" first
+    gradients: Mapping[str, fx.Node]  # by parameter
+    named: Mapping[str, fx.Node]  # by the label of name()
+    lines: Mapping[str, str]  # node name -> "train.py:12"
+    sizes: list[sympy.Basic | None] = field(default_factory=list)  # of dimension 0 of each input; None where it has none
+    guards: list[Guard] = field(default_factory=list)
+    hints: dict[sympy.Symbol, int] = field(default_factory=dict)  # the free symbols, with the example's sizes
+
+
+class _Environment(ShapeEnv):
+    """A ShapeEnv that knows whose code asked about a size."""
+
+    def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[SLoc, str]:
+        file = location.deciding_file()
+        internal = location.is_torch(file) or not file
+        return SLoc("torch" if internal else "model", location.here()), ""
+
+
+class _Lines(TorchDispatchMode):
+    """Notes, for every node that an op makes, the line of the step.  A backward op has the line of the forward op it belongs to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, str] = {}
+        self._forward: dict[int, str] = {}
+
+    def _line(self) -> str:
+        backward = torch._C._current_autograd_node()
+        if backward is not None:
+            return self._forward.get(backward._sequence_nr(), "")  # type: ignore[attr-defined]  # missing from the stubs
+        line = location.short()
+        if line and torch.is_grad_enabled():
+            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]
+        return line
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line, mode = self._line(), get_proxy_mode()
+        if mode is None or not line:
+            return func(*args, **(kwargs or {}))
+        nodes = mode.tracer.graph.nodes
+        before = next(iter(reversed(nodes)), None)
+        result = func(*args, **(kwargs or {}))
+        for node in reversed(nodes):
+            if node is before:
+                break
+            self.lines[node.name] = line
+        return result
+
+
+class _Step(nn.Module):
+    """A step as a module, so that ``functional_call`` can swap the model's tensors."""
+
+    def __init__(self, model: nn.Module, step: Step, given: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.step = step
+        self.given = dict(given)
+
+    def forward(self, *batch: Tensor) -> Any:
+        result = location.gate(self.step, self.model, *batch)
+        self._keep_buffers()
+        return result
+
+    def _keep_buffers(self) -> None:
+        """A buffer that the module replaced instead of changing it is copied into the tensor that holds it."""
+        for name, buffer in self.model.named_buffers():
+            held = self.given.get(name)
+            if held is None:
+                raise ValueError(f"the step makes the buffer {name}: expected it to exist before capture; run the model once first")
+            if held is buffer:
+                continue
+            if (held.shape, held.dtype) != (buffer.shape, buffer.dtype) or buffer.requires_grad:
+                came = f"{buffer.dtype} {tuple(buffer.shape)}" + (" with a gradient history" if buffer.requires_grad else "")
+                raise ValueError(f"the step re-assigns the buffer {name}: expected {held.dtype} {tuple(held.shape)}, got {came}")
+            with torch.no_grad():
+                held.copy_(buffer)
+
+
+def outputs_of(result: Any) -> dict[str, Tensor]:
+    """What a step returned, as a dict with ``"loss"`` first.
+
+    Raises:
+        TypeError, ValueError: it is no tensor and no dict of tensors with a scalar ``"loss"``.
+    """
+    found = {"loss": result} if isinstance(result, Tensor) else result
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise TypeError(f"step: expected a scalar loss or a dict of tensors with the key 'loss', got {type(result).__name__}")
+    if "loss" not in found:
+        raise ValueError(f"step: expected a dict with the key 'loss', got the keys {', '.join(found) or 'none'}")
+    for key, value in found.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"step: expected a dict of tensors, got {type(value).__name__} for {key!r}")
+    loss = found["loss"]
+    if loss.dim() and any(size != 1 for size in loss.shape):
+        raise ValueError(f"step: expected a scalar loss, got a tensor of shape {tuple(loss.shape)}")
+    if not loss.requires_grad:
+        raise ValueError("step: expected a loss that depends on a trainable parameter, got one without gradient")
+    return {"loss": loss, **{key: value for key, value in found.items() if key != "loss"}}
+
+
+def _as_stored(grad: Tensor, param: Tensor) -> Tensor:
+    """See [Note: gradients as autograd stores them]."""
+    if grad.layout != torch.strided:
+        raise ValueError(f"expected dense gradients, got a {grad.layout} one")
+    same = all(size == 1 or mine == theirs for size, mine, theirs in zip(param.shape, grad.stride(), param.stride(), strict=True))
+    if same or param.numel() == 0:
+        return grad
+    stored = torch.empty_strided(param.shape, param.stride(), dtype=grad.dtype, device=grad.device)
+    return stored.copy_(grad)
+
+
+def trace(model: nn.Module, step: Step, trained: Sequence[str], names: Sequence[str], batch: Sequence[Tensor]) -> Trace:
+    """Traces one step.  ``trained`` are the parameters whose gradients are wanted, ``names`` those of the inputs.
+
+    Raises:
+        ValueError: the step cannot be captured; the message names the line of the step.
+    """
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    environment = _Environment(specialize_zero_one=False, duck_shape=False)
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    held = [mode.from_tensor(tensor, static_shapes=True, source=LocalSource(key)) for key, tensor in state.items()]
+    fed = [_fake_input(mode, f"input_{index}", tensor) for index, tensor in enumerate(batch)]
+    keys: dict[str, list[str]] = {}
+    lines = _Lines()
+
+    def run(held: list[Tensor], fed: list[Tensor]) -> list[Tensor]:
+        given = dict(zip(state, held, strict=True))
+        with recording() as named, lines, torch.enable_grad():
+            wrapped = _Step(model, step, given)
+            result = torch.func.functional_call(wrapped, {f"model.{key}": value for key, value in given.items()}, tuple(fed))
+            outputs = outputs_of(result)
+            found = torch.autograd.grad(outputs["loss"], [given[key] for key in trained], allow_unused=True)
+            grads = {key: _as_stored(g, given[key]) for key, g in zip(trained, found, strict=True) if g is not None}
+        keys.update(outputs=list(outputs), gradients=list(grads), named=list(named))
+        return [*outputs.values(), *grads.values(), *named.values()]
+
+    with _explained():
+        module = make_fx(run, tracing_mode="symbolic")(held, fed)
+    made = _collect(module, keys, [*state, *names], lines.lines)
+    _close(made, environment, fed, list(names))
+    return made
+
+
+def _fake_input(mode: FakeTensorMode, name: str, tensor: Tensor) -> FakeTensor:
+    dynamic = [DimDynamic.STATIC] * tensor.dim()
+    dynamic[:1] = [DimDynamic.DYNAMIC] * min(1, tensor.dim())
+    context = StatelessSymbolicContext(dynamic_sizes=dynamic)
+    return mode.from_tensor(tensor.detach(), symbolic_context=context, source=LocalSource(name))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turns what tracing raises into a ValueError that names the line of the step."""
+    try:
+        yield
+    except Exception as error:
+        line = location.of_error(error)
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, _DATA_DEPENDENT):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            why = "control flow or a size depends on the values in a tensor, which a program cannot express"
+            line = line or location.of_error(cause)
+        else:
+            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise ValueError(f"{line or 'in the backward pass'}: cannot capture this step: {why}") from error
+
+
+def _collect(module: fx.GraphModule, keys: Mapping[str, list[str]], inputs: list[str], lines: Mapping[str, str]) -> Trace:
+    graph = module.graph
+    placeholders = {node.name: name for node, name in zip(graph.find_nodes(op="placeholder"), inputs, strict=True)}
+    results = list(graph.output_node().args[0])  # type: ignore[arg-type]  # a list: run returns one
+    parts: dict[str, dict[str, fx.Node]] = {}
+    for part in ("outputs", "gradients", "named"):
+        parts[part] = {key: results.pop(0) for key in keys[part]}  # type: ignore[misc]
+    constants = {str(node.target): operator.attrgetter(str(node.target))(module) for node in graph.find_nodes(op="get_attr")}
+    return Trace(graph, constants, placeholders, parts["outputs"], parts["gradients"], parts["named"], lines)
+
+
+def _close(made: Trace, environment: ShapeEnv, fed: list[FakeTensor], names: list[str]) -> None:
+    """Reads the sizes and the guards; an extent that tracing fixed is an error."""
+    decided = [Guard(guard.expr, guard.sloc.maybe_user_loc or "", guard.sloc.framework_loc == "torch") for guard in environment.guards]
+    for name, tensor in zip(names, fed, strict=True):
+        if not tensor.dim():
+            made.sizes.append(None)
+            continue
+        symbol = _symbol(tensor)
+        size = environment.replace(symbol)
+        if not size.free_symbols:
+            line = next((guard.line for guard in reversed(decided) if symbol in guard.expression.free_symbols and guard.line), "")
+            line = line or next((guard.line for guard in reversed(decided) if guard.line), "")
+            raise ValueError(
+                f"{line + ': ' if line else ''}the step fixes dimension 0 of the input {name!r} to {size}, but it must stay free "
+                "(is time or another axis in front of the batch? put the batch first; is the size used as a plain number?)"
+            )
+        made.sizes.append(size)
+        for free in size.free_symbols:
+            made.hints[free] = int(environment.backed_var_to_val[free])
+    for guard in decided:
+        made.guards.append(Guard(environment.replace(guard.expression), guard.line, guard.internal))
+
+
+def _symbol(tensor: Tensor) -> sympy.Symbol:
+    size = tensor.size(0)
+    assert isinstance(size, torch.SymInt), "dimension 0 of an input is symbolic"
+    return size.node._expr  # type: ignore[no-any-return]  # as made, before any replacement
