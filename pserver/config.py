@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEADLINE_SECONDS = 20.0
+START_DEADLINE_SECONDS = 300.0
 TRANSPORTS = ("auto", "flight", "grpc")
 
 
@@ -22,6 +23,7 @@ class ServerConfig:
         data_dir: where Save and Load keep files; None refuses both.
         deadline_seconds: the longest silence of a trainer that is not yet a loss.  Raising it tolerates longer pauses of a whole
             process (a suspended virtual machine) and makes the others wait as much longer for one that is dead.
+        start_deadline_seconds: how long after the first trainer the last one may join.
         once: end with exit code 0 after the first job has left, and with 1 if it failed.
         program: a file that ``Program.save`` wrote: the server installs itself from it and waits for no trainer 0.
         threads: torch's threads for updates; 0 leaves torch's own choice.
@@ -33,6 +35,7 @@ class ServerConfig:
     transport: str = "auto"
     data_dir: str | None = None
     deadline_seconds: float = DEADLINE_SECONDS
+    start_deadline_seconds: float = START_DEADLINE_SECONDS
     once: bool = False
     program: str | None = None
     threads: int = 0
@@ -46,8 +49,9 @@ class ServerConfig:
             raise ValueError(f"data_port: expected 0 to 65535, got {self.data_port}")
         if self.transport not in TRANSPORTS:
             raise ValueError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
-        if not self.deadline_seconds > 0:
-            raise ValueError(f"deadline_seconds: expected a number of seconds above 0, got {self.deadline_seconds}")
+        for name in ("deadline_seconds", "start_deadline_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a number of seconds above 0, got {getattr(self, name)}")
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
         for name in ("tls_certificate", "tls_key", "token_file"):

@@ -76,6 +76,17 @@ class Plan:
     clip: Clip | None = None
     graph: str = ""  # fingerprint of the single-node graph; "" for an eager script
 
+    def placement(self, name: str) -> Placement:
+        """The placement of a variable.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for placement in self.placements:
+            if placement.name == name:
+                return placement
+        raise KeyError(name)
+
     @property
     def clips_on_servers(self) -> bool:
         """Whether the servers clip: only in sync mode with several trainers is the merged gradient not a trainer's own."""
@@ -116,6 +127,10 @@ class Deployment:
     trainer_id: int | None = None
     server_index: int | None = None
     wait_port: bool = True
+
+    def of_server(self, index: int) -> Deployment:
+        """The same deployment as the program of server ``index`` has it."""
+        return replace(self, trainer_id=None, server_index=index)
 
     def with_endpoints(self, endpoints: tuple[str, ...]) -> Deployment:
         """The same deployment at other addresses."""

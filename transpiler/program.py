@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from transpiler import program_pb2
     from transpiler.plan import Deployment
 
 
@@ -173,7 +174,7 @@ class Program:
 
         return hashlib.blake2b(canonical(self), digest_size=16).hexdigest()
 
-    def to_proto(self):  # type: ignore[no-untyped-def]  # protobuf's generated classes have no useful static type
+    def to_proto(self) -> program_pb2.Program:
         """The ``pserver.transpiler.Program`` message.  Values of variables do not travel with it."""
         from transpiler.serialize import to_proto
 

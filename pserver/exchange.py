@@ -1,0 +1,187 @@
+"""The server's end of one tensor stream: decode, check, hand over to the job, encode.  No arithmetic.
+
+A stream is served by one thread.  It reads frames into the trainer's gradient buffers, hands a complete step over at COMMIT, and
+sends back what came of it.  What is wrong with a stream is told to its trainer in a FAILURE frame, and the stream ends: a step
+that was not committed leaves no trace.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from pserver import codec
+from pserver.errors import CorruptFrame, JobFailed, PServerError, Refused, Unprepared, Unreachable
+from pserver.job import Job
+from pserver.members import Member
+from pserver.round import Contribution
+from pserver.steps import Clipping, Outcome
+from pserver.stream import Stream
+from pserver.wire_pb2 import Commit, Done, Failure, Frame, Kind, Norms, Part
+from transpiler.plan_message import numbers_from_proto
+
+log = logging.getLogger(__name__)
+
+
+def handle(stream: Stream, job: Job) -> None:
+    """Serves one stream until its BYE; every error is told to the peer and logged, none is raised."""
+    member: Member | None = None
+    try:
+        member = _greet(stream, job)
+        Exchange(stream, job, member).serve()
+    except Unreachable as error:
+        log.warning("the stream of %s broke: %s", _name(member, stream), error)
+    except PServerError as error:
+        log.warning("the stream of %s ends: %s", _name(member, stream), error)
+        _tell(stream, error)
+    except Exception as error:
+        log.exception("the stream of %s ends", _name(member, stream))
+        _tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
+    finally:
+        stream.close()
+
+
+def _greet(stream: Stream, job: Job) -> Member:
+    received = stream.receive()
+    if received is None:
+        raise Unreachable("it ended before HELLO")
+    header, _ = received
+    if header.kind != Kind.HELLO:
+        raise Refused(f"expected HELLO as the first frame, got {Kind.Name(header.kind)}")
+    member = job.member(header.hello.session)
+    if member.trainer != header.hello.trainer_id:
+        raise Refused(f"the session of HELLO belongs to trainer {member.trainer}, not to trainer {header.hello.trainer_id}")
+    return member
+
+
+def _name(member: Member | None, stream: Stream) -> str:
+    return stream.peer if member is None else f"trainer {member.trainer} ({stream.peer})"
+
+
+def _tell(stream: Stream, error: PServerError) -> None:
+    try:
+        stream.send(Frame(kind=Kind.FAILURE, failure=Failure(error=type(error).__name__, message=str(error))))
+    except PServerError:
+        pass  # the peer is gone, and nobody else wants to know
+
+
+class Exchange:
+    """One trainer's stream, after its HELLO."""
+
+    def __init__(self, stream: Stream, job: Job, member: Member) -> None:
+        self._stream = stream
+        self._job = job
+        self._member = member
+        self._received: dict[str, int] = {}  # bytes of each gradient of the step under way
+        self._step = 0  # that those belong to
+
+    def serve(self) -> None:
+        """Answers frames until BYE.
+
+        Raises:
+            Unreachable: the stream ended without BYE.
+            PServerError: what is to be told to the peer.
+        """
+        while (received := self._stream.receive()) is not None:
+            header, payload = received
+            self._job.bytes_in += payload.nbytes
+            self._member.heard = self._job.now()
+            if header.kind == Kind.BYE:
+                return
+            if header.kind == Kind.GRADIENT:
+                self._gradient(header, payload)
+            elif header.kind == Kind.COMMIT:
+                self._commit(header)
+            elif header.kind == Kind.VALUE:
+                self._value(header, payload)
+            elif header.kind == Kind.PULL:
+                self._pull(header)
+            else:
+                raise Refused(f"expected GRADIENT, COMMIT, VALUE, PULL or BYE, got {_kind(header)}")
+        raise Unreachable("it ended without BYE")
+
+    def _gradient(self, header: Frame, payload: memoryview) -> None:
+        self._job.check_standing()
+        if self._received and header.step != self._step:
+            raise CorruptFrame(f"gradients of step {header.step} among those of step {self._step}, which is not committed")
+        self._step = header.step
+        codec.scatter(header, payload, self._gradient_buffer)
+        for part in header.parts:
+            self._received[part.name] = self._received.get(part.name, 0) + part.size
+
+    def _gradient_buffer(self, part: Part) -> torch.Tensor:
+        """Where a slice's gradient goes: the trainer's own buffer, kept from step to step so that its pages stay mapped."""
+        table = self._job.installed().table
+        if part.name not in table.entries:
+            raise Unprepared(f"slice {part.name!r} is not updated on this server: a gradient for it belongs elsewhere")
+        buffers = self._member.gradients
+        if part.name not in buffers:
+            buffers[part.name] = torch.empty_like(table.values[part.name])
+        return buffers[part.name]
+
+    def _commit(self, header: Frame) -> None:
+        if header.step == 0:
+            self._answer(self._job.loaded(self._member), ())
+            return
+        steps = self._job.installed()
+        outcome = steps.commit(self._member, header.step, self._contribution(header.step, header.commit))
+        self._received = {}
+        if isinstance(outcome, Clipping):
+            self._stream.send(Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=outcome.norms)))
+            outcome = steps.scale(self._member, header.step, outcome.round, self._coefficients(header.step))
+        self._answer(outcome, steps.table.entries, header.step)
+
+    def _contribution(self, step: int, commit: Commit) -> Contribution:
+        """The step that a COMMIT completes: every slice's gradient is whole, or said to be absent."""
+        absent = set(commit.absent)
+        table = self._job.installed().table
+        unknown = absent - set(table.entries)
+        if unknown:
+            raise Unprepared(f"slice {min(unknown)!r}, absent in step {step}, is not updated on this server")
+        gradients = {}
+        for name in table.entries:
+            expected, got = table.values[name].nbytes, self._received.get(name)
+            if name in absent and got is None:
+                continue
+            if got != expected or name in absent or (self._step != step and self._received):
+                raise CorruptFrame(f"step {step}: expected {expected} bytes of the gradient of {name!r}, got {got or 0}")
+            gradients[name] = self._member.gradients[name]
+        rows = {row.group: numbers_from_proto(row.numbers) for row in commit.rows}
+        return Contribution(gradients, rows, commit.overflow)
+
+    def _coefficients(self, step: int) -> Mapping[str, float]:
+        received = self._stream.receive()
+        if received is None:
+            raise Unreachable("it ended before SCALE")
+        header, _ = received
+        if header.kind != Kind.SCALE or header.step != step:
+            raise Refused(f"expected SCALE of step {step}, got {_kind(header)} of step {header.step}")
+        return dict(header.commit.scale)
+
+    def _value(self, header: Frame, payload: memoryview) -> None:
+        if self._member.trainer != 0:
+            raise Refused(f"only trainer 0 loads values, and this is trainer {self._member.trainer}")
+        table = self._job.installed().table
+        codec.scatter(header, payload, lambda part: table.destination(part.name, part.dtype, tuple(part.shape)))
+
+    def _pull(self, header: Frame) -> None:
+        self._job.check_standing()
+        steps = self._job.installed()
+        names = [part.name for part in header.parts] or list(steps.table.values)
+        self._answer(Outcome(steps.version, 0), names, header.step)
+
+    def _answer(self, outcome: Outcome, names: Iterable[str], step: int = 0) -> None:
+        steps = self._job.installed()
+        tensors = ((name, steps.snapshot(name)) for name in names)
+        held = ((name, tensor) for name, tensor in tensors if tensor is not None)
+        for header, payload in codec.frames(Kind.VALUE, step, held):
+            self._stream.send(header, payload)
+            self._job.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+        done = Done(version=outcome.version, committed=outcome.committed, overflow=outcome.overflow)
+        self._stream.send(Frame(kind=Kind.DONE, step=step, done=done))
+
+
+def _kind(header: Frame) -> str:
+    return Kind.Name(header.kind) if header.kind in Kind.values() else f"kind {header.kind}"

@@ -1,0 +1,416 @@
+"""The one job that a server has at a time: from the first Join to the last Leave.
+
+::
+
+    EMPTY --trainer 0 joins--> INSTALLING --its values have arrived--> SERVING --all have left--> EMPTY
+                                    `--------------- failure ------------> FAILED --all are gone--> EMPTY
+
+Every control call and every stream of every trainer ends in a method of :class:`Job`, in a thread of its caller's.
+
+[Note: the job's lock]  ``changed`` (a condition over a re-entrant lock) guards the bookkeeping of this file, of ``members.py``
+and of ``steps.py``: state, members, rounds.  It is held for bookkeeping only: never while tensors are merged, updated or
+copied, and never while anything is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from pserver import disk
+from pserver.config import ServerConfig
+from pserver.dense import DenseTable
+from pserver.errors import (
+    Busy,
+    Draining,
+    FingerprintMismatch,
+    JobFailed,
+    PServerError,
+    Refused,
+    TrainerLost,
+    Unprepared,
+)
+from pserver.members import Member, Members, State
+from pserver.steps import Outcome, Steps
+from pserver.wire_pb2 import (
+    BarrierReply,
+    BarrierRequest,
+    DrainReply,
+    DrainRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
+    InstallReply,
+    InstallRequest,
+    JoinReply,
+    JoinRequest,
+    LeaveReply,
+    LeaveRequest,
+    LoadReply,
+    LoadRequest,
+    SaveReply,
+    SaveRequest,
+    StatusReply,
+    StatusRequest,
+    TrainerStatus,
+)
+from transpiler.ops import check_server_program
+from transpiler.program import Program
+
+PROTOCOL = 1
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """See the module's docstring.
+
+    Args:
+        config: the server's.
+        carriers: that the server listens on, by name, with the port of each.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, config: ServerConfig, carriers: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.carriers = dict(carriers)
+        self.ended = threading.Event()  # a job has ended here, by leaving or by failure
+        self.failure: PServerError | None = None  # of the present job, or of the last one
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._clock = clock
+        self._started = clock()
+        self.changed = threading.Condition(threading.RLock())
+        self._preset: tuple[Program, Mapping[str, torch.Tensor]] | None = None
+        self._draining = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """Back to EMPTY (or to the program that was given at start-up)."""
+        self.state = "empty"
+        self.steps: Steps | None = None
+        self._server_index = 0
+        self._manifest: Mapping[str, str] = {}
+        self._fingerprint = ""
+        self._members = Members(1, self._clock())
+        if self._preset is not None:
+            self._serve(*self._preset)
+
+    # ---- the life of a job ---------------------------------------------------------------------------------------
+
+    def preset(self, program: Program, values: Mapping[str, torch.Tensor]) -> None:
+        """Installs a program without a trainer: from a file, or in a script whose role is PSERVER."""
+        with self.changed:
+            self._preset = (program, values)
+            self._serve(program, values)
+
+    def _serve(self, program: Program, values: Mapping[str, torch.Tensor]) -> None:
+        self._members = Members(program.deployment.plan.trainers if program.deployment else 1, self._clock())
+        steps = self._take_program(program)
+        steps.table.load(values)
+        self._manifest, self._fingerprint = steps.plan.manifest(), steps.plan.fingerprint()
+        self.state = "serving"
+
+    def _take_program(self, program: Program) -> Steps:
+        if program.deployment is None or program.deployment.server_index is None:
+            raise Refused("expected a pserver program with its deployment, got a single-node or a trainer program")
+        try:
+            check_server_program(program)
+        except ValueError as error:
+            raise Refused(f"the program is refused: {error}") from error
+        self._server_index = program.deployment.server_index
+        self.steps = Steps(program.deployment.plan, DenseTable(program), self._members, self)
+        return self.steps
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        """A trainer comes.  See protos/pserver/wire.proto for the order of calls.
+
+        Raises:
+            Refused: another protocol version, a trainer number that the plan does not have, no carrier in common.
+            Busy: a running job has this trainer already.
+            FingerprintMismatch: the trainer runs another program; the message says in what it differs.
+        """
+        with self.changed:
+            if self._draining:
+                raise Draining("the server is shutting down")
+            if request.protocol != PROTOCOL:
+                raise Refused(f"expected protocol version {PROTOCOL}, got {request.protocol}: install one version everywhere")
+            if self.state == "failed" or (request.trainer_id == 0 and self._deserted()):
+                if self._members.joined():
+                    raise Busy(f"the server's last job failed and its trainers are still here: {self.failure}")
+                self._reset()
+            if self.state == "empty":
+                if request.trainer_id != 0:
+                    return JoinReply(ready=False)
+                self._begin(request)
+            member = self._admit(request)
+            if member is None:
+                return JoinReply(ready=False)
+            return JoinReply(
+                ready=True,
+                install=request.trainer_id == 0 and self.state == "installing",
+                carrier=member.carrier,
+                data_port=self.carriers[member.carrier],
+                deadline_seconds=self.config.deadline_seconds,
+                step=member.step,
+                session=member.session,
+            )
+
+    def _deserted(self) -> bool:
+        """A job whose present trainers have all left, but not all expected ones ever came."""
+        return bool(self._members.by_trainer) and not self._members.joined()
+
+    def _begin(self, request: JoinRequest) -> None:
+        try:
+            trainers = int(request.manifest["trainers"])
+        except (KeyError, ValueError):
+            raise Refused("the manifest does not say the number of trainers") from None
+        self._manifest, self._fingerprint = dict(request.manifest), request.fingerprint
+        self._members = Members(trainers, self._clock())
+        self._server_index = request.server_index
+        self.failure = None
+        self.ended.clear()
+        self.state = "installing"
+
+    def _admit(self, request: JoinRequest) -> Member | None:
+        """The member, new or known; None where it should ask again later."""
+        trainer = request.trainer_id
+        known = self._members.by_trainer.get(trainer)
+        if known is not None and known.incarnation == request.incarnation and known.state is State.JOINED:
+            return known
+        if any(member.state is State.LEFT for member in self._members.by_trainer.values()) and (
+            known is not None or request.fingerprint != self._fingerprint
+        ):
+            return None  # the present job is ending; a new one begins when everybody has left
+        if known is not None:
+            raise Busy(f"trainer {trainer} takes part in the server's job already; start another server for a second job")
+        if request.fingerprint != self._fingerprint:
+            if trainer == 0:
+                raise Busy("the server has a job with another program; start another server for a second job")
+            raise FingerprintMismatch(self._differences(request))
+        if trainer >= self._members.expected:
+            raise Refused(f"expected a trainer number below {self._members.expected}, got {trainer}")
+        if request.server_index != self._server_index:
+            raise Refused(
+                f"this server holds part {self._server_index} of the program, trainer {trainer} takes it for part "
+                f"{request.server_index}: give every process the endpoints in the same order"
+            )
+        if self.state == "installing" and trainer != 0:
+            return None
+        carrier = next((name for name in request.carriers if name in self.carriers), None)
+        if carrier is None:
+            raise Refused(f"no carrier in common: the server has {sorted(self.carriers)}, the trainer {list(request.carriers)}")
+        member = Member(trainer, request.incarnation, carrier, self._clock())
+        self._members.by_trainer[trainer] = member
+        log.info("trainer %d joined over %s", trainer, carrier)
+        self.changed.notify_all()
+        return member
+
+    def _differences(self, request: JoinRequest) -> str:
+        """What differs between two manifests, in words."""
+        mine, theirs = self._manifest, dict(request.manifest)
+        changed = [key for key in sorted(set(mine) | set(theirs)) if mine.get(key) != theirs.get(key)]
+        facts = [f"{key}: {theirs.get(key, 'absent')} (trainer 0 has {mine.get(key, 'absent')})" for key in changed[:5]]
+        more = f"; and {len(changed) - 5} more" if len(changed) > 5 else ""
+        return f"trainer {request.trainer_id} runs another program than trainer 0: " + "; ".join(facts) + more
+
+    def install(self, request: InstallRequest) -> InstallReply:
+        """Takes trainer 0's program; its values follow on the stream.
+
+        Raises:
+            Refused: not trainer 0, not the time for it, an op that is not on the allow-list, an argument of a wrong type.
+            FingerprintMismatch: the program was made for another plan than the one it joined with.
+        """
+        with self.changed:
+            member = self.member(request.session)
+            if member.trainer != 0 or self.state != "installing":
+                raise Refused("only trainer 0 installs, and only a server that is not yet installed")
+            try:
+                program = Program.from_proto(request.program)
+            except ValueError as error:
+                raise Refused(f"the program is refused: {error}") from error
+            if program.deployment is None or program.deployment.plan.fingerprint() != self._fingerprint:
+                raise FingerprintMismatch("the program was made for another plan than the one that trainer 0 joined with")
+            self._take_program(program)
+            return InstallReply()
+
+    def loaded(self, member: Member) -> Outcome:
+        """All values that trainer 0 wanted to send have arrived (COMMIT with step 0): they count from here on."""
+        if member.trainer != 0:
+            raise Refused(f"only trainer 0 loads values, and this is trainer {member.trainer}")
+        with self.changed:
+            steps = self.installed()
+            steps.table.loaded()
+            if self.state == "installing":
+                self.state = "serving"
+                log.info("installed: %d slices, %d bytes", len(steps.table.values), steps.table.bytes_held)
+            self.changed.notify_all()
+            return Outcome(steps.version, 0)
+
+    def installed(self) -> Steps:
+        """The steps of the present job.
+
+        Raises:
+            Unprepared: no program has been installed.
+        """
+        if self.steps is None:
+            raise Unprepared("the server has not been installed yet")
+        return self.steps
+
+    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+        """A sign of life; the reply says whether the job still stands."""
+        with self.changed:
+            member = self.member(request.session)
+            member.activity = request.activity
+            if self.failure is None:
+                return HeartbeatReply()
+            return HeartbeatReply(failure=str(self.failure), error=type(self.failure).__name__)
+
+    def leave(self, request: LeaveRequest) -> LeaveReply:
+        """A trainer goes, having finished, or because it failed: then the job fails for everybody."""
+        with self.changed:
+            member = self.member(request.session)
+            if member.state is not State.JOINED:
+                return LeaveReply()
+            member.state = State.LEFT
+            member.gradients.clear()
+            log.info("trainer %d left%s", member.trainer, f": {request.failure}" if request.failure else "")
+            if request.failure:
+                self.fail(JobFailed(f"trainer {member.trainer} ended the job: {request.failure}"))
+            self._close_if_over()
+            self.changed.notify_all()
+            return LeaveReply()
+
+    def _close_if_over(self) -> None:
+        gone = not self._members.joined()
+        if (self.failure is not None and gone) or self._members.over:
+            if self.failure is None:
+                log.info("the job is done after %d updates", self.steps.version if self.steps else 0)
+                self._reset()
+            self.ended.set()
+
+    def fail(self, error: PServerError) -> None:
+        """Ends the job for everybody: whoever waits, or asks next, is told why."""
+        with self.changed:
+            if self.failure is None and self.state not in ("empty",):
+                self.failure = error
+                self.state = "failed"
+                log.error("the job failed: %s", error)
+            self.changed.notify_all()
+
+    def tick(self) -> None:
+        """Looks for trainers that have fallen silent.  Called a few times a second by the server's main loop."""
+        with self.changed:
+            now, deadline = self._clock(), self.config.deadline_seconds
+            for member in self._members.silent(now, deadline):
+                member.state = State.LOST
+                waiting = f", last seen at {member.waiting or member.activity}" if member.waiting or member.activity else ""
+                self.fail(
+                    TrainerLost(
+                        f"trainer {member.trainer} has shown no heartbeat for {now - member.heard:.1f} s "
+                        f"(deadline {deadline:g} s){waiting}"
+                    )
+                )
+                self._close_if_over()
+            late = self._members.missing(now, self.config.start_deadline_seconds)
+            if late and self._members.joined():
+                names = ", ".join(map(str, late))
+                self.fail(TrainerLost(f"trainer {names} has not joined within {self.config.start_deadline_seconds:g} s"))
+
+    # ---- for steps and streams -----------------------------------------------------------------------------------
+
+    def member(self, session: str) -> Member:
+        """The trainer that holds a session; the call counts as a sign of life.
+
+        Raises:
+            Refused: nobody holds it.
+        """
+        with self.changed:
+            member = self._members.of_session(session)
+            member.heard = self._clock()
+            return member
+
+    def now(self) -> float:
+        """The job's clock, in seconds."""
+        return self._clock()
+
+    def check_standing(self) -> None:
+        """Raises what ended the job, if something did."""
+        if self.failure is not None:
+            raise self.failure
+        if self._draining:
+            raise Draining("the server is shutting down")
+
+    def barrier(self, request: BarrierRequest) -> BarrierReply:
+        """Waits up to a second until every trainer that has not left has come to the barrier of this name."""
+        return BarrierReply(passed=self.installed().barrier(self.member(request.session), request.name, 1.0))
+
+    # ---- operators -----------------------------------------------------------------------------------------------
+
+    def save(self, request: SaveRequest) -> SaveReply:
+        """Writes everything held here, atomically, below the server's data directory."""
+        self.member(request.session)
+        steps, marks = self.installed(), {str(m.trainer): m.step for m in self._members.by_trainer.values()}
+        path = disk.save(self._directory(request.path), steps, marks)
+        return SaveReply(file=str(path), bytes=steps.table.bytes_held)
+
+    def load(self, request: LoadRequest) -> LoadReply:
+        """Reads what :meth:`save` wrote, for the same plan."""
+        self.member(request.session)
+        steps = self.installed()
+        path = disk.load(self._directory(request.path), steps)
+        return LoadReply(file=str(path), bytes=steps.table.bytes_held)
+
+    def _directory(self, path: str) -> Path:
+        return disk.directory(self.config.data_dir, path, self._server_index)
+
+    def status(self, request: StatusRequest) -> StatusReply:
+        """What an operator sees."""
+        with self.changed:
+            now, steps = self._clock(), self.steps
+            trainers = [
+                TrainerStatus(
+                    trainer_id=member.trainer,
+                    state=member.state.value,
+                    step=member.step,
+                    carrier=member.carrier,
+                    silence_seconds=now - member.heard,
+                    activity=member.waiting or member.activity,
+                )
+                for _, member in sorted(self._members.by_trainer.items())
+            ]
+            return StatusReply(
+                state="draining" if self._draining else self.state,
+                fingerprint=self._fingerprint,
+                mode=steps.plan.mode if steps else "",
+                slices=len(steps.table.values) if steps else 0,
+                bytes_held=steps.table.bytes_held if steps else 0,
+                version=steps.version if steps else 0,
+                trainers=trainers,
+                uptime_seconds=now - self._started,
+                bytes_in=self.bytes_in,
+                bytes_out=self.bytes_out,
+                carriers=sorted(self.carriers),
+                failure=str(self.failure or ""),
+            )
+
+    def drain(self, request: DrainRequest) -> DrainReply:
+        """Takes no new trainers and no new steps; whoever waits is told."""
+        self.close()
+        return DrainReply()
+
+    def close(self) -> None:
+        """The server is shutting down."""
+        with self.changed:
+            self._draining = True
+            self.changed.notify_all()
+            self.ended.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether trainers take part in a job now."""
+        return bool(self._members.joined())

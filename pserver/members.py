@@ -1,0 +1,97 @@
+"""Who takes part in a server's job: joining, heartbeats, leaving, being lost, and waiting for one another.  No locks, no clock:
+time is an argument, and the job's lock is held by whoever calls.
+
+A member's states::
+
+    (absent) --join--> JOINED --leave--> LEFT
+                          `--silence--> LOST
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from pserver.errors import Refused
+
+
+class State(enum.Enum):
+    """Where a trainer stands; the values are the words that ``status`` shows."""
+
+    JOINED = "joined"
+    LEFT = "left"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class Member:
+    """One trainer, as one server sees it.
+
+    Attributes:
+        session: the secret that its calls and its stream repeat.
+        step: the last of its steps that was applied.
+        heard: when it last gave a sign of life, in seconds of the job's clock.
+        waiting: what it waits for ("step 12", "barrier 'epoch'"), "" while it computes.
+        done: while it waits, whether it need not wait any longer.
+        gradients: the buffers that its gradients arrive in, by slice name, kept from step to step.
+    """
+
+    trainer: int
+    incarnation: str
+    carrier: str
+    heard: float
+    session: str = field(default_factory=lambda: secrets.token_hex(16))
+    state: State = State.JOINED
+    step: int = 0
+    activity: str = ""
+    waiting: str = ""
+    done: Callable[[], bool] | None = None
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Members:
+    """The trainers of one job, ``expected`` in number once the plan is known."""
+
+    def __init__(self, expected: int, since: float) -> None:
+        self.expected = expected
+        self.since = since  # when the job began
+        self.by_trainer: dict[int, Member] = {}
+
+    def joined(self) -> list[Member]:
+        """Those who take part now, by trainer number."""
+        return [member for _, member in sorted(self.by_trainer.items()) if member.state is State.JOINED]
+
+    def of_session(self, session: str) -> Member:
+        """The member that holds a session.
+
+        Raises:
+            Refused: there is none.
+        """
+        for member in self.by_trainer.values():
+            if secrets.compare_digest(member.session, session):
+                return member
+        raise Refused("this session is not known here: join first (has the server been restarted?)")
+
+    def awaited(self) -> list[int]:
+        """The trainers whom a sync step or a barrier needs: all of the plan but those who have left."""
+        gone = {trainer for trainer, member in self.by_trainer.items() if member.state is State.LEFT}
+        return [trainer for trainer in range(self.expected) if trainer not in gone]
+
+    def silent(self, now: float, deadline: float) -> list[Member]:
+        """Those who take part and have given no sign of life for longer than the deadline."""
+        return [member for member in self.joined() if now - member.heard > deadline]
+
+    def missing(self, now: float, start_deadline: float) -> list[int]:
+        """The trainers who have not joined although the start-up time is over."""
+        if now - self.since <= start_deadline:
+            return []
+        return [trainer for trainer in range(self.expected) if trainer not in self.by_trainer]
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended: somebody has been here, everybody expected has been, and nobody is left."""
+        return len(self.by_trainer) >= self.expected and not self.joined()

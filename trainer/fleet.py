@@ -1,0 +1,385 @@
+"""The few calls that turn a single-node script into one trainer of a cluster.
+
+::
+
+    fleet.init()
+    model = fleet.distributed_model(Net())
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=1e-3))
+    for x, y in fleet.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    fleet.finish()
+
+``init`` finds out which process this is; ``distributed_optimizer`` joins the servers, after which the model's values are trainer
+0's; ``finish`` leaves.  Alone, without a cluster's variables, the same calls train single-node.  A process has one job at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from pserver.server import serve
+from torch import nn
+from transpiler.strategy import DistributedStrategy
+
+from pserver.config import ServerConfig
+from trainer import resume
+from trainer.communicator import Communicator
+from trainer.optimizer import DistributedOptimizer
+from trainer.role import CloudRoleMaker as CloudRoleMaker
+from trainer.role import Role as Role
+from trainer.role import RoleMaker
+from trainer.role import UserDefinedRoleMaker as UserDefinedRoleMaker
+from trainer.shard import shard as _shard
+from transpiler.clip import GradClip
+from transpiler.distribute import plan_parameters
+from transpiler.optimizers import rule_of
+from transpiler.plan import Deployment, Plan
+
+log = logging.getLogger(__name__)
+
+SUPPORTED = ("a_sync",)  # what of a strategy has an effect
+
+
+class _Job:
+    """What ``init`` begins and ``finish`` ends."""
+
+    def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
+        self.role = role
+        self.strategy = strategy
+        self.models: list[nn.Module] = []
+        self.optimizer: DistributedOptimizer | None = None
+
+    @property
+    def communicator(self) -> Communicator | None:
+        return None if self.optimizer is None else self.optimizer.communicator
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and persistent buffers of every registered model, by name; several models are numbered."""
+        found: dict[str, torch.Tensor] = {}
+        for index, model in enumerate(self.models):
+            prefix = f"model{index}." if len(self.models) > 1 else ""
+            found.update({prefix + name: p for name, p in model.named_parameters()})
+            found.update({prefix + name: b for name, b in model.named_buffers()})
+        return found
+
+
+_job: _Job | None = None
+
+
+def _present() -> _Job:
+    if _job is None:
+        raise RuntimeError("call fleet.init() first")
+    return _job
+
+
+# ---- beginning and end ------------------------------------------------------------------------------------------------
+
+
+def init(role_maker: RoleMaker | None = None, is_collective: bool = False, strategy: DistributedStrategy | None = None) -> None:
+    """Finds out which process of which job this is.
+
+    Args:
+        role_maker: the role; None reads it from the environment (see the README's table of variables).
+        is_collective: True is refused: this version has no collective mode.
+        strategy: the default for ``distributed_optimizer``.
+
+    Raises:
+        ValueError: a required variable is missing or wrong, or a switch of the strategy has no effect in this version.
+        RuntimeError: a job is under way: call ``finish()`` first.
+    """
+    global _job
+    if _job is not None:
+        raise RuntimeError("fleet.init() was called before; call fleet.finish() to end that job first")
+    if is_collective:
+        raise ValueError("is_collective=True: this version has no collective mode; leave it out")
+    if role_maker is not None and not isinstance(role_maker, RoleMaker):
+        raise TypeError(f"role_maker: expected CloudRoleMaker() or UserDefinedRoleMaker(...), got {type(role_maker).__name__}")
+    _check_strategy(strategy)
+    role = role_maker or CloudRoleMaker()
+    if role.role is Role.SINGLE:
+        log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
+    _job = _Job(role, strategy)
+
+
+def _check_strategy(strategy: DistributedStrategy | None) -> None:
+    if strategy is None:
+        return
+    if not isinstance(strategy, DistributedStrategy):
+        raise TypeError(f"strategy: expected a DistributedStrategy, got {type(strategy).__name__}")
+    unsupported = strategy.unsupported(SUPPORTED)
+    if unsupported:
+        raise ValueError(f"strategy.{unsupported[0]}: has no effect in this version; leave it at its default")
+
+
+def distributed_model(model: nn.Module) -> nn.Module:
+    """Registers a model: the same module, whose parameters and buffers are trainer 0's once the optimizer is distributed.
+
+    Raises:
+        RuntimeError: the optimizer has been distributed already.
+    """
+    job = _present()
+    if job.optimizer is not None:
+        raise RuntimeError("call fleet.distributed_model before fleet.distributed_optimizer")
+    if not any(model is known for known in job.models):
+        job.models.append(model)
+    return model
+
+
+def distributed_optimizer(
+    optimizer: torch.optim.Optimizer, strategy: DistributedStrategy | None = None, grad_clip: GradClip | None = None
+) -> DistributedOptimizer:
+    """Joins the servers and returns the optimizer whose steps they take.
+
+    Args:
+        optimizer: any element-wise optimizer of torch.optim, over parameters of the registered models.
+        strategy: None takes that of ``init``; without one the job is sync.
+        grad_clip: applied to the merged gradient.
+
+    Raises:
+        ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered model.
+        PServerError: a server cannot be reached, or refuses the job.
+    """
+    job = _present()
+    _check_strategy(strategy)
+    if job.optimizer is not None:
+        raise RuntimeError("this job has a distributed optimizer already")
+    if job.role.role is Role.PSERVER:
+        raise RuntimeError("this process is a server: call fleet.run_server()")
+    strategy = strategy or job.strategy
+    names = {tensor: name for name, tensor in job.tensors().items()}
+
+    def connect(distributed: DistributedOptimizer) -> Communicator | None:
+        return _connect(job, distributed, strategy)
+
+    job.optimizer = DistributedOptimizer(optimizer, names, connect, grad_clip)
+    atexit.register(_at_exit, job)
+    return job.optimizer
+
+
+def _connect(job: _Job, distributed: DistributedOptimizer, strategy: DistributedStrategy | None) -> Communicator | None:
+    plan = _plan(job, distributed, "async" if strategy is not None and strategy.a_sync else "sync")
+    if job.role.role is Role.SINGLE:
+        return None
+    log.info("training %s", plan.mode if strategy is not None else f"{plan.mode} (no strategy given)")
+    deployment = Deployment(plan, job.role.server_endpoints, trainer_id=job.role.trainer_id)
+    communicator = Communicator(
+        deployment,
+        job.tensors(),
+        distributed.inner,
+        deadline_seconds=job.role.deadline_seconds,
+        start_deadline_seconds=job.role.start_deadline_seconds,
+        transport=job.role.transport,
+    )
+    communicator.start()
+    return communicator
+
+
+def _plan(job: _Job, distributed: DistributedOptimizer, mode: str) -> Plan:
+    rules = [rule_of(distributed.inner, group) for group in distributed.param_groups]
+    tensors, listed = job.tensors(), []
+    groups: dict[str, int] = {}
+    for index, group in enumerate(distributed.param_groups):
+        for number, parameter in enumerate(group["params"]):
+            name = distributed.names.get(parameter)
+            if name is None:
+                raise ValueError(
+                    f"parameter {number} of group {index}, of shape {list(parameter.shape)}, is in no registered model: "
+                    "pass every model to fleet.distributed_model first"
+                )
+            groups[name] = index
+    for name in (*groups, *(name for name in tensors if name not in groups)):
+        tensor = tensors[name]
+        listed.append((name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), groups.get(name)))
+    clip = None if distributed.grad_clip is None else distributed.grad_clip.to_clip()
+    servers = max(1, len(job.role.server_endpoints))
+    return plan_parameters(listed, rules, mode=mode, trainers=job.role.trainers, servers=servers, clip=clip)
+
+
+def finish() -> None:
+    """Leaves the job: what was sent has been applied.  Others go on without this trainer."""
+    global _job
+    job, _job = _job, None
+    if job is not None and job.optimizer is not None:
+        atexit.unregister(_at_exit)
+        job.optimizer.close()
+
+
+def _at_exit(job: _Job) -> None:
+    """A script that ends without ``finish``: by an exception, or forgotten."""
+    error = getattr(sys, "last_value", None)
+    if job is not _job or job.optimizer is None:
+        return
+    if error is None:
+        log.warning("the script ended without fleet.finish()")
+    job.optimizer.close("" if error is None else f"{type(error).__name__}: {error}")
+
+
+# ---- data -------------------------------------------------------------------------------------------------------------
+
+
+def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
+    """This trainer's part of one epoch: the same split in every process, in another order at each call where the loader shuffles.
+
+    Every trainer gets the same number of batches; samples are nobody's twice.
+    """
+    role = _present().role
+    return _shard(loader, role.trainers, role.trainer_id, seed)
+
+
+# ---- files ------------------------------------------------------------------------------------------------------------
+
+
+def save(path: str) -> None:
+    """Writes parameters, buffers, optimizer state and step to the directory ``path``: whole, or not at all.
+
+    Every trainer calls this, between steps; trainer 0 writes.
+
+    Raises:
+        OSError: the directory cannot be written; the checkpoint that was there stays.
+    """
+    job = _present()
+    optimizer = _distributed(job)
+    optimizer.barrier("save")
+    if job.role.trainer_id == 0:
+        resume.save(path, job.tensors(), optimizer)
+    optimizer.barrier("saved")
+
+
+def load(path: str) -> int:
+    """Reads what :func:`save` wrote; the job goes on from there.  Every trainer calls this, between steps, and can read ``path``.
+
+    Returns:
+        The step at which it was saved.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it is torn, or of another model or optimizer; nothing is changed.
+    """
+    job = _present()
+    optimizer = _distributed(job)
+    resume.load(path, job.tensors(), optimizer)
+    if job.communicator is not None:
+        job.communicator.push()
+    return optimizer.steps
+
+
+def _distributed(job: _Job) -> DistributedOptimizer:
+    if job.optimizer is None:
+        raise RuntimeError("call fleet.distributed_optimizer first")
+    return job.optimizer
+
+
+# ---- queries ----------------------------------------------------------------------------------------------------------
+
+
+def is_worker() -> bool:
+    """Whether this process trains."""
+    return _present().role.role is not Role.PSERVER
+
+
+def is_server() -> bool:
+    """Whether this process is a parameter server."""
+    return _present().role.role is Role.PSERVER
+
+
+def is_first_worker() -> bool:
+    """Whether this is trainer 0."""
+    return is_worker() and _present().role.trainer_id == 0
+
+
+def worker_index() -> int:
+    """This trainer's number."""
+    return _present().role.trainer_id
+
+
+def worker_num() -> int:
+    """Trainers of the job."""
+    return _present().role.trainers
+
+
+def server_num() -> int:
+    """Servers of the job; 0 where the process trains alone."""
+    return len(_present().role.server_endpoints)
+
+
+def server_index() -> int:
+    """This server's place in the list of endpoints.
+
+    Raises:
+        RuntimeError: the process is no server.
+    """
+    if not is_server():
+        raise RuntimeError("this process is a trainer, not a server")
+    return _present().role.server_index
+
+
+def server_endpoints() -> list[str]:
+    """HOST:PORT of every server's control endpoint."""
+    return list(_present().role.server_endpoints)
+
+
+def worker_endpoints() -> list[str]:
+    """Always empty: trainers listen on no port.  Their number is ``worker_num()``."""
+    return []
+
+
+def carrier() -> str:
+    """How tensors travel: "flight", "grpc", or "local" where the process trains alone."""
+    communicator = _present().communicator
+    return "local" if communicator is None else communicator.carrier
+
+
+# ---- the original's life-cycle calls ----------------------------------------------------------------------------------
+
+
+def barrier_worker() -> None:
+    """Waits for every trainer that has not left.
+
+    Raises:
+        PServerError: a trainer is lost, or the others wait for a step that this one does not take.
+    """
+    _distributed(_present()).barrier("barrier_worker")
+
+
+def init_worker() -> None:
+    """Nothing is left to do for a trainer: ``distributed_optimizer`` has joined the servers.  Checks that it has.
+
+    Raises:
+        RuntimeError: it has not been called.
+    """
+    _distributed(_present())
+
+
+def stop_worker() -> None:
+    """The same as :func:`finish`."""
+    finish()
+
+
+def init_server() -> None:
+    """Checks that this process is a server; the trainers install it.
+
+    Raises:
+        RuntimeError: the process is a trainer.
+    """
+    server_index()
+
+
+def run_server() -> None:
+    """Serves at CURRENT_ENDPOINT until stopped by SIGTERM or SIGINT.
+
+    Raises:
+        RuntimeError: the process is a trainer.
+        SystemExit: the server could not start or failed.
+    """
+    init_server()
+    role = _present().role
+    code = serve(ServerConfig(endpoint=role.current_endpoint, transport=role.transport, deadline_seconds=role.deadline_seconds))
+    if code:
+        raise SystemExit(code)

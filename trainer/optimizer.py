@@ -1,0 +1,184 @@
+"""What ``fleet.distributed_optimizer`` returns: a torch.optim.Optimizer whose step the servers take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from trainer.communicator import Communicator
+from transpiler.clip import GradClip, apply
+from transpiler.optimizers import row_of, rule_of
+
+Connect = Callable[["DistributedOptimizer"], Communicator | None]
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Sends what ``p.grad`` holds at ``step()`` to the parameter servers and receives the updated parameters.
+
+    Accumulation over several backward passes, unscaling and clipping in between all count.  Schedulers, ``GradScaler`` and
+    training frameworks take it for the optimizer that it wraps: the two share ``param_groups``, ``state`` and ``defaults``.
+
+    Args:
+        optimizer: the user's.
+        names: every parameter's name in the job.
+        connect: makes the connection to the servers, or gives None for a process that trains alone.
+        grad_clip: applied to the merged gradient, as a single node would.
+    """
+
+    # GradScaler then always calls step(), and tells it of an overflow: every trainer of a sync job must hear of the step.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[torch.Tensor, str],
+        connect: Connect,
+        grad_clip: GradClip | None = None,
+    ) -> None:
+        self._inner = optimizer
+        self.names = names
+        self._connect = connect
+        self.grad_clip = grad_clip
+        self.steps = 0  # taken by the job, those before a resumed checkpoint included
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._share()
+        self._communicator = connect(self)
+
+    def _share(self) -> None:
+        """One set of groups and states under both optimizers, so that a scheduler made for either moves both."""
+        self.param_groups = self._inner.param_groups
+        self.state = self._inner.state
+        self.defaults = self._inner.defaults
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The connection to the servers; None in a process that trains alone."""
+        return self._communicator
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        """The user's optimizer."""
+        return self._inner
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the whole job.
+
+        Returns:
+            What ``closure`` returned, or None.
+
+        Raises:
+            PServerError: a server or another trainer is lost, or refused the step.
+            ValueError: a gradient is sparse, or has another dtype than its parameter.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        overflow = self._unscale()
+        if self._communicator is None:
+            self._step_alone(overflow)
+        else:
+            self._step_together(self._communicator, overflow)
+        self._seen_by_schedulers()
+        return loss
+
+    def _unscale(self) -> bool:
+        """Takes GradScaler's scale out of the gradients, where it handed them over scaled; whether one is not finite."""
+        scale = getattr(self, "grad_scale", None)
+        found = getattr(self, "found_inf", None)
+        overflow = found is not None and bool(found.item())
+        if scale is not None and not overflow:
+            inverse = scale.double().reciprocal().float()
+            for gradient in self._gradients().values():
+                gradient.mul_(inverse.to(gradient.device))
+        return overflow
+
+    def _gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        return {p: p.grad for group in self.param_groups for p in group["params"] if p.grad is not None}
+
+    def _clip_here(self) -> None:
+        gradients = self._gradients()
+        if self.grad_clip is not None and gradients:
+            results = apply(self.grad_clip.to_clip(), list(gradients.values()))
+            for gradient, result in zip(gradients.values(), results, strict=True):
+                gradient.copy_(result)
+
+    def _step_alone(self, overflow: bool) -> None:
+        if not overflow:
+            self._clip_here()
+            self._inner.step()
+            self.steps += 1
+
+    def _step_together(self, communicator: Communicator, overflow: bool) -> None:
+        if not overflow:
+            if not communicator.plan.clips_on_servers:
+                self._clip_here()
+            for parameter, gradient in self._gradients().items():
+                communicator.send_whole(self.names[parameter], gradient)
+        done = communicator.commit(self.rows(), overflow)
+        self.steps += 0 if done.overflow else 1
+
+    def rows(self) -> dict[int, dict[str, Any]]:
+        """The present hyper-parameters of every group, by group number."""
+        return {index: row_of(rule_of(self._inner, group).type, group) for index, group in enumerate(self.param_groups)}
+
+    def _seen_by_schedulers(self) -> None:
+        """Schedulers warn where they are stepped before the optimizer that they were made for; that one's step is this one."""
+        self._inner._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
+
+    # ---- groups and states ---------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, before the first step.
+
+        Raises:
+            ValueError: the job has taken a step already; parameters are placed once.
+        """
+        if "_communicator" not in self.__dict__:  # torch's constructor adds the present groups
+            super().add_param_group(param_group)
+            return
+        if self._communicator is not None and self._communicator.step:
+            raise ValueError(f"add_param_group: expected before the first step, got it after step {self._communicator.step}")
+        self._inner.add_param_group(param_group)
+        if self._communicator is not None:
+            self._communicator.barrier("add_param_group")
+            self._communicator.leave()
+            self._communicator = self._connect(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole and current on every trainer: states are collected from the servers."""
+        self._collect()
+        return super().state_dict()
+
+    def _collect(self) -> None:
+        if self._communicator is None:
+            return
+        by_name = {name: parameter for parameter, name in self.names.items()}
+        for name, states in self._communicator.states().items():
+            self.state[by_name[name]] = states
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads groups and states.  Every trainer of the job calls this, between steps; trainer 0's states go to the servers."""
+        self._inner.load_state_dict(state_dict)
+        self._share()
+        if self._communicator is not None:
+            self._communicator.push()
+
+    def barrier(self, name: str) -> None:
+        """Waits for every trainer that has not left."""
+        if self._communicator is not None:
+            self._communicator.barrier(name)
+
+    def close(self, failure: str = "") -> None:
+        """Leaves the servers."""
+        if self._communicator is not None:
+            self._communicator.leave(failure)
+
+    def __repr__(self) -> str:
+        where = "alone" if self._communicator is None else f"on {self._communicator.plan.servers} servers"
+        return f"DistributedOptimizer {where} of {self._inner!r}"

@@ -1,0 +1,74 @@
+"""A job's checkpoint, from the trainers' side: parameters, buffers, optimizer state, hyper-parameters and step.
+
+Tensors are named ``model/NAME`` and ``state/STATE/NAME``.  They are whole, never slices, so that any number of servers can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pserver import checkpoint
+from trainer.optimizer import DistributedOptimizer
+
+
+def save(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedOptimizer) -> None:
+    """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first."""
+    states = optimizer.state_dict()["state"]
+    order = [optimizer.names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
+    for index, state in states.items():
+        named.update({f"state/{key}/{order[index]}": value for key, value in state.items() if torch.is_tensor(value)})
+    checkpoint.save(path, named, {"step": optimizer.steps, "groups": [_plain(group) for group in optimizer.param_groups]})
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group as JSON holds it."""
+    plain = {key: value.item() if torch.is_tensor(value) else value for key, value in group.items() if key != "params"}
+    return {key: value for key, value in plain.items() if isinstance(value, bool | int | float | str | tuple | list | None)}
+
+
+def load(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedOptimizer) -> None:
+    """Reads the checkpoint into the live tensors, the optimizer's groups and its state.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is torn, or of another model or optimizer; nothing is changed.
+    """
+    saved, meta = checkpoint.load(path)
+    values = {name.removeprefix("model/"): tensor for name, tensor in saved.items() if name.startswith("model/")}
+    _check(path, tensors, values, meta, optimizer)
+    with torch.no_grad():
+        for name, tensor in values.items():
+            tensors[name].detach().copy_(tensor)
+    for group, plain in zip(optimizer.param_groups, meta["groups"], strict=True):
+        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
+    optimizer.state.clear()
+    for name, tensor in saved.items():
+        kind, _, rest = name.partition("/")
+        if kind == "state":
+            key, _, parameter = rest.partition("/")
+            optimizer.state[tensors[parameter]][key] = tensor
+    optimizer.steps = int(meta["step"])
+
+
+def _check(
+    path: str,
+    present: Mapping[str, torch.Tensor],
+    values: Mapping[str, torch.Tensor],
+    meta: Mapping[str, Any],
+    optimizer: DistributedOptimizer,
+) -> None:
+    """A checkpoint fits the job, or is refused before anything is changed."""
+    if set(present) != set(values):
+        odd = sorted(set(present) ^ set(values))
+        raise ValueError(f"{path}: expected the model's variables, but only one of the two has {', '.join(odd[:3])}")
+    for name, tensor in values.items():
+        mine = present[name]
+        if tensor.shape != mine.shape or tensor.dtype != mine.dtype:
+            expected, got = f"{mine.dtype} {list(mine.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+            raise ValueError(f"{path}: {name}: expected {expected}, got {got}")
+    if len(meta["groups"]) != len(optimizer.param_groups):
+        raise ValueError(f"{path}: expected {len(optimizer.param_groups)} parameter groups, got {len(meta['groups'])}")

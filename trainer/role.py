@@ -1,0 +1,164 @@
+"""Which process am I: the role, read from the environment once or given by the script.
+
+This is the only place outside ``pserver/__main__.py`` that reads the environment.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pserver.config import DEADLINE_SECONDS, START_DEADLINE_SECONDS, TRANSPORTS, split_endpoint
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Role(enum.Enum):
+    """What a process does in a job."""
+
+    TRAINER = "TRAINER"
+    PSERVER = "PSERVER"
+    SINGLE = "SINGLE"  # trains alone: no cluster variables are set
+
+    WORKER = TRAINER  # the documentation's other names
+    SERVER = PSERVER
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMaker:
+    """A process's place in its job.
+
+    Attributes:
+        server_endpoints: HOST:PORT of each server's control endpoint, by server index.
+        current_endpoint: this server's own; "" on a trainer.
+        deadline_seconds: the longest silence of a server that is not yet a loss.
+        start_deadline_seconds: how long to wait for servers to come up.
+        transport: "auto", or the one carrier to use.
+    """
+
+    role: Role
+    trainer_id: int = 0
+    trainers: int = 1
+    server_endpoints: tuple[str, ...] = ()
+    current_endpoint: str = ""
+    deadline_seconds: float = DEADLINE_SECONDS
+    start_deadline_seconds: float = START_DEADLINE_SECONDS
+    transport: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.role is Role.SINGLE:
+            return
+        if not self.server_endpoints:
+            raise ValueError("PSERVER_ENDPOINTS: expected at least one HOST:PORT, got none")
+        for endpoint in self.server_endpoints:
+            split_endpoint(endpoint)
+        if len(set(self.server_endpoints)) < len(self.server_endpoints):
+            raise ValueError(f"PSERVER_ENDPOINTS: expected each endpoint once, got {','.join(self.server_endpoints)}")
+        if self.trainers < 1:
+            raise ValueError(f"TRAINERS: expected 1 or more, got {self.trainers}")
+        if self.role is Role.TRAINER and not 0 <= self.trainer_id < self.trainers:
+            raise ValueError(f"TRAINER_ID: expected 0 to {self.trainers - 1}, got {self.trainer_id}")
+        if self.role is Role.PSERVER and self.current_endpoint not in self.server_endpoints:
+            known = ", ".join(self.server_endpoints)
+            raise ValueError(f"CURRENT_ENDPOINT: expected one of PSERVER_ENDPOINTS ({known}), got {self.current_endpoint!r}")
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+
+    @property
+    def server_index(self) -> int:
+        """This server's place in the list of endpoints."""
+        return self.server_endpoints.index(self.current_endpoint)
+
+
+class CloudRoleMaker:
+    """The role that the environment describes.  See the README's table of variables.
+
+    Without ``TRAINING_ROLE`` and without torchrun's variables the process trains alone.
+
+    Raises:
+        ValueError: a required variable is missing or holds something else than it should; the message names it.
+    """
+
+    def __new__(cls, environ: Mapping[str, str] = os.environ) -> RoleMaker:  # type: ignore[misc]  # reads as a class in scripts
+        return from_environment(environ)
+
+
+class UserDefinedRoleMaker:
+    """A role that the script itself decides.
+
+    Args:
+        current_id: of the trainer, or the server's place in ``server_endpoints``.
+        role: ``Role.TRAINER`` (also ``Role.WORKER``) or ``Role.PSERVER`` (also ``Role.SERVER``).
+        worker_num: trainers of the job.
+        server_endpoints: HOST:PORT of each server.
+
+    Raises:
+        ValueError: a number is out of range, an endpoint is not HOST:PORT.
+    """
+
+    def __new__(  # type: ignore[misc]  # reads as a class in scripts
+        cls, current_id: int = 0, role: Role = Role.TRAINER, worker_num: int = 1, server_endpoints: Sequence[str] = ()
+    ) -> RoleMaker:
+        endpoints = tuple(server_endpoints)
+        if role is Role.PSERVER:
+            if not 0 <= current_id < len(endpoints):
+                raise ValueError(f"current_id: expected 0 to {len(endpoints) - 1} for a server, got {current_id}")
+            return RoleMaker(role, trainers=worker_num, server_endpoints=endpoints, current_endpoint=endpoints[current_id])
+        return RoleMaker(role, trainer_id=current_id, trainers=worker_num, server_endpoints=endpoints)
+
+
+def from_environment(environ: Mapping[str, str]) -> RoleMaker:
+    """See :class:`CloudRoleMaker`."""
+    word = environ.get("TRAINING_ROLE")
+    if word is None:
+        _refuse_torchrun(environ)
+        return RoleMaker(Role.SINGLE)
+    if word not in ("TRAINER", "PSERVER"):
+        raise ValueError(f"TRAINING_ROLE: expected TRAINER or PSERVER, got {word!r}")
+    role = Role(word)
+    return RoleMaker(
+        role=role,
+        trainer_id=_integer(environ, "TRAINER_ID") if role is Role.TRAINER else 0,
+        trainers=_integer(environ, "TRAINERS"),
+        server_endpoints=tuple(part.strip() for part in _required(environ, "PSERVER_ENDPOINTS").split(",") if part.strip()),
+        current_endpoint=_required(environ, "CURRENT_ENDPOINT").strip() if role is Role.PSERVER else "",
+        deadline_seconds=_seconds(environ, "PSERVER_DEADLINE", DEADLINE_SECONDS),
+        start_deadline_seconds=_seconds(environ, "PSERVER_START_DEADLINE", START_DEADLINE_SECONDS),
+        transport=environ.get("PSERVER_TRANSPORT", "auto"),
+    )
+
+
+def _refuse_torchrun(environ: Mapping[str, str]) -> None:
+    if all(name in environ for name in TORCHRUN):
+        raise ValueError(
+            "torchrun's variables are set and TRAINING_ROLE is not: the collective mode does not exist in this version. "
+            "Start the script with `pserver launch`, or set TRAINING_ROLE, PSERVER_ENDPOINTS, TRAINERS and TRAINER_ID"
+        )
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "")
+    if not value:
+        raise ValueError(f"{name} is not set: a process with TRAINING_ROLE={environ['TRAINING_ROLE']} needs it")
+    return value
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    text = _required(environ, name)
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name}: expected a whole number, got {text!r}") from None
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:
+        raise ValueError(f"{name}: expected a number of seconds above 0, got {text!r}")
+    return seconds
