@@ -1,6 +1,264 @@
-"""From a single-node program to the programs of a cluster."""
+"""From a single-node program to the programs of a cluster: one plan, one list of passes for each of the four programs.
 
-from transpiler.planning import plan_parameters as plan_parameters
-from transpiler.planning import plan_program as plan_program
-from transpiler.pserver_passes import pserver_program as pserver_program
-from transpiler.pserver_passes import pserver_startup as pserver_startup
+::
+
+    plan_program          who holds what                        (planning.py)
+    TRAINER_PASSES        leave_clipping_to_servers, send_gradients, drop_updates, receive_parameters   (trainer_passes.py)
+    STARTUP_PASSES        receive_everything
+    PSERVER_PASSES        define_slices, append_optimize_blocks, listen                                 (pserver_passes.py)
+    verify                the laws that hold after each pass    (verify.py)
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from transpiler.distribute_config import DistributeTranspilerConfig
+from transpiler.plan import Deployment, Plan
+from transpiler.planning import MODES, plan_parameters, plan_program
+from transpiler.program import Program, Role, Storage
+from transpiler.pserver_passes import PSERVER_PASSES, pserver_program, pserver_startup
+from transpiler.trainer_passes import STARTUP_PASSES, TRAINER_PASSES
+from transpiler.verify import run, verify_servers
+
+__all__ = ["MODES", "PSERVER_PASSES", "STARTUP_PASSES", "TRAINER_PASSES", "DistributeTranspiler", "DistributeTranspilerConfig"]
+__all__ += ["parse_endpoints", "plan_parameters", "plan_program", "pserver_program", "pserver_startup"]
+__all__ += ["trainer_program", "trainer_startup"]
+
+_log = logging.getLogger("transpiler")
+
+
+def trainer_program(program: Program, deployment: Deployment) -> Program:
+    """A trainer's main program, from the single-node one.
+
+    Raises:
+        IllegalProgram: the program breaks a law, or a gradient has no op that produces it.
+    """
+    return run(replace(program, deployment=deployment), deployment.plan, TRAINER_PASSES)
+
+
+def trainer_startup(startup: Program, deployment: Deployment) -> Program:
+    """A trainer's startup program, from the single-node one.
+
+    Raises:
+        IllegalProgram: the startup program initialises other variables than the plan places.
+    """
+    return run(replace(startup, deployment=deployment), deployment.plan, STARTUP_PASSES)
+
+
+def parse_endpoints(pservers: str) -> tuple[str, ...]:
+    """``"HOST:PORT,HOST:PORT"`` as endpoints, by server index.
+
+    Raises:
+        TypeError: not text.
+        ValueError: one is not HOST:PORT, or two are equal.
+    """
+    if not isinstance(pservers, str):
+        raise TypeError(f"pservers: expected text HOST:PORT,HOST:PORT,..., got {type(pservers).__name__}")
+    endpoints = tuple(part.strip() for part in pservers.split(","))
+    for endpoint in endpoints:
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"expected an endpoint HOST:PORT with a port of 0 to 65535, got {endpoint!r} in {pservers!r}")
+        if endpoints.count(endpoint) > 1:
+            raise ValueError(f"pservers: expected different endpoints, got {endpoint} twice")
+    return endpoints
+
+
+def _whole_number(what: str, value: object, least: int, below: int | None = None) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{what}: expected a whole number, got {value!r} ({type(value).__name__})")
+    if value < least or (below is not None and value >= below):
+        expected = f"{least} or more" if below is None else f"{least} to {below - 1}"
+        raise ValueError(f"{what}: expected {expected}, got {value}")
+    return value
+
+
+def _check_belongs(plan: Plan, startup: Program) -> None:
+    """Whether the startup program is that of the program that the plan was made for."""
+    held = {variable.name: variable for variable in startup.main.variables_of(Role.PARAMETER, Role.BUFFER)}
+    for placement in plan.placements:
+        found = held.get(placement.name)
+        if found is None or found.shape != placement.shape or found.dtype != placement.dtype:
+            got = "none" if found is None else f"{found.dtype}{list(found.shape)}"
+            raise ValueError(
+                f"startup_program: expected the one that belongs to the main program, with {placement.name} "
+                f"{placement.dtype}{list(placement.shape)}; got {got}"
+            )
+
+
+@dataclass(frozen=True)
+class _Transpiled:
+    """What ``transpile`` was given and decided."""
+
+    deployment: Deployment  # this trainer's
+    main: Program  # the trainer's
+    startup: Program  # the single-node one
+
+
+class DistributeTranspiler:
+    """Turns a captured single-node program into a trainer program and one program per parameter server.
+
+    Every process of a job calls ``transpile`` with the same program, ``pservers`` and ``trainers``; then a trainer asks for
+    ``get_trainer_program`` and ``get_startup_program()``, a server for ``get_pserver_programs(its endpoint)``.
+
+    Args:
+        config: None is a :class:`DistributeTranspilerConfig` with all defaults.
+    """
+
+    def __init__(self, config: DistributeTranspilerConfig | None = None) -> None:
+        if config is not None and not isinstance(config, DistributeTranspilerConfig):
+            raise TypeError(f"config: expected a DistributeTranspilerConfig, got {type(config).__name__}")
+        self.config = config if config is not None else DistributeTranspilerConfig()
+        self._made: _Transpiled | None = None
+
+    def _mode(self, sync_mode: bool | None) -> str:
+        if sync_mode is not None and not isinstance(sync_mode, bool):
+            raise TypeError(f"sync_mode: expected True, False or None, got {sync_mode!r}")
+        if sync_mode is not None and self.config.is_set("sync_mode") and sync_mode != self.config.sync_mode:
+            raise ValueError(f"sync_mode: the configuration says {self.config.sync_mode} and transpile says {sync_mode}")
+        return "sync" if (self.config.sync_mode if sync_mode is None else sync_mode) else "async"
+
+    def transpile(
+        self,
+        trainer_id: int,
+        program: Program | None = None,
+        pservers: str = "127.0.0.1:6174",
+        trainers: int = 1,
+        sync_mode: bool | None = None,
+        startup_program: Program | None = None,
+        current_endpoint: str = "127.0.0.1:6174",
+    ) -> None:
+        """Plans and makes the trainer's main program.  The given programs stay as they are.
+
+        Args:
+            trainer_id: this trainer, from 0 to below ``trainers``; any of them in a server's process.
+            program: the single-node main program; None is the default one.
+            pservers: the servers' control endpoints, comma-separated.
+            trainers: how many there are.
+            sync_mode: None is as the configuration says.
+            startup_program: the single-node startup program; None is the default one.
+            current_endpoint: this process's address in the collective modes; checked, and of no meaning to a parameter server.
+
+        Raises:
+            TypeError: an argument has another type.
+            ValueError: a number is out of range, an endpoint malformed, the configuration contradicts ``sync_mode`` or asks for
+                what does not exist, an optimizer cannot be sliced, or the startup program is another program's.
+        """
+        from transpiler.naming import default_main_program, default_startup_program
+
+        self.config.check_effects()
+        mode, endpoints = self._mode(sync_mode), parse_endpoints(pservers)
+        parse_endpoints(current_endpoint)
+        trainers = _whole_number("trainers", trainers, 1)
+        trainer_id = _whole_number("trainer_id", trainer_id, 0, trainers)
+        program = default_main_program() if program is None else program
+        startup = default_startup_program() if startup_program is None else startup_program
+        for what, given in (("program", program), ("startup_program", startup)):
+            if not isinstance(given, Program):
+                raise TypeError(f"{what}: expected a Program, got {type(given).__name__}")
+        plan = self._plan(program, mode, trainers, len(endpoints))
+        _check_belongs(plan, startup)
+        deployment = Deployment(plan, endpoints, trainer_id, None, self.config.wait_port)
+        main = trainer_program(program, deployment)
+        verify_servers([pserver_program(self._as_server(deployment, index)) for index in range(plan.servers)], plan)
+        self._made = _Transpiled(deployment, main, startup)
+
+    def _plan(self, program: Program, mode: str, trainers: int, servers: int) -> Plan:
+        config = self.config
+        plan = plan_program(
+            program,
+            mode=mode,
+            trainers=trainers,
+            servers=servers,
+            min_block_size=config.min_block_size,
+            slice_var_up=config.slice_var_up,
+            split_method=config.split_method,
+        )
+        if config.print_log:
+            for key, value in plan.manifest().items():
+                _log.info("%s: %s", key, value)
+        return plan
+
+    @staticmethod
+    def _as_server(deployment: Deployment, index: int) -> Deployment:
+        return replace(deployment, trainer_id=None, server_index=index)
+
+    def _transpiled(self) -> _Transpiled:
+        if self._made is None:
+            raise ValueError("DistributeTranspiler: expected transpile to be called first")
+        return self._made
+
+    def _server(self, endpoint: str) -> Deployment:
+        deployment = self._transpiled().deployment
+        if endpoint not in deployment.endpoints:
+            raise ValueError(f"endpoint: expected one of {', '.join(deployment.endpoints)}, got {endpoint!r}")
+        return self._as_server(deployment, deployment.endpoints.index(endpoint))
+
+    def get_trainer_program(self, wait_port: bool = True) -> Program:
+        """The trainer's main program.
+
+        Args:
+            wait_port: recorded in the program: running it waits, with a deadline, until the servers answer.
+
+        Raises:
+            ValueError: ``transpile`` has not been called.
+        """
+        made = self._transpiled()
+        return replace(made.main, deployment=replace(made.deployment, wait_port=wait_port and self.config.wait_port))
+
+    def get_pserver_program(self, endpoint: str) -> Program:
+        """The main program of the server at ``endpoint``; running it serves until it is stopped.
+
+        Raises:
+            ValueError: ``transpile`` has not been called, or no server has this endpoint.
+        """
+        return pserver_program(self._server(endpoint))
+
+    def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
+        """The main and the startup program of the server at ``endpoint``.
+
+        Raises:
+            ValueError: as :meth:`get_pserver_program`.
+        """
+        return self.get_pserver_program(endpoint), self.get_startup_program(endpoint)
+
+    def get_startup_program(
+        self,
+        endpoint: str | None = None,
+        pserver_program: Program | None = None,
+        startup_program: Program | None = None,
+    ) -> Program:
+        """The trainer's startup program, or with an endpoint (or a server's main program) that of a server.
+
+        Args:
+            endpoint: a server's.
+            pserver_program: a server's main program, which names its endpoint as well.
+            startup_program: a single-node startup program in place of the one that ``transpile`` knew.
+
+        Raises:
+            ValueError: ``transpile`` has not been called, no server has this endpoint, the program is another server's, or the
+                startup program does not belong to the main program.
+        """
+        made = self._transpiled()
+        startup = made.startup if startup_program is None else startup_program
+        _check_belongs(made.deployment.plan, startup)
+        if pserver_program is not None:
+            endpoint = self._endpoint_of(pserver_program, endpoint)
+        if endpoint is None:
+            return trainer_startup(startup, made.deployment)
+        return pserver_startup(self._server(endpoint), self._storage(startup))
+
+    def _storage(self, startup: Program) -> Storage | None:
+        return startup.storage if startup.storage is not None else self._transpiled().main.storage
+
+    def _endpoint_of(self, program: Program, endpoint: str | None) -> str:
+        """The endpoint of a server's main program, which must be ``endpoint`` if that is given."""
+        deployment = program.deployment
+        if deployment is None or deployment.server_index is None:
+            raise ValueError("pserver_program: expected what get_pserver_program gave, got a program of no server")
+        own = deployment.endpoints[deployment.server_index]
+        if endpoint is not None and endpoint != own:
+            raise ValueError(f"pserver_program: expected the program of {endpoint}, got that of {own}")
+        return own

@@ -126,7 +126,7 @@ def clip_of(program: Program) -> Clip | None:
     """How a single-node program clips its gradients, read from its clip ops.
 
     Raises:
-        ValueError: two gradients are clipped in different ways.
+        ValueError: two gradients are clipped in different ways, or one is and another is not.
     """
     kinds = {"clip_by_norm": "norm", "global_norm_scale": "global_norm"}
     found = {
@@ -138,7 +138,13 @@ def clip_of(program: Program) -> Clip | None:
     }
     if len(found) > 1:
         raise ValueError(f"expected one way of clipping all gradients, got {', '.join(sorted(map(str, found)))}")
-    return found.pop() if found else None
+    if not found:
+        return None
+    clipped = {name for op in program.main.ops if op.type in ("clip", "clip_by_norm", "scale_by") for name in op.outputs}
+    for op in optimizer_ops(program):
+        if gradient_of(op) not in clipped:
+            raise ValueError(f"expected one way of clipping all gradients, got {gradient_of(op)} unclipped among clipped ones")
+    return found.pop()
 
 
 def _variables(program: Program) -> list[Named]:

@@ -6,7 +6,7 @@ that any of them writes, so a server may run them in any order or together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -15,8 +15,8 @@ from transpiler.optimizers import state_of
 from transpiler.placement import name_beside
 from transpiler.plan import Deployment, Placement, Plan, Slice
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Storage, Variable, freeze
-
-Pass = Callable[[Program, Plan], Program]
+from transpiler.pserver_laws import listens_once, only_server_ops, optimize_blocks_complete, slices_held
+from transpiler.verify import Stage, run, verify
 
 
 def server_of(program: Program) -> int:
@@ -30,8 +30,8 @@ def server_of(program: Program) -> int:
         raise ValueError("expected a deployment with a server_index, got a trainer's or none")
     if len(deployment.endpoints) != deployment.plan.servers or not 0 <= deployment.server_index < deployment.plan.servers:
         raise ValueError(
-            f"expected one of {deployment.plan.servers} servers, each with an endpoint; got server_index {deployment.server_index} "
-            f"and endpoints {', '.join(deployment.endpoints)}"
+            f"expected one of {deployment.plan.servers} servers, each with an endpoint; "
+            f"got server_index {deployment.server_index} and endpoints {', '.join(deployment.endpoints)}"
         )
     return deployment.server_index
 
@@ -141,7 +141,11 @@ def listen(program: Program, plan: Plan) -> Program:
     return program.with_blocks(main, *program.blocks[1:])
 
 
-PSERVER_PASSES: tuple[Pass, ...] = (define_slices, append_optimize_blocks, listen)
+PSERVER_PASSES: tuple[Stage, ...] = (
+    Stage(define_slices, (slices_held, only_server_ops)),
+    Stage(append_optimize_blocks, (optimize_blocks_complete,)),
+    Stage(listen, (listens_once,)),
+)
 
 
 def pserver_program(deployment: Deployment) -> Program:
@@ -150,10 +154,7 @@ def pserver_program(deployment: Deployment) -> Program:
     Raises:
         ValueError: the deployment is a trainer's.
     """
-    program = Program((Block(0, freeze({}), ()),), deployment)
-    for transform in PSERVER_PASSES:
-        program = transform(program, deployment.plan)
-    return program
+    return run(Program((Block(0, freeze({}), ()),), deployment), deployment.plan, PSERVER_PASSES)
 
 
 def _slice_values(placement: Placement, piece: Slice, storage: Storage) -> torch.Tensor:
@@ -182,6 +183,7 @@ def pserver_startup(deployment: Deployment, storage: Storage | None = None) -> P
     slices = list(held(deployment.plan, server_of(program)))
     variables = freeze({piece.name: _variable(placement, piece) for placement, piece in slices})
     program = program.with_blocks(Block(0, variables, tuple(Op("init", {}, (piece.name,)) for _, piece in slices)))
+    verify(program, deployment.plan)
     if storage is None:
         return program
     values = {piece.name: _slice_values(placement, piece, storage) for placement, piece in slices}

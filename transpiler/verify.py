@@ -1,0 +1,103 @@
+"""Programs are held against laws after every pass; an error names the op, the variable and the law.
+
+The laws stand in ``laws.py`` (all programs, and the plan), ``trainer_laws.py`` and ``pserver_laws.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transpiler import pserver_laws, trainer_laws
+from transpiler.laws import Fault, IllegalProgram, Law, defined_before_use, slices_tile
+from transpiler.plan import Plan
+from transpiler.program import Program
+
+__all__ = ["Fault", "IllegalProgram", "Law", "Stage", "laws_of", "run", "verify", "verify_servers"]
+
+Pass = Callable[[Program, Plan], Program]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A pass, and the laws that hold from then on."""
+
+    transform: Pass
+    laws: tuple[Law, ...] = ()
+
+
+ALWAYS: tuple[Law, ...] = (slices_tile, defined_before_use)
+TRAINER: tuple[Law, ...] = (
+    trainer_laws.no_update_on_a_trainer,
+    trainer_laws.sent_exactly_once,
+    trainer_laws.sent_when_final,
+    trainer_laws.parameters_received_once,
+    trainer_laws.received_after_sending,
+    trainer_laws.barriers_exactly_in_sync,
+    trainer_laws.concatenated_after_arrival,
+)
+TRAINER_STARTUP: tuple[Law, ...] = (
+    trainer_laws.parameters_initialised,
+    trainer_laws.parameters_received_once,
+    trainer_laws.barriers_exactly_in_sync,
+    trainer_laws.concatenated_after_arrival,
+)
+PSERVER: tuple[Law, ...] = (
+    pserver_laws.slices_held,
+    pserver_laws.optimize_blocks_complete,
+    pserver_laws.listens_once,
+    pserver_laws.only_server_ops,
+)
+PSERVER_STARTUP: tuple[Law, ...] = (pserver_laws.slices_held, pserver_laws.slices_initialised, pserver_laws.only_server_ops)
+
+
+def laws_of(program: Program) -> tuple[Law, ...]:
+    """The laws of a complete program of a cluster: a trainer's or a server's, main or startup."""
+    if program.deployment is not None and program.deployment.server_index is not None:
+        return ALWAYS + (PSERVER if len(program.blocks) > 1 else PSERVER_STARTUP)
+    return ALWAYS + (TRAINER_STARTUP if trainer_laws.is_startup(program) else TRAINER)
+
+
+def _hold(program: Program, plan: Plan, laws: Sequence[Law]) -> None:
+    for law in laws:
+        for fault in law(program, plan):
+            sentence = " ".join((inspect.getdoc(law) or law.__name__).split("\n\n")[0].split())
+            raise IllegalProgram(sentence.rstrip("."), fault)
+
+
+def verify(program: Program, plan: Plan) -> None:
+    """Holds a complete program of a cluster against its laws.
+
+    Raises:
+        IllegalProgram: it breaks one.
+        ValueError: the program is not one of a cluster.
+    """
+    if program.deployment is None:
+        raise ValueError("verify: expected a program of a cluster, got a single-node one")
+    _hold(program, plan, laws_of(program))
+
+
+def verify_servers(programs: Sequence[Program], plan: Plan) -> None:
+    """Every slice is owned by exactly one of the servers' main programs, the one that the plan names.
+
+    Raises:
+        IllegalProgram: a slice is on two servers, on none, or on another one.
+    """
+    for fault in pserver_laws.owned_once(programs, plan):
+        raise IllegalProgram("every slice is owned exactly once over all servers", fault)
+
+
+def run(program: Program, plan: Plan, stages: Sequence[Stage]) -> Program:
+    """Runs the passes in order.  After each one, all laws that hold by then are checked.
+
+    Raises:
+        IllegalProgram: a pass broke a law, or was given a program that does.
+    """
+    laws = ALWAYS
+    _hold(program, plan, laws)
+    for stage in stages:
+        program = stage.transform(program, plan)
+        laws += stage.laws
+        _hold(program, plan, laws)
+    return program
