@@ -1,0 +1,253 @@
+"""A program as text for people: a header, then each block with its variables and one line for each op.
+
+::
+
+    trainer 0 of 2, sync, 1 server
+    block 0: 12 ops
+      inputs      x float32[batch, 8], y int64[batch]
+      parameters  fc.weight float32[4, 8], fc.bias float32[4]
+
+      t      = aten.t(fc.weight)              float32[8, 4]
+      addmm  = aten.addmm(fc.bias, x, t)      float32[batch, 4]
+      ...
+               send(fc.bias@GRAD -> 127.0.0.1:6174)
+
+Arguments that have their default value are left out, and so are the states of an optimizer op, whose result is its parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+
+from transpiler.aten import aten_overload
+from transpiler.ops import check, is_optimizer, rule_of_op
+from transpiler.phases import BACKWARD, UPDATE, phases
+from transpiler.plan import Deployment
+from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Symbol, Variable
+
+WIDTH = 118  # columns of a line of variables
+_RESULT_COLUMNS = 22  # a longer left side pushes its own line to the right, and no other
+_CALL_COLUMNS = 60
+_FEW = 12  # a block of so few ops is aligned whatever its names
+_PRESERVE = Symbol("memory_format", "preserve_format")  # says nothing
+_TITLES = {
+    Role.INPUT: "inputs",
+    Role.PARAMETER: "parameters",
+    Role.BUFFER: "buffers",
+    Role.GRADIENT: "receives",
+    Role.DELTA: "receives",
+}
+
+# ---- one op ----
+
+
+def value(argument: Argument) -> str:
+    """An argument as short text."""
+    if isinstance(argument, Ref):
+        return argument.name
+    if isinstance(argument, Symbol):
+        return argument.value
+    if isinstance(argument, Literal):
+        return f"<{argument.dtype}{list(argument.shape)}>"
+    if isinstance(argument, tuple):
+        return "[" + ", ".join(map(value, argument)) + "]"
+    return f"{argument:g}" if isinstance(argument, float) and float(f"{argument:g}") == argument else repr(argument)
+
+
+def _items(argument: Argument) -> tuple[Argument, ...]:
+    return argument if isinstance(argument, tuple) else (argument,)
+
+
+def _routes(names: Sequence[str], arrow: str, endpoints: Argument) -> str:
+    addresses = [value(item).strip("'") for item in _items(endpoints)]
+    if len(names) == 1 and len(addresses) > 1:  # cut at run time
+        return f"{names[0]} {arrow} {' + '.join(addresses)}"
+    return ", ".join(f"{name} {arrow} {address}" for name, address in zip(names, addresses, strict=False))
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """``[1, 2, 3, 7]`` as ``1-3, 7``."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _exchange(op: Op) -> str | None:
+    """An exchange, with who gets what; None for any other op."""
+    arguments = op.arguments
+    if op.type == "split":
+        parts = zip(op.outputs, _items(arguments["sections"]), strict=False)
+        return f"split({op.inputs[0]} -> {', '.join(f'{name} ({value(size)})' for name, size in parts)})"
+    if op.type == "send":
+        return f"send({_routes(op.inputs, '->', arguments['endpoints'])})"
+    if op.type == "concat":
+        axis = "" if arguments["axis"] == 0 else f", axis={value(arguments['axis'])}"
+        return f"concat({', '.join(op.inputs)}{axis})"
+    if op.type == "recv":
+        return f"recv({_routes(op.outputs, '<-', arguments['endpoints'])})"
+    if op.type in ("send_barrier", "fetch_barrier"):
+        return f"{op.type}({', '.join(value(item).strip(chr(39)) for item in _items(arguments['endpoints']))})"
+    if op.type == "listen_and_serv":
+        blocks = _ranges([index for index in _items(arguments["optimize_blocks"]) if isinstance(index, int)])
+        who = f"{arguments['endpoint']}, {arguments['mode']}, trainers={arguments['trainers']}"
+        return f"listen_and_serv({who}, optimize_blocks={blocks or 'none'})"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _defaults(op_type: str) -> dict[str, object]:
+    if op_type.startswith("aten."):
+        arguments = aten_overload(op_type)._schema.arguments
+        return {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    if is_optimizer(op_type):
+        from transpiler.optimizers import RULES
+
+        parameters = inspect.signature(RULES[op_type].cls).parameters.items()
+        return {"group": 0, **{name: parameter.default for name, parameter in parameters if name != "lr"}}
+    return {}
+
+
+def _shown(op: Op) -> Iterable[str]:
+    defaults = _defaults(op.type)
+    positional = True
+    for name, argument in op.arguments.items():
+        if name in defaults:
+            positional = False
+            default = defaults[name]
+            if argument == _PRESERVE:
+                continue
+            same = argument == (tuple(default) if isinstance(default, list) else default)
+            if same and isinstance(argument, bool) == isinstance(default, bool):
+                continue
+        yield value(argument) if positional else f"{name}={value(argument)}"
+
+
+def _update(op: Op) -> str:
+    """An optimizer op: the gradient, the rate, and what is not as torch has it by default."""
+    rule, defaults = rule_of_op(op), _defaults(op.type)
+    group = {} if op.arguments.get("group") == 0 else {"group": op.arguments.get("group")}
+    numbers = {**rule.numbers, **rule.flags, **group}
+    said = [f"{name}={value(number)}" for name, number in numbers.items() if name not in defaults or defaults[name] != number]
+    return f"{op.type}({', '.join([value(op.arguments['grad']), *said])})"
+
+
+def call(op: Op) -> str:
+    """The right side of an op's line: ``aten.addmm(fc.bias, x, t)``.  An op that the catalogue refuses prints too."""
+    try:
+        check(op)
+    except ValueError:
+        return f"{op.type}({', '.join(f'{name}={value(argument)}' for name, argument in op.arguments.items())})"
+    return _update(op) if is_optimizer(op.type) else _exchange(op) or f"{op.type}({', '.join(_shown(op))})"
+
+
+def results(op: Op) -> str:
+    """The left side of an op's line: ``addmm =``, or nothing."""
+    if not op.outputs or op.type in ("recv", "split"):
+        return ""
+    return ", ".join(name or "_" for name in op.outputs) + " ="
+
+
+def extent(variable: Variable) -> str:
+    """``float32[batch, 8]``; a size is just ``size``."""
+    return "size" if variable.dtype == "size" else f"{variable.dtype}[{', '.join(map(str, variable.shape))}]"
+
+
+def types(op: Op, block: Block, main: Block) -> str:
+    """The types of an op's results, where they are news."""
+    if op.type in ("recv", "split") or is_optimizer(op.type):
+        return ""
+    found = [block.variables.get(name) or main.variables.get(name) for name in op.outputs if name]
+    return ", ".join(extent(variable) for variable in found if variable)
+
+
+# ---- blocks ----
+
+
+def _declared(block: Block, made: Collection[str]) -> list[str]:
+    """What a block has before its first op runs, by role; ``made`` are the results of all ops."""
+    lines: list[str] = []
+    for role, title in _TITLES.items():
+        if role in (Role.INPUT, Role.PARAMETER, Role.BUFFER):
+            names = [f"{variable.name} {extent(variable)}" for variable in block.variables_of(role)]
+        else:
+            names = [variable.name for variable in block.variables_of(role) if variable.name not in made]
+        lines += _wrapped(title, names)
+    states = len(block.variables_of(Role.STATE))
+    return lines + ([f"  states      {_count(states, 'tensor')} of the optimizer"] if states else [])
+
+
+def _wrapped(title: str, items: Sequence[str]) -> list[str]:
+    if not items:
+        return []
+    # Only the commas between variables may break a line.
+    glued = ", ".join(item.replace(" ", "\0") for item in items)
+    indent = f"  {title:<12}"
+    lines = textwrap.wrap(
+        glued, WIDTH, initial_indent=indent, subsequent_indent=" " * 14, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\0", " ") for line in lines]
+
+
+def _columns(texts: Sequence[str], most: int) -> int:
+    return max((len(text) for text in texts if len(text) <= most), default=0)
+
+
+def _op_lines(block: Block, main: Block) -> list[str]:
+    rows = [(results(op), call(op), types(op, block, main)) for op in block.ops]
+    left = _columns([row[0] for row in rows], _RESULT_COLUMNS if len(rows) > _FEW else WIDTH)
+    middle = _columns([row[1] for row in rows if row[2]], _CALL_COLUMNS)
+    lines = []
+    for result, right, kind in rows:
+        # The equals signs stand in one column.
+        start = f"{result[:-1]:<{left - 1}}= " if result else " " * (left + 1 if left else 0)
+        lines.append(f"  {start + right:<{left + middle + 1 if kind else 0}}  {kind}".rstrip())
+    return _with_phases(lines, phases(block))
+
+
+def _with_phases(lines: list[str], found: list[str]) -> list[str]:
+    """A comment where backward begins, and where the updates do after it; the rest speaks for itself."""
+    out: list[str] = []
+    ahead = [BACKWARD, UPDATE] if BACKWARD in found else []
+    for line, phase in zip(lines, found, strict=True):
+        if phase in ahead:
+            ahead = ahead[ahead.index(phase) + 1 :]
+            out.append(f"  # {phase}")
+        out.append(line)
+    return out
+
+
+def _block(block: Block, main: Block, made: Collection[str]) -> str:
+    declared = _declared(block, made)
+    ops = _op_lines(block, main)
+    return "\n".join(
+        [f"block {block.index}: {_count(len(block.ops), 'op')}", *declared, *([""] if declared and ops else []), *ops]
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _header(deployment: Deployment | None) -> str:
+    if deployment is None:
+        return "single-node program"
+    plan = deployment.plan
+    merged = "mean over trainers" if plan.mode == "sync" else "each gradient as it comes"
+    if deployment.server_index is not None:
+        where = f"server {deployment.server_index} of {plan.servers} ({deployment.endpoints[deployment.server_index]})"
+        return f"{where}, {plan.mode}, {_count(plan.trainers, 'trainer')}: {merged}"
+    return f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, {_count(plan.servers, 'server')}: {merged}"
+
+
+def text(program: Program) -> str:
+    """The whole program; see the module's docstring."""
+    main = program.main
+    made = {name for block in program.blocks for op in block.ops for name in op.outputs}
+    return "\n\n".join([_header(program.deployment), *(_block(block, main, made) for block in program.blocks)])
