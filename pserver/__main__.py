@@ -1,0 +1,185 @@
+"""The command line: ``pserver``, or ``python -m pserver``.
+
+Flags and environment are read here and nowhere else.  Exit status 2 for what was typed wrongly, 1 for what went wrong, both with
+one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+import sys
+import tomllib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from pserver.config import TRANSPORTS, ServerConfig
+from pserver.errors import PServerError
+
+USAGE, FAILURE = 2, 1
+WIDE = 160  # columns of a table that goes to a file
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+EXAMPLES = """examples:
+  pserver launch --servers 2 --trainers 2 train.py --epochs 3
+      a local cluster; train.py is a trainer's script
+  pserver launch --servers a:6174,b:6174 --trainers a:7000,b:7000 --host a train.py
+      host a's part of a larger one; the same on b, with --host b
+  pserver serve --endpoint 0.0.0.0:6174
+      one parameter server, for trainers that are started by other means
+  pserver status a:6174,b:6174
+      who is up, and what they hold
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    root = Parser(
+        prog="pserver",
+        description="Parameter-server training for PyTorch.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    _add_serve(commands.add_parser("serve", help="run one parameter server", description=serve.__doc__))
+    _add_launch(commands.add_parser("launch", help="run a cluster here, or this host's part of one", description=launch.__doc__))
+    status_parser = commands.add_parser("status", help="ask running servers how they are", description=status.__doc__)
+    status_parser.add_argument("endpoints", metavar="HOST:PORT[,HOST:PORT...]")
+    status_parser.set_defaults(run=status)
+    return root
+
+
+def _add_serve(sub: argparse.ArgumentParser) -> None:
+    """Flags named as the fields of ServerConfig, without defaults: what is not typed stays as the file or the class has it."""
+    sub.set_defaults(run=serve)
+    add = sub.add_argument
+    hide = argparse.SUPPRESS
+    add("--endpoint", metavar="HOST:PORT", default=hide, help="where to listen; port 0 is any free one (default: 127.0.0.1:0)")
+    add("--data-port", metavar="PORT", type=int, default=hide, help="port of the Arrow Flight streams (default: any free one)")
+    add("--transport", choices=TRANSPORTS, default=hide, help="the only carrier to offer (default: auto, all of them)")
+    add("--data-dir", metavar="DIR", default=hide, help="where trainers may save and load (default: nowhere)")
+    add("--deadline", metavar="SECONDS", dest="deadline_seconds", type=float, default=hide, help="a trainer's longest silence")
+    add("--start-deadline", metavar="SECONDS", dest="start_deadline_seconds", type=float, default=hide,
+        help="how long after the first trainer the last one may join")  # fmt: skip
+    add("--once", action="store_true", default=hide, help="end when the first job has left: 0, or 1 if it failed")
+    add("--program", metavar="FILE", default=hide, help="a saved pserver program to start with")
+    add("--threads", metavar="N", type=int, default=hide, help="torch's threads for updates (default: torch's own choice)")
+    add("--config", metavar="FILE.toml", default=None, help="a file with these settings; flags override it")
+
+
+def _add_launch(sub: argparse.ArgumentParser) -> None:
+    sub.set_defaults(run=launch)
+    add = sub.add_argument
+    add("--nccl2", action="store_true", help=argparse.SUPPRESS)  # known, so that it can be refused by name
+    add("--servers", metavar="N|HOST:PORT,...", help="how many to start here; or all servers of the cluster")
+    add("--trainers", metavar="N|HOST:PORT,...", help="how many to start here; or all trainers of the cluster")
+    add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
+    add("--transport", choices=TRANSPORTS, help="how tensors travel (default: auto)")
+    add("--deadline", metavar="SECONDS", type=float, help="the longest silence of a process that is not yet a loss")
+    add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
+    add("--log-dir", metavar="DIR", default="logs", help="where each process's output is filed (default: logs)")
+    add("script", metavar="SCRIPT", help="what each trainer runs")
+    add("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="given to the script as they are")
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Runs one parameter server.  It prints one line when it is ready, and ends with 0 on SIGTERM or Ctrl-C after draining."""
+    names = {field.name for field in dataclasses.fields(ServerConfig)}
+    settings = _read(arguments.config, names) if arguments.config else {}
+    settings |= {name: value for name, value in vars(arguments).items() if name in names}
+    config = _checked(lambda: ServerConfig(**settings))
+    from pserver import server  # here, because torch takes a second to import, which --help need not
+
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    return server.serve(config)
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Starts servers and trainers, prefixes and files their output, and ends with the job's own exit status."""
+    if arguments.nccl2:
+        raise _Usage("--nccl2: this version has no collective mode yet; use --servers and --trainers")
+    if arguments.servers is None or arguments.trainers is None:
+        raise _Usage("expected both --servers and --trainers, as numbers or as lists of HOST:PORT")
+    from pserver import cluster, launch
+
+    def described() -> cluster.Cluster:
+        servers, trainers = cluster.sides(arguments.servers, arguments.trainers, arguments.host)
+        return cluster.Cluster(
+            arguments.script,
+            tuple(arguments.arguments),
+            servers,
+            trainers,
+            arguments.host,
+            arguments.transport,
+            arguments.deadline,
+            arguments.data_dir,
+            arguments.log_dir,
+        )
+
+    return launch.launch(_checked(described), os.environ)
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Shows each server's state, what it holds, its trainers, and the bytes that have gone through it."""
+    from rich.console import Console
+
+    from pserver import config, status
+
+    endpoints = [endpoint.strip() for endpoint in arguments.endpoints.split(",")]
+    _checked(lambda: [config.split_endpoint(endpoint) for endpoint in endpoints])
+    console = Console()
+    return status.show(endpoints, console if console.is_terminal else Console(width=WIDE))
+
+
+class _Usage(Exception):
+    """What was typed is wrong."""
+
+
+def _checked(make: Any) -> Any:
+    try:
+        return make()
+    except (ValueError, TypeError) as error:
+        raise _Usage(str(error)) from error
+
+
+def _read(path: str, names: set[str]) -> dict[str, Any]:
+    """The settings in a TOML file; an unknown key is an error."""
+    try:
+        with open(path, "rb") as file:
+            settings = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise _Usage(f"--config {path}: {error}") from error
+    if unknown := sorted(set(settings) - names):
+        raise _Usage(f"--config {path}: unknown key {', '.join(unknown)}; expected some of {', '.join(sorted(names))}")
+    for name, value in settings.items():
+        default = getattr(ServerConfig(), name)
+        kind = str if default is None else type(default)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise _Usage(f"--config {path}: {name}: expected a value like {default or 'TEXT'!r}, got {value!r}")
+    return settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point; returns the exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except _Usage as error:
+        status, message = USAGE, str(error)
+    except (PServerError, OSError, ValueError) as error:
+        status, message = FAILURE, f"{error}" or type(error).__name__
+    print(f"pserver {arguments.command}: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

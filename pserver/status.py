@@ -1,0 +1,84 @@
+"""What ``pserver status`` shows: who is up, what they hold, how they are spoken to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from pserver.control import ControlClient
+from pserver.errors import PServerError
+from pserver.wire_pb2 import StatusReply, TrainerStatus
+
+COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "carriers", "up")
+ASK_SECONDS = 5.0
+
+
+def show(endpoints: Sequence[str], console: Console) -> int:
+    """Prints a row for each server, then a line for each trainer and each trouble.
+
+    Returns:
+        0 if all of them answered and none has failed, otherwise 1.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=True)
+    lines, troubles = [], []
+    for endpoint in endpoints:
+        try:
+            reply = ask(endpoint)
+        except PServerError as error:
+            table.add_row(endpoint, "unreachable")
+            troubles.append(str(error))  # which names the endpoint
+            continue
+        table.add_row(endpoint, *cells(reply))
+        lines += [f"{endpoint}: {trainer_line(trainer)}" for trainer in reply.trainers]
+        troubles += [f"{endpoint}: {reply.failure}"] if reply.failure or reply.state == "failed" else []
+    console.print(table)
+    for line in (*lines, *troubles):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 1 if troubles else 0
+
+
+def ask(endpoint: str) -> StatusReply:
+    """One server's answer.
+
+    Raises:
+        PServerError: it does not answer within a few seconds.
+    """
+    client = ControlClient(endpoint, ASK_SECONDS)
+    try:
+        return client.status()
+    finally:
+        client.close()
+
+
+def cells(reply: StatusReply) -> tuple[str, ...]:
+    """A reply as the cells of a row, behind its endpoint."""
+    return (
+        reply.state,
+        reply.mode,
+        f"{reply.slices} slices, {size(reply.bytes_held)}",
+        str(reply.version),
+        f"{size(reply.bytes_in)} / {size(reply.bytes_out)}",
+        ", ".join(reply.carriers),
+        f"{reply.uptime_seconds:.0f} s",
+    )
+
+
+def trainer_line(trainer: TrainerStatus) -> str:
+    """One trainer, as one server sees it."""
+    text = f"trainer {trainer.trainer_id} {trainer.state}, step {trainer.step}"
+    for more in (trainer.carrier, trainer.activity):
+        text += f", {more}" if more else ""
+    return text + (f", silent for {trainer.silence_seconds:.1f} s" if trainer.state == "joined" else "")
+
+
+def size(count: float) -> str:
+    """Bytes, for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

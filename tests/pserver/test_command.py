@@ -1,0 +1,141 @@
+"""Promises of the command line: what is typed wrongly is one line on stderr and exit status 2; what goes wrong, status 1."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pserver.__main__ import main
+from pserver.config import ServerConfig
+from pserver.errors import Unreachable
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, (out, err)
+    return err
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
+    """The configurations that ``serve`` was given, instead of serving."""
+    from pserver import server
+
+    given: list[ServerConfig] = []
+    monkeypatch.setattr(server, "serve", lambda config: given.append(config) or 0)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "COMMAND"),
+        ("fly", "invalid choice: 'fly'"),
+        ("serve --endpoint here", "expected an endpoint HOST:PORT"),
+        ("serve --transport pigeon", "invalid choice: 'pigeon'"),
+        ("serve --data-port x", "invalid int value: 'x'"),
+        ("serve --data-port 70000", "data_port: expected 0 to 65535, got 70000"),
+        ("serve --deadline 0", "deadline_seconds: expected a number of seconds above 0"),
+        ("serve --config nowhere.toml", "nowhere.toml"),
+        ("launch --servers 1 --trainers 1", "SCRIPT"),
+        ("launch --servers 1 x.py", "expected both --servers and --trainers"),
+        ("launch --servers 1 --trainers 1 nowhere.py", "there is no file 'nowhere.py'"),
+        ("launch --servers 0 --trainers 1 x.py", "--servers: expected 1 or more, got 0"),
+        ("launch --servers 1 --trainers a:1 --host a x.py", "expected two numbers"),
+        ("launch --nccl2 --trainers 2 x.py", "--nccl2: this version has no collective mode yet"),
+        ("status nowhere", "expected an endpoint HOST:PORT"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
+    """Each mistake is named, and nothing is started."""
+    try:
+        status: Any = main(line.split())
+    except SystemExit as stopped:
+        status = stopped.code
+
+    assert status == 2
+    assert message in one_line(capsys)
+
+
+def test_serve_flags_are_the_fields_of_the_configuration(served: list[ServerConfig], tmp_path: Path) -> None:
+    """Every flag sets its field; a file sets fields by name; a flag overrides the file."""
+    path = tmp_path / "server.toml"
+    path.write_text('endpoint = "127.0.0.1:7000"\nthreads = 3\nonce = true\ndeadline_seconds = 5\n')
+    flags = "--data-port 7001 --transport grpc --data-dir d --deadline 9.5 --start-deadline 8 --program p --threads 1 --once"
+
+    assert main(["serve"]) == main(["serve", *flags.split()]) == main(["serve", "--config", str(path), "--threads", "4"]) == 0
+    assert served[0] == ServerConfig()
+    assert served[1] == ServerConfig(
+        data_port=7001,
+        transport="grpc",
+        data_dir="d",
+        deadline_seconds=9.5,
+        start_deadline_seconds=8.0,
+        program="p",
+        threads=1,
+        once=True,
+    )
+    assert served[2] == ServerConfig(endpoint="127.0.0.1:7000", threads=4, once=True, deadline_seconds=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = 1\n", "unknown key port; expected some of"),
+        ('threads = "2"\n', "threads: expected a value like"),
+        ("threads = true\n", "threads: expected a value like"),
+        ("endpoint = 6174\n", "endpoint: expected a value like"),
+        ("threads = \n", "server.toml"),
+        ('token_file = "t"\n', "token_file: this version has no TLS and no tokens yet"),
+    ],
+)
+def test_a_wrong_file_of_settings_is_refused(
+    served: list[ServerConfig], capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    """Unknown keys, wrong types and settings without effect are named, and no server starts."""
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+
+    assert main(["serve", "--config", str(path)]) == 2
+    assert message in one_line(capsys) and not served
+
+
+def test_what_goes_wrong_is_one_line_and_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error of the cluster or of the system becomes its message, without a traceback."""
+    from pserver import server
+
+    def fail(config: ServerConfig) -> int:
+        raise Unreachable("127.0.0.1:6174\ndoes not answer")
+
+    monkeypatch.setattr(server, "serve", fail)
+
+    assert main(["serve"]) == 1
+    assert one_line(capsys) == "pserver serve: 127.0.0.1:6174 does not answer\n"
+
+
+def test_help_shows_how_each_command_is_used() -> None:
+    """``python -m pserver --help`` has examples, and names no mode that does not exist."""
+    texts = []
+    for command in ([], ["serve"], ["launch"], ["status"]):
+        line = [sys.executable, "-m", "pserver", *command, "--help"]
+        texts.append(subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+    assert "pserver launch --servers 2 --trainers 2 train.py" in texts[0]
+    assert "--config FILE.toml" in texts[1] and "HOST:PORT" in texts[2]
+    assert not any("nccl" in text for text in texts)
+
+
+def test_status_shows_an_unreachable_server_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that is not there has a row that says so."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
+
+    assert main(["status", endpoint]) == 1
+    out = capsys.readouterr().out
+    assert endpoint in out and "unreachable" in out
