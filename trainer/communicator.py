@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from pserver.client import Client, Identity
-from pserver.config import DEADLINE_SECONDS, START_DEADLINE_SECONDS
 from pserver.merge import clip_coefficients
 from pserver.wire_pb2 import Commit, Done, JoinReply, Kind, Part, Row
+from trainer.role import Connection
 from transpiler.distribute import pserver_program
 from transpiler.optimizers import RULES, slice_state
 from transpiler.plan import Deployment, Number, Placement, Slice
@@ -43,7 +43,7 @@ class Communicator:
         deployment: the plan, the endpoints and this trainer's number.
         tensors: every placed variable by name, the live ones: parameters arrive in them.  Any device, any strides.
         optimizer: whose state, where it has some already, is the servers' initial state.
-        deadline_seconds, start_deadline_seconds, transport: see :class:`trainer.role.RoleMaker`.
+        connection: deadlines, and which carriers to offer.
     """
 
     def __init__(
@@ -51,11 +51,9 @@ class Communicator:
         deployment: Deployment,
         tensors: Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer | None = None,
-        *,
-        deadline_seconds: float = DEADLINE_SECONDS,
-        start_deadline_seconds: float = START_DEADLINE_SECONDS,
-        transport: str = "auto",
+        connection: Connection | None = None,
     ) -> None:
+        connection = connection or Connection.from_environment()
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         self.deployment = deployment
         self.plan = deployment.plan
@@ -71,6 +69,7 @@ class Communicator:
             for index in range(self.plan.servers)
         }
         self._sent: set[str] = set()
+        self._answers: list[Future[Done]] = []  # of the closed step
         self._barriers = 0
         self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step; see [Note: landing]
         self._landed: set[str] = set()  # slices whose buffer holds something new
@@ -80,10 +79,12 @@ class Communicator:
             incarnation=secrets.token_hex(8),
             fingerprint=self.plan.fingerprint(),
             manifest=self.plan.manifest(),
-            carriers=CARRIERS if transport == "auto" else (transport,),
+            carriers=CARRIERS if connection.transport == "auto" else (connection.transport,),
         )
+        # Without wait_port the servers are expected to be there already.
+        patience = connection.start_deadline_seconds if deployment.wait_port else connection.deadline_seconds
         self.clients = [
-            Client(endpoint, index, identity, deadline_seconds, start_deadline_seconds, self._landing)
+            Client(endpoint, index, identity, connection.deadline_seconds, patience, self._landing)
             for index, endpoint in enumerate(deployment.endpoints)
         ]
 
@@ -174,11 +175,39 @@ class Communicator:
             self.send(piece.name, whole if whole.is_sparse else whole.view(-1)[piece.begin : piece.end])
 
     def commit(self, rows: Rows, overflow: bool = False) -> Done:
-        """Closes the step at every server and waits until all new parameters have landed.
+        """Closes the step and waits until all new parameters have landed: :meth:`close_step`, then :meth:`finish_step`."""
+        self.close_step(rows, overflow)
+        return self.finish_step()
+
+    def close_step(self, rows: Rows, overflow: bool = False) -> None:
+        """Closes the step at every server; parameters that nothing was sent for have no gradient in it.
 
         Args:
             rows: the present hyper-parameters of every group.
             overflow: a gradient was not finite: nobody takes this step.
+        """
+        assert not self._answers, "one step at a time"
+        self.step += 1
+        messages = [Row(group=group, numbers=numbers_to_proto(row)) for group, row in sorted(rows.items())]
+        for client in self.clients:
+            client.activity = f"step {self.step}"
+            absent = sorted(self._trained[client.index] - self._sent)
+            self._answers.append(client.expect())
+            client.commit(self.step, Commit(rows=messages, absent=absent, overflow=overflow))
+        self._sent.clear()
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether gradients of a step that is not closed yet have been sent."""
+        return bool(self._sent)
+
+    @property
+    def closed(self) -> bool:
+        """Whether a step has been closed and not yet finished."""
+        return bool(self._answers)
+
+    def finish_step(self) -> Done:
+        """Waits until all new parameters of the closed step have landed.
 
         Returns:
             The first server's answer.
@@ -186,18 +215,10 @@ class Communicator:
         Raises:
             PServerError: a server or another trainer is lost, or refused the step.
         """
-        self.step += 1
-        messages = [Row(group=group, numbers=numbers_to_proto(row)) for group, row in sorted(rows.items())]
-        answers = []
-        for client in self.clients:
-            client.activity = f"step {self.step}"
-            absent = sorted(self._trained[client.index] - self._sent)
-            answers.append(client.expect())
-            client.commit(self.step, Commit(rows=messages, absent=absent, overflow=overflow))
-        if self.plan.clips_on_servers and not overflow:
+        answers, self._answers = self._answers, []
+        if self.plan.clips_on_servers:
             self._clip(answers)
         done = self._await(answers)
-        self._sent.clear()
         self._unload()
         return done
 

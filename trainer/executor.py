@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pserver.config import ServerConfig
+from pserver.errors import JobFailed
+from pserver.server import serve
 from trainer.feed import Feed, check_feed, close_names
+from trainer.role import Connection
+from trainer.runtime import ClusterRuntime
 from trainer.update import Update
 from transpiler.lower import Kernel, Lowered, free_inputs, lower
 from transpiler.naming import default_main_program
 from transpiler.ops import is_optimizer
 from transpiler.program import PERSISTENT, Op, Program, Role, Storage
-
-
-class Runtime(Protocol):
-    """What gives a distributed program's communication ops their meaning, for as long as the Executor is open."""
-
-    kernels: Mapping[str, Kernel]
-
-    def close(self) -> None:
-        """Flushes and leaves."""
 
 
 @dataclass
@@ -71,7 +67,7 @@ class Executor:
         self._compile = bool(compile)
         self._loaded: dict[int, _Loaded] = {}
         self._scope: dict[str, Tensor] = {}  # what startup programs bound, for programs that hold no values of their own
-        self._runtimes: list[Runtime] = []
+        self._runtimes: list[ClusterRuntime] = []
         self._closed = False
 
     def run(self, program: Program | None = None, feed: Feed = None, fetch_list: Sequence[str] | None = None) -> list[Tensor]:
@@ -154,18 +150,41 @@ class Executor:
         return found
 
     def _kernels_for(self, program: Program) -> Mapping[str, Kernel]:
-        """The communication ops' meaning: a runtime of the program's deployment, which lives until ``close``."""
+        """The communication ops' meaning: that of the connection of the program's deployment, which lasts until ``close``."""
         if program.deployment is None:
             return {}
-        runtime = self._connect(program)
-        self._runtimes.append(runtime)
-        return runtime.kernels
+        if program.storage is None:
+            raise ValueError(
+                "the trainer program holds no values: capture and transpile it in this process, or load it from a file"
+            )
+        runtime = next((known for known in self._runtimes if known.serves(program.deployment)), None)
+        if runtime is None:
+            runtime = ClusterRuntime(program, program.storage)
+            self._runtimes.append(runtime)
+        return runtime.kernels_of(program)
 
-    def _connect(self, program: Program) -> Runtime:
-        raise ValueError("the program was made for a cluster, and this Executor runs single-node programs only")
+    @property
+    def carrier(self) -> str:
+        """How tensors travel: "flight", "grpc", or "local" where nothing has travelled yet."""
+        return ", ".join(sorted({runtime.communicator.carrier for runtime in self._runtimes})) or "local"
 
     def _serve(self, program: Program) -> None:
-        raise ValueError("the program is a parameter server's, and this Executor runs single-node programs only")
+        """Runs a pserver program: serves until stopped by SIGTERM, SIGINT or a Drain call."""
+        held = program.main.variables_of(Role.PARAMETER, Role.BUFFER)
+        missing = [variable.name for variable in held if variable.name not in self._scope]
+        if missing:
+            raise ValueError(f"the server holds no value for {missing[0]!r}; run the pserver's startup program first")
+        deployment, connection = program.deployment, Connection.from_environment()
+        if deployment is None or deployment.server_index is None:
+            raise ValueError("expected a pserver program with its deployment, as get_pserver_programs gives it")
+        config = ServerConfig(
+            endpoint=deployment.endpoints[deployment.server_index],
+            transport=connection.transport,
+            deadline_seconds=connection.deadline_seconds,
+        )
+        values = {variable.name: self._scope[variable.name] for variable in held}
+        if serve(config, replace(program, storage=Storage(values, None))):
+            raise JobFailed("the server's job failed; the line before says why")
 
     def _segments(self, program: Program, loaded: _Loaded, fetches: tuple[str, ...]) -> list[_Segment]:
         if fetches not in loaded.segments:

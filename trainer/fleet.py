@@ -33,8 +33,8 @@ from trainer import resume
 from trainer.communicator import Communicator
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker as CloudRoleMaker
+from trainer.role import Connection, RoleMaker
 from trainer.role import Role as Role
-from trainer.role import RoleMaker
 from trainer.role import UserDefinedRoleMaker as UserDefinedRoleMaker
 from trainer.shard import shard as _shard
 from transpiler.clip import GradClip
@@ -169,14 +169,7 @@ def _connect(job: _Job, distributed: DistributedOptimizer, strategy: Distributed
         return None
     log.info("training %s", plan.mode if strategy is not None else f"{plan.mode} (no strategy given)")
     deployment = Deployment(plan, job.role.server_endpoints, trainer_id=job.role.trainer_id)
-    communicator = Communicator(
-        deployment,
-        job.tensors(),
-        distributed.inner,
-        deadline_seconds=job.role.deadline_seconds,
-        start_deadline_seconds=job.role.start_deadline_seconds,
-        transport=job.role.transport,
-    )
+    communicator = Communicator(deployment, job.tensors(), distributed.inner)
     communicator.start()
     return communicator
 
@@ -380,6 +373,9 @@ def run_server() -> None:
     """
     init_server()
     role = _present().role
-    code = serve(ServerConfig(endpoint=role.current_endpoint, transport=role.transport, deadline_seconds=role.deadline_seconds))
+    connection = Connection.from_environment()
+    code = serve(
+        ServerConfig(endpoint=role.current_endpoint, transport=connection.transport, deadline_seconds=connection.deadline_seconds)
+    )
     if code:
         raise SystemExit(code)

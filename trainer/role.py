@@ -27,15 +27,44 @@ class Role(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Connection:
+    """How a trainer talks to its servers.
+
+    Attributes:
+        deadline_seconds: the longest silence of a server that is not yet a loss, until the server tells its own on joining.
+        start_deadline_seconds: how long to wait for servers to come up and to be installed.
+        transport: "auto", or the one carrier to use.
+    """
+
+    deadline_seconds: float = DEADLINE_SECONDS
+    start_deadline_seconds: float = START_DEADLINE_SECONDS
+    transport: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Connection:
+        """PSERVER_DEADLINE, PSERVER_START_DEADLINE and PSERVER_TRANSPORT, each optional.
+
+        Raises:
+            ValueError: one of them holds something else than it should; the message names it.
+        """
+        return cls(
+            _seconds(environ, "PSERVER_DEADLINE", DEADLINE_SECONDS),
+            _seconds(environ, "PSERVER_START_DEADLINE", START_DEADLINE_SECONDS),
+            environ.get("PSERVER_TRANSPORT", "auto"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RoleMaker:
     """A process's place in its job.
 
     Attributes:
         server_endpoints: HOST:PORT of each server's control endpoint, by server index.
         current_endpoint: this server's own; "" on a trainer.
-        deadline_seconds: the longest silence of a server that is not yet a loss.
-        start_deadline_seconds: how long to wait for servers to come up.
-        transport: "auto", or the one carrier to use.
     """
 
     role: Role
@@ -43,9 +72,6 @@ class RoleMaker:
     trainers: int = 1
     server_endpoints: tuple[str, ...] = ()
     current_endpoint: str = ""
-    deadline_seconds: float = DEADLINE_SECONDS
-    start_deadline_seconds: float = START_DEADLINE_SECONDS
-    transport: str = "auto"
 
     def __post_init__(self) -> None:
         if self.role is Role.SINGLE:
@@ -63,8 +89,6 @@ class RoleMaker:
         if self.role is Role.PSERVER and self.current_endpoint not in self.server_endpoints:
             known = ", ".join(self.server_endpoints)
             raise ValueError(f"CURRENT_ENDPOINT: expected one of PSERVER_ENDPOINTS ({known}), got {self.current_endpoint!r}")
-        if self.transport not in TRANSPORTS:
-            raise ValueError(f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
 
     @property
     def server_index(self) -> int:
@@ -124,9 +148,6 @@ def from_environment(environ: Mapping[str, str]) -> RoleMaker:
         trainers=_integer(environ, "TRAINERS"),
         server_endpoints=tuple(part.strip() for part in _required(environ, "PSERVER_ENDPOINTS").split(",") if part.strip()),
         current_endpoint=_required(environ, "CURRENT_ENDPOINT").strip() if role is Role.PSERVER else "",
-        deadline_seconds=_seconds(environ, "PSERVER_DEADLINE", DEADLINE_SECONDS),
-        start_deadline_seconds=_seconds(environ, "PSERVER_START_DEADLINE", START_DEADLINE_SECONDS),
-        transport=environ.get("PSERVER_TRANSPORT", "auto"),
     )
 
 

@@ -1,0 +1,43 @@
+"""What several test files need: an environment without a cluster's variables, and real servers in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from pserver.config import ServerConfig
+from pserver.server import Server
+
+CLUSTER_VARIABLES = ("TRAINING_ROLE", "PSERVER_ENDPOINTS", "TRAINERS", "TRAINER_ID", "CURRENT_ENDPOINT")
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the caller's cluster."""
+    for name in (*CLUSTER_VARIABLES, *TORCHRUN_VARIABLES, *(key for key in os.environ if key.startswith("PSERVER_"))):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Sums depend on the number of threads: a reference and what it is compared with both run with one."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Callable[[int], str]]:
+    """``servers(n)``: the endpoints of n running servers, comma-separated; the same n servers serve every job of a test file."""
+    with ExitStack() as stack:
+        running: list[Server] = []
+
+        def endpoints(count: int) -> str:
+            while len(running) < count:
+                running.append(stack.enter_context(Server(ServerConfig())))
+            return ",".join(server.endpoint for server in running[:count])
+
+        yield endpoints

@@ -1,0 +1,107 @@
+"""What the communication ops of a trainer program mean: each op's kernel, over one communicator.
+
+In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for what comes back; an async program has neither, and
+its first ``recv`` does both.  Parameters arrive in the module's own memory, so ``recv`` names what has arrived there, and
+``concat`` finds its slices in their places already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from trainer.communicator import Communicator, Rows
+from transpiler.lower import Kernel
+from transpiler.optimizers import row_of
+from transpiler.plan import Deployment
+from transpiler.program import Op, Program, Storage, refs
+
+
+class ClusterRuntime:
+    """A trainer's connection to its servers, for all programs of one deployment (startup and main).
+
+    Args:
+        program: the first of them to run.
+        storage: the live tensors, and the optimizer whose schedule moves.
+    """
+
+    def __init__(self, program: Program, storage: Storage) -> None:
+        assert program.deployment is not None, "a single-node program has no runtime"
+        self._deployment = program.deployment
+        self._storage = storage
+        self._communicator = Communicator(program.deployment, storage.tensors, storage.optimizer)
+        self._started = False
+
+    def serves(self, deployment: Deployment) -> bool:
+        """Whether another program belongs to the same job."""
+        return replace(deployment, wait_port=True) == replace(self._deployment, wait_port=True)
+
+    def kernels_of(self, program: Program) -> Mapping[str, Kernel]:
+        """The kernels of one program's communication ops."""
+        return {
+            "send": partial(self._send, program),
+            "send_barrier": self._send_barrier,
+            "recv": self._recv,
+            "fetch_barrier": self._fetch_barrier,
+            "concat": self._concat,
+        }
+
+    @property
+    def communicator(self) -> Communicator:
+        """The connection, joined on first use."""
+        if not self._started:
+            self._communicator.start()
+            self._started = True
+        return self._communicator
+
+    def close(self, failure: str = "") -> None:
+        """Leaves the servers."""
+        if self._started:
+            self._communicator.leave(failure)
+
+    def _rows(self) -> Rows:
+        """The present hyper-parameters: the live optimizer's, or the plan's in a process that has none."""
+        groups = self._deployment.plan.groups
+        if self._storage.optimizer is None:
+            return {index: rule.numbers for index, rule in enumerate(groups)}
+        live = self._storage.optimizer.param_groups
+        return {index: row_of(rule.type, group) for index, (rule, group) in enumerate(zip(groups, live, strict=True))}
+
+    def _send(self, program: Program, op: Op, x: Sequence[torch.Tensor], **_: Any) -> tuple[()]:
+        parameter = program.main.variables[next(refs(op.arguments["x"]))].of
+        pieces = self._deployment.plan.placement(parameter).slices
+        for piece, gradient in zip(pieces, x, strict=True):
+            self.communicator.send(piece.name, gradient)
+        return ()
+
+    def _send_barrier(self, op: Op, **_: Any) -> tuple[()]:
+        self.communicator.close_step(self._rows())
+        return ()
+
+    def _recv(self, op: Op, param: str, **_: Any) -> Any:
+        if self._deployment.plan.mode == "async" and self.communicator.has_sent:
+            self.communicator.close_step(self._rows())
+            self._finish()
+        whole = self._storage.tensors[param]
+        placement = self._deployment.plan.placement(param)
+        if not placement.split:
+            return [whole]
+        flat = whole.detach().reshape(-1)
+        return [flat[piece.begin : piece.end].view(piece.shape) for piece in placement.slices]
+
+    def _fetch_barrier(self, op: Op, **_: Any) -> tuple[()]:
+        if self.communicator.closed:
+            self._finish()
+        return ()
+
+    def _finish(self) -> None:
+        self.communicator.finish_step()
+        if self._storage.optimizer is not None:
+            self._storage.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
+
+    def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+        return self._storage.tensors[op.outputs[0]]
