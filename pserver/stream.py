@@ -27,7 +27,7 @@ Buffer = memoryview | bytes | bytearray
 
 
 class Stream(Protocol):
-    """One ordered two-way sequence of frames.  One thread sends, one (maybe another) receives."""
+    """One ordered two-way sequence of frames.  Any thread may send, a frame at a time; one thread receives."""
 
     carrier: str  # "inprocess", "grpc", "flight"
     peer: str  # for messages: "127.0.0.1:6174"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pserver.carriers import flight, grpc_stream, inprocess
+from pserver.errors import Refused
 from pserver.stream import Handler, Listener, Stream
 
 
@@ -27,3 +28,15 @@ class Carrier(Protocol):
 
 CARRIERS: dict[str, Carrier] = {"flight": flight, "grpc": grpc_stream, "inprocess": inprocess}
 """By the names that Join negotiates (``inprocess`` is never offered)."""
+
+
+def connect(carrier: str, host: str, port: int, *, deadline_seconds: float) -> Stream:
+    """Opens a stream over the carrier of that name.
+
+    Raises:
+        Refused: there is no such carrier here.
+        Unreachable: nobody answered within the deadline.
+    """
+    if carrier not in CARRIERS:
+        raise Refused(f"expected one of the carriers {', '.join(CARRIERS)}, got {carrier!r}")
+    return CARRIERS[carrier].connect(host, port, deadline_seconds=deadline_seconds)

@@ -45,6 +45,7 @@ class FlightStream:
     def __init__(self, peer: str, reader: Any, writer: Any) -> None:
         self.peer = peer
         self._reader, self._writer = reader, writer
+        self._writing = Lock()  # one call into the writer at a time.  A broken call leaves it at once
         self._cancelled = False
         self._closed = False
 
@@ -55,10 +56,11 @@ class FlightStream:
             raise Unreachable(f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'is closed'}")
         head, body = pa.py_buffer(header.SerializeToString()), _gathered(payload)
         try:
-            if body is None:
-                self._writer.write_metadata(head)
-            else:
-                self._writer.write_with_metadata(_batch(body), head)
+            with self._writing:
+                if body is None:
+                    self._writer.write_metadata(head)
+                else:
+                    self._writer.write_with_metadata(_batch(body), head)
         except _GONE as error:
             raise self._broken(error) from error
 
@@ -119,13 +121,7 @@ class _Connected(FlightStream):
     def __init__(self, peer: str, client: Any, reader: Any, writer: Any) -> None:
         super().__init__(peer, reader, writer)
         self._client = client
-        self._writing = Lock()  # one call into the writer at a time; guards _released.  A broken call leaves it at once
-        self._released = False
-
-    def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
-        """See :class:`pserver.stream.Stream`."""
-        with self._writing:
-            super().send(header, payload)
+        self._released = False  # guarded by _writing
 
     def receive(self) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.stream.Stream`."""

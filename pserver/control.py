@@ -1,0 +1,275 @@
+"""The control calls of protos/pserver/wire.proto over gRPC: the service, and a client with deadlines and retries.
+
+The only file where a gRPC status becomes one of our errors (:func:`from_rpc_error`) or one of ours a status
+(:func:`abort_with`).  No call has any logic here: the service hands each request to the job's method of the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pserver import wire_pb2 as wire
+from pserver.carriers.endpoint import check_free, spell
+from pserver.carriers.grpc_stream import OPTIONS, POOL_THREADS, SERVICE, Exchanges
+from pserver.config import split_endpoint
+from pserver.errors import PServerError, Refused, TimedOut, Unreachable, from_wire
+
+log = logging.getLogger(__name__)
+
+ERROR_KEY = "pserver-error"  # trailing metadata: the error's name
+MAX_DETAILS = 4000  # characters of a message: gRPC drops a reply whose metadata passes 8 KB
+PATIENCE_SECONDS = 3.0  # a wait that lasts longer is logged, once
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries
+FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
+RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+
+
+Reply = TypeVar("Reply", bound=Message)
+
+CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
+    "Join": ("join", wire.JoinRequest, wire.JoinReply),
+    "Install": ("install", wire.InstallRequest, wire.InstallReply),
+    "Heartbeat": ("heartbeat", wire.HeartbeatRequest, wire.HeartbeatReply),
+    "Leave": ("leave", wire.LeaveRequest, wire.LeaveReply),
+    "Barrier": ("barrier", wire.BarrierRequest, wire.BarrierReply),
+    "Save": ("save", wire.SaveRequest, wire.SaveReply),
+    "Load": ("load", wire.LoadRequest, wire.LoadReply),
+    "Status": ("status", wire.StatusRequest, wire.StatusReply),
+    "Drain": ("drain", wire.DrainRequest, wire.DrainReply),
+}
+
+
+class Controlled(Protocol):
+    """What the service serves: one method for each control call.  Each raises PServerError or ValueError."""
+
+    def join(self, request: wire.JoinRequest, /) -> wire.JoinReply: ...
+    def install(self, request: wire.InstallRequest, /) -> wire.InstallReply: ...
+    def heartbeat(self, request: wire.HeartbeatRequest, /) -> wire.HeartbeatReply: ...
+    def leave(self, request: wire.LeaveRequest, /) -> wire.LeaveReply: ...
+    def barrier(self, request: wire.BarrierRequest, /) -> wire.BarrierReply: ...
+    def save(self, request: wire.SaveRequest, /) -> wire.SaveReply: ...
+    def load(self, request: wire.LoadRequest, /) -> wire.LoadReply: ...
+    def status(self, request: wire.StatusRequest, /) -> wire.StatusReply: ...
+    def drain(self, request: wire.DrainRequest, /) -> wire.DrainReply: ...
+
+
+# ---- errors and statuses ----
+
+
+def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
+    """Ends a call with the status that stands for ``error``; its name goes into the trailing metadata.
+
+    A ValueError is what the caller wrote wrongly.  Anything that is neither it nor ours is a mistake in this server: its
+    traceback goes to the log, a sentence to the caller.
+    """
+    if isinstance(error, ValueError):
+        error = Refused(str(error))
+    if isinstance(error, PServerError):
+        name, status, details = type(error).__name__, grpc.StatusCode[error.status], str(error)
+    else:
+        log.error("a control call failed", exc_info=error)
+        name, status = PServerError.__name__, grpc.StatusCode.INTERNAL
+        details = f"the server failed with {type(error).__name__}; its log says where"
+    if len(details) > MAX_DETAILS:
+        details = details[:MAX_DETAILS] + " ..."
+    context.set_trailing_metadata(((ERROR_KEY, name),))
+    context.abort(status, details)
+    raise AssertionError("abort returns")  # it raises
+
+
+def from_rpc_error(error: grpc.RpcError, endpoint: str, call: str) -> PServerError:
+    """What a failed call to ``endpoint`` means.  An error that the server named keeps its name; the rest goes by status."""
+    status, details = error.code(), error.details() or "no details"
+    if name := _named(error):
+        return from_wire(name, f"{endpoint}: {details}")
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(f"{endpoint} does not answer {call}: {details}")
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TimedOut(f"{endpoint} has not answered {call} within its deadline")
+    if status is grpc.StatusCode.CANCELLED:
+        return Unreachable(f"{endpoint}: {call} was cancelled: {details}")
+    if status in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT):
+        return Refused(f"{endpoint} refuses {call}: {details}")
+    return PServerError(f"{endpoint}: {call} failed with {status.name}: {details}")
+
+
+def _named(error: grpc.RpcError) -> str:
+    """The name that the server gave its error; "" if the error is not the server's."""
+    return next((value for key, value in error.trailing_metadata() or () if key == ERROR_KEY), "")
+
+
+# ---- the service ----
+
+
+class ControlServer:
+    """A gRPC server: control calls, health checking, reflection, and (where offered) the exchange of tensors.
+
+    It is bound, and its port known, from the start; it answers after :meth:`start`.
+
+    Raises:
+        OSError: it cannot listen there; one sentence.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        check_free(host, port)
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="control")
+        self._server = grpc.server(self._pool, options=OPTIONS)
+        self._health = health.HealthServicer()
+        try:
+            self.port: int = self._server.add_insecure_port(spell(host, port))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {spell(host, port)}: {error}") from error
+
+    def start(self, job: Controlled, exchanges: Exchanges | None) -> None:
+        """Serves ``job`` from here on."""
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(
+                _answering(getattr(job, method)), request.FromString, reply.SerializeToString
+            )
+            for name, (method, request, reply) in CALLS.items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        if exchanges is not None:
+            exchanges.add_to(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self._server.start()
+        for service in ("", SERVICE):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def drain(self) -> None:
+        """Tells health checks that nobody new should come; calls are still answered."""
+        self._health.enter_graceful_shutdown()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Refuses new calls, gives running ones this long, then cancels them."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_seconds).wait(grace_seconds + 1)
+        self._pool.shutdown(wait=False)
+
+
+def _answering(method: Any) -> Any:
+    def answer(request: Message, context: grpc.ServicerContext) -> Message:
+        try:
+            reply: Message = method(request)
+            return reply
+        except Exception as error:
+            abort_with(context, error)
+
+    return answer
+
+
+# ---- the client ----
+
+
+class ControlClient:
+    """Control calls to one server, on a connection of its own.
+
+    Each call ends within its deadline.  While the server cannot be reached a call is tried again until then: every control
+    call may safely come twice.  Only Heartbeat, whose time is its meaning, is tried once.
+
+    Args:
+        endpoint: HOST:PORT.
+        deadline_seconds: of a call that is given no ``timeout`` of its own.
+    """
+
+    def __init__(self, endpoint: str, deadline_seconds: float) -> None:
+        host, port = split_endpoint(endpoint)
+        self.endpoint = endpoint
+        self._deadline = deadline_seconds
+        self._channel = grpc.insecure_channel(spell(host, port), options=OPTIONS + RECONNECT)
+        self._calls = {
+            name: self._channel.unary_unary(f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString)
+            for name, (_, request, reply) in CALLS.items()
+        }
+
+    def wait_ready(self, deadline_seconds: float) -> None:
+        """Returns when the server is up and serves.  A wait of more than a few seconds is logged once.
+
+        Raises:
+            Unreachable: it was not, within the deadline.
+        """
+        check = health_pb2_grpc.HealthStub(self._channel).Check
+        began, said, reason = time.monotonic(), False, ""
+        while (left := began + deadline_seconds - time.monotonic()) > 0:
+            try:
+                reply = check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=min(left, 1.0), wait_for_ready=True)
+                if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+                reason = "it is up, but shutting down"
+            except grpc.RpcError as error:
+                reason = str(from_rpc_error(error, self.endpoint, "a health check"))
+            if time.monotonic() - began > PATIENCE_SECONDS and not said:
+                said = True
+                log.warning("waiting for the server at %s (for up to %g s)", self.endpoint, deadline_seconds)
+            time.sleep(min(FIRST_PAUSE, max(left, 0)))
+        raise Unreachable(f"no server at {self.endpoint} within {deadline_seconds:g} s: {reason}")
+
+    def join(self, request: wire.JoinRequest, timeout: float | None = None) -> wire.JoinReply:
+        """See protos/pserver/wire.proto, as for the calls below."""
+        return self._call("Join", request, wire.JoinReply, timeout)
+
+    def install(self, request: wire.InstallRequest, timeout: float | None = None) -> wire.InstallReply:
+        """Gives the server its program."""
+        return self._call("Install", request, wire.InstallReply, timeout)
+
+    def heartbeat(self, request: wire.HeartbeatRequest, timeout: float | None = None) -> wire.HeartbeatReply:
+        """A sign of life; tried once."""
+        return self._call("Heartbeat", request, wire.HeartbeatReply, timeout, tries=1)
+
+    def leave(self, request: wire.LeaveRequest, timeout: float | None = None) -> wire.LeaveReply:
+        """Goodbye."""
+        return self._call("Leave", request, wire.LeaveReply, timeout)
+
+    def barrier(self, request: wire.BarrierRequest, timeout: float | None = None) -> wire.BarrierReply:
+        """Waits a second at most: see BarrierReply."""
+        return self._call("Barrier", request, wire.BarrierReply, timeout)
+
+    def save(self, request: wire.SaveRequest, timeout: float = FILE_SECONDS) -> wire.SaveReply:
+        """Writes what the server holds to its disk."""
+        return self._call("Save", request, wire.SaveReply, timeout)
+
+    def load(self, request: wire.LoadRequest, timeout: float = FILE_SECONDS) -> wire.LoadReply:
+        """Reads what the server holds from its disk."""
+        return self._call("Load", request, wire.LoadReply, timeout)
+
+    def status(self, request: wire.StatusRequest | None = None, timeout: float | None = None) -> wire.StatusReply:
+        """How the server is."""
+        return self._call("Status", request or wire.StatusRequest(), wire.StatusReply, timeout)
+
+    def drain(self, request: wire.DrainRequest | None = None, timeout: float | None = None) -> wire.DrainReply:
+        """Asks the server to shut down."""
+        return self._call("Drain", request or wire.DrainRequest(), wire.DrainReply, timeout)
+
+    def close(self) -> None:
+        """Ends the connection; harmless when called twice."""
+        self._channel.close()
+
+    def _call(self, name: str, request: Message, kind: type[Reply], timeout: float | None, tries: int = 10**9) -> Reply:
+        """One call, tried again while the server is UNAVAILABLE without having said why itself."""
+        deadline = time.monotonic() + (self._deadline if timeout is None else timeout)
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                reply = self._calls[name](request, timeout=max(deadline - time.monotonic(), 0.001))
+            except grpc.RpcError as error:
+                tries -= 1
+                failure = from_rpc_error(error, self.endpoint, name)
+                again = error.code() is grpc.StatusCode.UNAVAILABLE and not _named(error)
+                if not again or not tries or time.monotonic() + pause >= deadline:
+                    raise failure from error
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            except ValueError as error:  # grpcio's word for a closed channel
+                raise Unreachable(f"{self.endpoint}: {name} after the connection was closed") from error
+            else:
+                assert isinstance(reply, kind)
+                return reply
