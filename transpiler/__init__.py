@@ -17,3 +17,4 @@ from transpiler.placement import HashName as HashName
 from transpiler.placement import RoundRobin as RoundRobin
 from transpiler.placement import SizeBalanced as SizeBalanced
 from transpiler.placement import slice_variable as slice_variable
+from transpiler.strategy import DistributedStrategy as DistributedStrategy

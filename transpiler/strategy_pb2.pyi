@@ -1,0 +1,397 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DistributedStrategy(_message.Message):
+    __slots__ = ("a_sync", "adam_d2sum", "amp", "asp", "qat", "recompute", "gradient_merge", "lars", "lamb", "sync_batch_norm", "sync_nccl_allreduce", "use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks", "fuse_all_reduce_ops", "fuse_grad_size_in_MB", "fuse_grad_size_in_num", "last_comm_group_size_MB", "find_unused_parameters", "nccl_comm_num", "fp16_allreduce", "dgc", "localsgd", "adaptive_localsgd", "heter_ccl_mode", "sharding", "pipeline", "fuse_grad_merge", "tensor_parallel", "auto", "semi_auto", "auto_search", "split_data", "elastic", "without_graph_optimization", "cudnn_exhaustive_search", "conv_workspace_size_limit", "cudnn_batchnorm_spatial_persistent", "a_sync_configs", "gradient_scale_configs", "trainer_desc_configs", "fs_client_param", "amp_configs", "qat_configs", "recompute_configs", "gradient_merge_configs", "lars_configs", "lamb_configs", "localsgd_configs", "adaptive_localsgd_configs", "dgc_configs", "sharding_configs", "pipeline_configs", "tensor_parallel_configs", "hybrid_configs", "execution_strategy", "build_strategy")
+    A_SYNC_FIELD_NUMBER: _ClassVar[int]
+    ADAM_D2SUM_FIELD_NUMBER: _ClassVar[int]
+    AMP_FIELD_NUMBER: _ClassVar[int]
+    ASP_FIELD_NUMBER: _ClassVar[int]
+    QAT_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_MERGE_FIELD_NUMBER: _ClassVar[int]
+    LARS_FIELD_NUMBER: _ClassVar[int]
+    LAMB_FIELD_NUMBER: _ClassVar[int]
+    SYNC_BATCH_NORM_FIELD_NUMBER: _ClassVar[int]
+    SYNC_NCCL_ALLREDUCE_FIELD_NUMBER: _ClassVar[int]
+    USE_HIERARCHICAL_ALLREDUCE_FIELD_NUMBER: _ClassVar[int]
+    HIERARCHICAL_ALLREDUCE_INTER_NRANKS_FIELD_NUMBER: _ClassVar[int]
+    FUSE_ALL_REDUCE_OPS_FIELD_NUMBER: _ClassVar[int]
+    FUSE_GRAD_SIZE_IN_MB_FIELD_NUMBER: _ClassVar[int]
+    FUSE_GRAD_SIZE_IN_NUM_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMM_GROUP_SIZE_MB_FIELD_NUMBER: _ClassVar[int]
+    FIND_UNUSED_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    NCCL_COMM_NUM_FIELD_NUMBER: _ClassVar[int]
+    FP16_ALLREDUCE_FIELD_NUMBER: _ClassVar[int]
+    DGC_FIELD_NUMBER: _ClassVar[int]
+    LOCALSGD_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_LOCALSGD_FIELD_NUMBER: _ClassVar[int]
+    HETER_CCL_MODE_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_FIELD_NUMBER: _ClassVar[int]
+    FUSE_GRAD_MERGE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    AUTO_FIELD_NUMBER: _ClassVar[int]
+    SEMI_AUTO_FIELD_NUMBER: _ClassVar[int]
+    AUTO_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_DATA_FIELD_NUMBER: _ClassVar[int]
+    ELASTIC_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_GRAPH_OPTIMIZATION_FIELD_NUMBER: _ClassVar[int]
+    CUDNN_EXHAUSTIVE_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    CONV_WORKSPACE_SIZE_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CUDNN_BATCHNORM_SPATIAL_PERSISTENT_FIELD_NUMBER: _ClassVar[int]
+    A_SYNC_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SCALE_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_DESC_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    FS_CLIENT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    AMP_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    QAT_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_MERGE_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    LARS_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    LAMB_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    LOCALSGD_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_LOCALSGD_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    DGC_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    HYBRID_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    BUILD_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    a_sync: bool
+    adam_d2sum: bool
+    amp: bool
+    asp: bool
+    qat: bool
+    recompute: bool
+    gradient_merge: bool
+    lars: bool
+    lamb: bool
+    sync_batch_norm: bool
+    sync_nccl_allreduce: bool
+    use_hierarchical_allreduce: bool
+    hierarchical_allreduce_inter_nranks: int
+    fuse_all_reduce_ops: bool
+    fuse_grad_size_in_MB: int
+    fuse_grad_size_in_num: int
+    last_comm_group_size_MB: float
+    find_unused_parameters: bool
+    nccl_comm_num: int
+    fp16_allreduce: bool
+    dgc: bool
+    localsgd: bool
+    adaptive_localsgd: bool
+    heter_ccl_mode: bool
+    sharding: bool
+    pipeline: bool
+    fuse_grad_merge: bool
+    tensor_parallel: bool
+    auto: bool
+    semi_auto: bool
+    auto_search: bool
+    split_data: bool
+    elastic: bool
+    without_graph_optimization: bool
+    cudnn_exhaustive_search: bool
+    conv_workspace_size_limit: int
+    cudnn_batchnorm_spatial_persistent: bool
+    a_sync_configs: ASyncConfigs
+    gradient_scale_configs: GradientScaleConfigs
+    trainer_desc_configs: TrainerDescConfigs
+    fs_client_param: FsClientParam
+    amp_configs: AmpConfigs
+    qat_configs: QatConfigs
+    recompute_configs: RecomputeConfigs
+    gradient_merge_configs: GradientMergeConfigs
+    lars_configs: LarsConfigs
+    lamb_configs: LambConfigs
+    localsgd_configs: LocalsgdConfigs
+    adaptive_localsgd_configs: AdaptiveLocalsgdConfigs
+    dgc_configs: DgcConfigs
+    sharding_configs: ShardingConfigs
+    pipeline_configs: PipelineConfigs
+    tensor_parallel_configs: TensorParallelConfigs
+    hybrid_configs: HybridConfigs
+    execution_strategy: ExecutionStrategy
+    build_strategy: BuildStrategy
+    def __init__(self, a_sync: _Optional[bool] = ..., adam_d2sum: _Optional[bool] = ..., amp: _Optional[bool] = ..., asp: _Optional[bool] = ..., qat: _Optional[bool] = ..., recompute: _Optional[bool] = ..., gradient_merge: _Optional[bool] = ..., lars: _Optional[bool] = ..., lamb: _Optional[bool] = ..., sync_batch_norm: _Optional[bool] = ..., sync_nccl_allreduce: _Optional[bool] = ..., use_hierarchical_allreduce: _Optional[bool] = ..., hierarchical_allreduce_inter_nranks: _Optional[int] = ..., fuse_all_reduce_ops: _Optional[bool] = ..., fuse_grad_size_in_MB: _Optional[int] = ..., fuse_grad_size_in_num: _Optional[int] = ..., last_comm_group_size_MB: _Optional[float] = ..., find_unused_parameters: _Optional[bool] = ..., nccl_comm_num: _Optional[int] = ..., fp16_allreduce: _Optional[bool] = ..., dgc: _Optional[bool] = ..., localsgd: _Optional[bool] = ..., adaptive_localsgd: _Optional[bool] = ..., heter_ccl_mode: _Optional[bool] = ..., sharding: _Optional[bool] = ..., pipeline: _Optional[bool] = ..., fuse_grad_merge: _Optional[bool] = ..., tensor_parallel: _Optional[bool] = ..., auto: _Optional[bool] = ..., semi_auto: _Optional[bool] = ..., auto_search: _Optional[bool] = ..., split_data: _Optional[bool] = ..., elastic: _Optional[bool] = ..., without_graph_optimization: _Optional[bool] = ..., cudnn_exhaustive_search: _Optional[bool] = ..., conv_workspace_size_limit: _Optional[int] = ..., cudnn_batchnorm_spatial_persistent: _Optional[bool] = ..., a_sync_configs: _Optional[_Union[ASyncConfigs, _Mapping]] = ..., gradient_scale_configs: _Optional[_Union[GradientScaleConfigs, _Mapping]] = ..., trainer_desc_configs: _Optional[_Union[TrainerDescConfigs, _Mapping]] = ..., fs_client_param: _Optional[_Union[FsClientParam, _Mapping]] = ..., amp_configs: _Optional[_Union[AmpConfigs, _Mapping]] = ..., qat_configs: _Optional[_Union[QatConfigs, _Mapping]] = ..., recompute_configs: _Optional[_Union[RecomputeConfigs, _Mapping]] = ..., gradient_merge_configs: _Optional[_Union[GradientMergeConfigs, _Mapping]] = ..., lars_configs: _Optional[_Union[LarsConfigs, _Mapping]] = ..., lamb_configs: _Optional[_Union[LambConfigs, _Mapping]] = ..., localsgd_configs: _Optional[_Union[LocalsgdConfigs, _Mapping]] = ..., adaptive_localsgd_configs: _Optional[_Union[AdaptiveLocalsgdConfigs, _Mapping]] = ..., dgc_configs: _Optional[_Union[DgcConfigs, _Mapping]] = ..., sharding_configs: _Optional[_Union[ShardingConfigs, _Mapping]] = ..., pipeline_configs: _Optional[_Union[PipelineConfigs, _Mapping]] = ..., tensor_parallel_configs: _Optional[_Union[TensorParallelConfigs, _Mapping]] = ..., hybrid_configs: _Optional[_Union[HybridConfigs, _Mapping]] = ..., execution_strategy: _Optional[_Union[ExecutionStrategy, _Mapping]] = ..., build_strategy: _Optional[_Union[BuildStrategy, _Mapping]] = ...) -> None: ...
+
+class ASyncConfigs(_message.Message):
+    __slots__ = ("k_steps", "max_merge_var_num", "send_queue_size", "independent_recv_thread", "thread_pool_size", "send_wait_times", "runtime_split_send_recv", "merge", "half_async", "staleness", "dc_asgd", "outer_optimizer", "modes", "overlap")
+    K_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MERGE_VAR_NUM_FIELD_NUMBER: _ClassVar[int]
+    SEND_QUEUE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    INDEPENDENT_RECV_THREAD_FIELD_NUMBER: _ClassVar[int]
+    THREAD_POOL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SEND_WAIT_TIMES_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_SPLIT_SEND_RECV_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    HALF_ASYNC_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    DC_ASGD_FIELD_NUMBER: _ClassVar[int]
+    OUTER_OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    MODES_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    k_steps: int
+    max_merge_var_num: int
+    send_queue_size: int
+    independent_recv_thread: bool
+    thread_pool_size: int
+    send_wait_times: int
+    runtime_split_send_recv: bool
+    merge: str
+    half_async: bool
+    staleness: int
+    dc_asgd: float
+    outer_optimizer: OuterOptimizer
+    modes: _containers.RepeatedCompositeFieldContainer[Mode]
+    overlap: bool
+    def __init__(self, k_steps: _Optional[int] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., thread_pool_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., runtime_split_send_recv: _Optional[bool] = ..., merge: _Optional[str] = ..., half_async: _Optional[bool] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer_optimizer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[Mode, _Mapping]]] = ..., overlap: _Optional[bool] = ...) -> None: ...
+
+class OuterOptimizer(_message.Message):
+    __slots__ = ("type", "lr", "momentum")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    LR_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    lr: float
+    momentum: float
+    def __init__(self, type: _Optional[str] = ..., lr: _Optional[float] = ..., momentum: _Optional[float] = ...) -> None: ...
+
+class Mode(_message.Message):
+    __slots__ = ("pattern", "mode")
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    mode: str
+    def __init__(self, pattern: _Optional[str] = ..., mode: _Optional[str] = ...) -> None: ...
+
+class GradientScaleConfigs(_message.Message):
+    __slots__ = ("scale_strategy",)
+    SCALE_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    scale_strategy: str
+    def __init__(self, scale_strategy: _Optional[str] = ...) -> None: ...
+
+class TrainerDescConfigs(_message.Message):
+    __slots__ = ("dump_fields_path", "dump_fields", "dump_param", "stat_var_names")
+    DUMP_FIELDS_PATH_FIELD_NUMBER: _ClassVar[int]
+    DUMP_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    DUMP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    STAT_VAR_NAMES_FIELD_NUMBER: _ClassVar[int]
+    dump_fields_path: str
+    dump_fields: _containers.RepeatedScalarFieldContainer[str]
+    dump_param: _containers.RepeatedScalarFieldContainer[str]
+    stat_var_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dump_fields_path: _Optional[str] = ..., dump_fields: _Optional[_Iterable[str]] = ..., dump_param: _Optional[_Iterable[str]] = ..., stat_var_names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FsClientParam(_message.Message):
+    __slots__ = ("uri", "user", "passwd", "hadoop_bin")
+    URI_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    PASSWD_FIELD_NUMBER: _ClassVar[int]
+    HADOOP_BIN_FIELD_NUMBER: _ClassVar[int]
+    uri: str
+    user: str
+    passwd: str
+    hadoop_bin: str
+    def __init__(self, uri: _Optional[str] = ..., user: _Optional[str] = ..., passwd: _Optional[str] = ..., hadoop_bin: _Optional[str] = ...) -> None: ...
+
+class AmpConfigs(_message.Message):
+    __slots__ = ("init_loss_scaling", "use_dynamic_loss_scaling", "incr_every_n_steps", "decr_every_n_nan_or_inf", "incr_ratio", "decr_ratio", "custom_white_list", "custom_black_list", "custom_black_varnames", "use_pure_fp16", "use_pure_bf16", "use_fp16_guard")
+    INIT_LOSS_SCALING_FIELD_NUMBER: _ClassVar[int]
+    USE_DYNAMIC_LOSS_SCALING_FIELD_NUMBER: _ClassVar[int]
+    INCR_EVERY_N_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DECR_EVERY_N_NAN_OR_INF_FIELD_NUMBER: _ClassVar[int]
+    INCR_RATIO_FIELD_NUMBER: _ClassVar[int]
+    DECR_RATIO_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_WHITE_LIST_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_BLACK_LIST_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_BLACK_VARNAMES_FIELD_NUMBER: _ClassVar[int]
+    USE_PURE_FP16_FIELD_NUMBER: _ClassVar[int]
+    USE_PURE_BF16_FIELD_NUMBER: _ClassVar[int]
+    USE_FP16_GUARD_FIELD_NUMBER: _ClassVar[int]
+    init_loss_scaling: float
+    use_dynamic_loss_scaling: bool
+    incr_every_n_steps: int
+    decr_every_n_nan_or_inf: int
+    incr_ratio: float
+    decr_ratio: float
+    custom_white_list: _containers.RepeatedScalarFieldContainer[str]
+    custom_black_list: _containers.RepeatedScalarFieldContainer[str]
+    custom_black_varnames: _containers.RepeatedScalarFieldContainer[str]
+    use_pure_fp16: bool
+    use_pure_bf16: bool
+    use_fp16_guard: bool
+    def __init__(self, init_loss_scaling: _Optional[float] = ..., use_dynamic_loss_scaling: _Optional[bool] = ..., incr_every_n_steps: _Optional[int] = ..., decr_every_n_nan_or_inf: _Optional[int] = ..., incr_ratio: _Optional[float] = ..., decr_ratio: _Optional[float] = ..., custom_white_list: _Optional[_Iterable[str]] = ..., custom_black_list: _Optional[_Iterable[str]] = ..., custom_black_varnames: _Optional[_Iterable[str]] = ..., use_pure_fp16: _Optional[bool] = ..., use_pure_bf16: _Optional[bool] = ..., use_fp16_guard: _Optional[bool] = ...) -> None: ...
+
+class QatConfigs(_message.Message):
+    __slots__ = ("channel_wise_abs_max", "weight_bits", "activation_bits", "not_quant_pattern", "algo")
+    CHANNEL_WISE_ABS_MAX_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BITS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_BITS_FIELD_NUMBER: _ClassVar[int]
+    NOT_QUANT_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    ALGO_FIELD_NUMBER: _ClassVar[int]
+    channel_wise_abs_max: bool
+    weight_bits: int
+    activation_bits: int
+    not_quant_pattern: _containers.RepeatedScalarFieldContainer[str]
+    algo: str
+    def __init__(self, channel_wise_abs_max: _Optional[bool] = ..., weight_bits: _Optional[int] = ..., activation_bits: _Optional[int] = ..., not_quant_pattern: _Optional[_Iterable[str]] = ..., algo: _Optional[str] = ...) -> None: ...
+
+class RecomputeConfigs(_message.Message):
+    __slots__ = ("checkpoints", "enable_offload", "checkpoint_shape")
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_OFFLOAD_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    checkpoints: _containers.RepeatedScalarFieldContainer[str]
+    enable_offload: bool
+    checkpoint_shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, checkpoints: _Optional[_Iterable[str]] = ..., enable_offload: _Optional[bool] = ..., checkpoint_shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GradientMergeConfigs(_message.Message):
+    __slots__ = ("k_steps", "avg")
+    K_STEPS_FIELD_NUMBER: _ClassVar[int]
+    AVG_FIELD_NUMBER: _ClassVar[int]
+    k_steps: int
+    avg: bool
+    def __init__(self, k_steps: _Optional[int] = ..., avg: _Optional[bool] = ...) -> None: ...
+
+class LarsConfigs(_message.Message):
+    __slots__ = ("lars_coeff", "lars_weight_decay", "epsilon", "exclude_from_weight_decay")
+    LARS_COEFF_FIELD_NUMBER: _ClassVar[int]
+    LARS_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FROM_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    lars_coeff: float
+    lars_weight_decay: float
+    epsilon: float
+    exclude_from_weight_decay: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lars_coeff: _Optional[float] = ..., lars_weight_decay: _Optional[float] = ..., epsilon: _Optional[float] = ..., exclude_from_weight_decay: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LambConfigs(_message.Message):
+    __slots__ = ("lamb_weight_decay", "exclude_from_weight_decay")
+    LAMB_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FROM_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    lamb_weight_decay: float
+    exclude_from_weight_decay: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lamb_weight_decay: _Optional[float] = ..., exclude_from_weight_decay: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LocalsgdConfigs(_message.Message):
+    __slots__ = ("k_steps", "begin_step")
+    K_STEPS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_STEP_FIELD_NUMBER: _ClassVar[int]
+    k_steps: int
+    begin_step: int
+    def __init__(self, k_steps: _Optional[int] = ..., begin_step: _Optional[int] = ...) -> None: ...
+
+class AdaptiveLocalsgdConfigs(_message.Message):
+    __slots__ = ("init_k_steps", "begin_step")
+    INIT_K_STEPS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_STEP_FIELD_NUMBER: _ClassVar[int]
+    init_k_steps: int
+    begin_step: int
+    def __init__(self, init_k_steps: _Optional[int] = ..., begin_step: _Optional[int] = ...) -> None: ...
+
+class DgcConfigs(_message.Message):
+    __slots__ = ("rampup_begin_step", "rampup_step", "sparsity")
+    RAMPUP_BEGIN_STEP_FIELD_NUMBER: _ClassVar[int]
+    RAMPUP_STEP_FIELD_NUMBER: _ClassVar[int]
+    SPARSITY_FIELD_NUMBER: _ClassVar[int]
+    rampup_begin_step: int
+    rampup_step: int
+    sparsity: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, rampup_begin_step: _Optional[int] = ..., rampup_step: _Optional[int] = ..., sparsity: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ShardingConfigs(_message.Message):
+    __slots__ = ("sharding_segment_strategy", "segment_broadcast_MB", "segment_anchors", "sharding_degree", "gradient_merge_acc_step", "optimize_offload", "dp_degree", "mp_degree", "pp_degree", "pp_allreduce_in_optimize", "optimize_cast")
+    SHARDING_SEGMENT_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_BROADCAST_MB_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_ANCHORS_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_MERGE_ACC_STEP_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZE_OFFLOAD_FIELD_NUMBER: _ClassVar[int]
+    DP_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    MP_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    PP_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    PP_ALLREDUCE_IN_OPTIMIZE_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZE_CAST_FIELD_NUMBER: _ClassVar[int]
+    sharding_segment_strategy: str
+    segment_broadcast_MB: float
+    segment_anchors: _containers.RepeatedScalarFieldContainer[str]
+    sharding_degree: int
+    gradient_merge_acc_step: int
+    optimize_offload: bool
+    dp_degree: int
+    mp_degree: int
+    pp_degree: int
+    pp_allreduce_in_optimize: bool
+    optimize_cast: bool
+    def __init__(self, sharding_segment_strategy: _Optional[str] = ..., segment_broadcast_MB: _Optional[float] = ..., segment_anchors: _Optional[_Iterable[str]] = ..., sharding_degree: _Optional[int] = ..., gradient_merge_acc_step: _Optional[int] = ..., optimize_offload: _Optional[bool] = ..., dp_degree: _Optional[int] = ..., mp_degree: _Optional[int] = ..., pp_degree: _Optional[int] = ..., pp_allreduce_in_optimize: _Optional[bool] = ..., optimize_cast: _Optional[bool] = ...) -> None: ...
+
+class PipelineConfigs(_message.Message):
+    __slots__ = ("micro_batch_size", "accumulate_steps")
+    MICRO_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    micro_batch_size: int
+    accumulate_steps: int
+    def __init__(self, micro_batch_size: _Optional[int] = ..., accumulate_steps: _Optional[int] = ...) -> None: ...
+
+class TensorParallelConfigs(_message.Message):
+    __slots__ = ("tensor_parallel_degree", "tensor_init_seed")
+    TENSOR_PARALLEL_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_INIT_SEED_FIELD_NUMBER: _ClassVar[int]
+    tensor_parallel_degree: int
+    tensor_init_seed: int
+    def __init__(self, tensor_parallel_degree: _Optional[int] = ..., tensor_init_seed: _Optional[int] = ...) -> None: ...
+
+class HybridConfigs(_message.Message):
+    __slots__ = ("dp_degree", "mp_degree", "pp_degree", "sharding_degree", "sep_degree", "order")
+    DP_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    MP_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    PP_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    SEP_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    dp_degree: int
+    mp_degree: int
+    pp_degree: int
+    sharding_degree: int
+    sep_degree: int
+    order: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dp_degree: _Optional[int] = ..., mp_degree: _Optional[int] = ..., pp_degree: _Optional[int] = ..., sharding_degree: _Optional[int] = ..., sep_degree: _Optional[int] = ..., order: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ExecutionStrategy(_message.Message):
+    __slots__ = ("num_threads", "num_iteration_per_drop_scope", "num_iteration_per_run")
+    NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ITERATION_PER_DROP_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ITERATION_PER_RUN_FIELD_NUMBER: _ClassVar[int]
+    num_threads: int
+    num_iteration_per_drop_scope: int
+    num_iteration_per_run: int
+    def __init__(self, num_threads: _Optional[int] = ..., num_iteration_per_drop_scope: _Optional[int] = ..., num_iteration_per_run: _Optional[int] = ...) -> None: ...
+
+class BuildStrategy(_message.Message):
+    __slots__ = ("enable_sequential_execution", "fuse_elewise_add_act_ops", "fuse_bn_act_ops", "enable_auto_fusion", "fuse_relu_depthwise_conv", "fuse_broadcast_ops", "fuse_all_optimizer_ops", "enable_inplace")
+    ENABLE_SEQUENTIAL_EXECUTION_FIELD_NUMBER: _ClassVar[int]
+    FUSE_ELEWISE_ADD_ACT_OPS_FIELD_NUMBER: _ClassVar[int]
+    FUSE_BN_ACT_OPS_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_AUTO_FUSION_FIELD_NUMBER: _ClassVar[int]
+    FUSE_RELU_DEPTHWISE_CONV_FIELD_NUMBER: _ClassVar[int]
+    FUSE_BROADCAST_OPS_FIELD_NUMBER: _ClassVar[int]
+    FUSE_ALL_OPTIMIZER_OPS_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_INPLACE_FIELD_NUMBER: _ClassVar[int]
+    enable_sequential_execution: bool
+    fuse_elewise_add_act_ops: bool
+    fuse_bn_act_ops: bool
+    enable_auto_fusion: bool
+    fuse_relu_depthwise_conv: bool
+    fuse_broadcast_ops: bool
+    fuse_all_optimizer_ops: bool
+    enable_inplace: bool
+    def __init__(self, enable_sequential_execution: _Optional[bool] = ..., fuse_elewise_add_act_ops: _Optional[bool] = ..., fuse_bn_act_ops: _Optional[bool] = ..., enable_auto_fusion: _Optional[bool] = ..., fuse_relu_depthwise_conv: _Optional[bool] = ..., fuse_broadcast_ops: _Optional[bool] = ..., fuse_all_optimizer_ops: _Optional[bool] = ..., enable_inplace: _Optional[bool] = ...) -> None: ...
