@@ -1,0 +1,117 @@
+"""The examples do what they say, as real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "trainer" / "examples"
+DEADLINE = 100.0
+CLUSTER = ("TRAINING_ROLE", "PSERVER_ENDPOINTS", "TRAINERS", "TRAINER_ID", "CURRENT_ENDPOINT", "RANK", "WORLD_SIZE")
+
+pytestmark = pytest.mark.cluster
+
+
+def environment(**role: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in CLUSTER}
+    return {**inherited, "OMP_NUM_THREADS": "1", **role}
+
+
+def run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def accuracy(text: str) -> float:
+    return float(re.findall(r"accuracy (0\.\d+|1\.0+)", text)[-1])
+
+
+@pytest.mark.parametrize("flags", [(), ("--program",)], ids=["eager", "program"])
+def test_digits_learns_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Plain ``python digits.py`` trains in one process to at least 97 %; its last line is the accuracy."""
+    out = run(sys.executable, str(EXAMPLES / "digits.py"), *flags, cwd=tmp_path)
+
+    assert out.splitlines()[-1].startswith("accuracy") and accuracy(out) >= 0.97
+
+
+@pytest.mark.parametrize("flags", [(), ("--program",)], ids=["eager", "program"])
+def test_digits_learns_on_a_cluster(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Two servers and two trainers reach at least 97 %, eagerly and as a program; the last line of trainer 0's log says so."""
+    command = "-m pserver launch --servers 2 --trainers 2".split()
+    out = run(sys.executable, *command, str(EXAMPLES / "digits.py"), *flags, cwd=tmp_path)
+    log = (tmp_path / "logs" / "trainer-0.log").read_text()
+
+    assert log.splitlines()[-1].startswith("accuracy") and accuracy(log) >= 0.97
+    assert "trainer 0 | accuracy" in out and "trainer 1 | accuracy" not in out
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        bound = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in bound]
+
+
+@contextmanager
+def started(command: list[str], **role: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, env=environment(**role), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate(timeout=DEADLINE)
+
+
+def test_the_transpiler_by_hand_runs_as_four_processes() -> None:
+    """Two PSERVER and two TRAINER roles of one script fit the line, the same on both trainers; SIGTERM ends the servers."""
+    endpoints = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    command = [sys.executable, str(EXAMPLES / "transpiler_by_hand.py")]
+    job = {"PSERVER_ENDPOINTS": ",".join(endpoints), "TRAINERS": "2"}
+    with ExitStack() as stack:
+        servers = [stack.enter_context(started(command, TRAINING_ROLE="PSERVER", CURRENT_ENDPOINT=at, **job)) for at in endpoints]
+        trainers = [stack.enter_context(started(command, TRAINING_ROLE="TRAINER", TRAINER_ID=str(i), **job)) for i in (0, 1)]
+        for server in servers:  # one that has ended says why, before a trainer's deadline ends its wait for it
+            assert server.stdout is not None
+            said_first = server.stdout.readline()
+            assert "pserver ready at" in said_first, said_first + server.stdout.read()
+        said = [trainer.communicate(timeout=DEADLINE)[0] for trainer in trainers]
+
+        assert [trainer.returncode for trainer in trainers] == [0, 0], said
+        fitted = {re.search(r"weight (.+)", text)[1] for text in said}  # type: ignore[index]
+        assert fitted == {"3.000, -2.000  bias 1.000"}
+        for server in servers:
+            server.send_signal(signal.SIGTERM)
+            out = server.communicate(timeout=DEADLINE)[0]
+            assert server.returncode == 0, out
+
+
+def test_the_transpiler_by_hand_names_a_missing_variable() -> None:
+    """A TRAINER without TRAINERS gets an error that names it."""
+    role = {"TRAINING_ROLE": "TRAINER", "TRAINER_ID": "0", "PSERVER_ENDPOINTS": "127.0.0.1:1"}
+    with started([sys.executable, str(EXAMPLES / "transpiler_by_hand.py")], **role) as process:
+        out = process.communicate(timeout=DEADLINE)[0]
+
+    assert process.returncode == 1 and "TRAINERS is not set" in out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("flags", [(), ("--program",)], ids=["eager", "program"])
+def test_digits_learns_on_a_gpu(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Two trainers on one GPU reach at least 97 %: gradients and parameters cross between GPU and host."""
+    command = "-m pserver launch --servers 2 --trainers 2".split()
+    run(sys.executable, *command, str(EXAMPLES / "digits.py"), "--device", "cuda", *flags, cwd=tmp_path)
+
+    assert accuracy((tmp_path / "logs" / "trainer-0.log").read_text()) >= 0.97

@@ -1,0 +1,37 @@
+"""The same training as ``digits.py``, as a program: captured once, transpiled for this trainer, run step by step.
+
+The servers' programs need not be made here: trainer 0 installs them.  ``transpiler_by_hand.py`` shows both roles.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+from trainer import Executor, fleet
+from trainer.examples.display import Display
+from transpiler import DistributeTranspiler, capture
+
+
+def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """One batch's loss: all that capture needs to know."""
+    return F.cross_entropy(model(images), labels)
+
+
+def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs: int) -> None:
+    """Leaves ``model`` trained: its tensors are the program's variables."""
+    images, labels = next(iter(loader))
+    program, startup = capture(model, step, torch.optim.Adam(model.parameters(), lr=2e-3), (images, labels))
+    if endpoints := ",".join(fleet.server_endpoints()):
+        transpiler = DistributeTranspiler()
+        transpiler.transpile(fleet.worker_index(), program, endpoints, fleet.worker_num(), startup_program=startup)
+        program, startup = transpiler.get_trainer_program(), transpiler.get_startup_program()
+    executor = Executor(device=str(images.device))
+    executor.run(startup)
+    with Display(epochs, executor.carrier) as display:
+        for _ in range(epochs):
+            for images, labels in fleet.shard(loader):
+                (loss,) = executor.run(program, feed=(images, labels), fetch_list=["loss"])
+                display.step(loss, len(images))
+            display.epoch()
+    executor.close()
