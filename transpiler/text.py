@@ -235,7 +235,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _header(deployment: Deployment | None) -> str:
+def header(deployment: Deployment | None) -> str:
+    """Whose program it is, in one line."""
     if deployment is None:
         return "single-node program"
     plan = deployment.plan
@@ -250,4 +251,4 @@ def text(program: Program) -> str:
     """The whole program; see the module's docstring."""
     main = program.main
     made = {name for block in program.blocks for op in block.ops for name in op.outputs}
-    return "\n\n".join([_header(program.deployment), *(_block(block, main, made) for block in program.blocks)])
+    return "\n\n".join([header(program.deployment), *(_block(block, main, made) for block in program.blocks)])

@@ -1,0 +1,277 @@
+"""A program as a picture: SVG written by hand, for any browser and any documentation.
+
+Every block is a panel, every op a box in the order in which it runs, coloured by the phase of the step that it belongs to.  What
+crosses the wire is drawn as in a sequence diagram: each server of a trainer's program is a vertical line, and an arrow runs from
+a send to the servers that receive, and back from them to a recv.  To the left of the ops, arcs join an exchange with the op that
+computed what it sends or puts together.  In a server's program a line runs from ``listen_and_serv`` to each block that it runs.
+
+Pointing at a box shows the whole op, with types and the line of the user's code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from transpiler.ops import is_optimizer
+from transpiler.phases import EXCHANGE, MERGE, UPDATE, phases
+from transpiler.program import Block, Op, Program, Ref
+from transpiler.text import call, header, results, types
+
+# Pixels.
+MARGIN, TITLE, ROW, BOX = 24, 30, 27, 21
+PANEL, PADDING, GUTTER, GAP = 560, 12, 44, 36
+CHARACTER = 6.65  # width of one in a box
+COLUMN = 900  # a column of panels gets no higher than this, unless block 0 is
+
+# phase -> (fill, edge, words)
+COLOURS = {
+    "forward": ("#e8f1fb", "#4a86c5", "forward"),
+    "backward": ("#efe9fa", "#8062c0", "backward"),
+    EXCHANGE: ("#fff0dc", "#e08a1e", "exchange"),
+    MERGE: ("#e0f4f2", "#2b9a8f", "merge, clip"),
+    UPDATE: ("#e6f5e3", "#4b9c3f", "update"),
+}
+SEND, RECV = "#e08a1e", "#4a86c5"
+_WIRE = ("send", "recv", "send_barrier", "fetch_barrier")
+STYLE = """
+  text { font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #24292f; }
+  .head { font-size: 15px; font-weight: bold; } .title { font-weight: bold; font-size: 12px; } .quiet { fill: #6a737d; }
+  .panel { fill: #fbfcfd; stroke: #d0d7de; } .line { fill: none; stroke-width: 1.3; } .life { stroke: #8c959f; stroke-width: 2; }
+  .wait { stroke-dasharray: 3 3; }
+"""
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # what XML cannot hold
+
+
+def quoted(text: str) -> str:
+    """Text as XML holds it, in an element or an attribute."""
+    return escape(_UNPRINTABLE.sub("\ufffd", text), {'"': "&quot;"})
+
+
+def shortened(text: str, pixels: float) -> str:
+    """The text, cut where a box of this width ends."""
+    most = int(pixels / CHARACTER)
+    return text if len(text) <= most else text[: max(most - 3, 0)] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A block and its place."""
+
+    block: Block
+    x: float
+    y: float
+
+    @property
+    def height(self) -> float:
+        """Pixels from the upper to the lower edge."""
+        return TITLE + max(len(self.block.ops), 1) * ROW + PADDING
+
+    @property
+    def left(self) -> float:
+        """Where the boxes begin."""
+        return self.x + PADDING + (GUTTER if self.block.index == 0 and len(self.block.ops) > 1 else 0)
+
+    @property
+    def right(self) -> float:
+        """Where the boxes end."""
+        return self.x + PANEL - PADDING
+
+    def middle(self, number: int) -> float:
+        """The height of an op's middle."""
+        return self.y + TITLE + number * ROW + BOX / 2
+
+
+def _panels(program: Program, top: float) -> list[Panel]:
+    """Block 0 on the left, the others in columns beside it."""
+    first = Panel(program.main, MARGIN, top)
+    found, limit = [first], top + max(first.height, COLUMN)
+    x, y = MARGIN + PANEL + GAP * 2, top
+    for block in program.blocks[1:]:
+        panel = Panel(block, x, y)
+        if y > top and y + panel.height > limit:
+            x, y = x + PANEL + GAP, top
+            panel = Panel(block, x, y)
+        found.append(panel)
+        y += panel.height + GAP / 2
+    return found
+
+
+# ---- one panel ----
+
+
+def _title(block: Block) -> str:
+    updated = [op.outputs[0] for op in block.ops if is_optimizer(op.type) and op.outputs]
+    return f"block {block.index}" + (f": {', '.join(updated[:3])}" if updated and block.index else "")
+
+
+def _label(op: Op) -> str:
+    """An op in its box; arrows say where an exchange goes."""
+    if op.type in _WIRE and "endpoints" in op.arguments:
+        return f"{op.type}({', '.join([*op.inputs, *op.outputs])})"
+    return f"{results(op)} {call(op)}".strip()
+
+
+def _box(panel: Panel, number: int, op: Op, phase: str, main: Block) -> Iterator[str]:
+    fill, edge, _ = COLOURS[phase]
+    y, width = panel.middle(number) - BOX / 2, panel.right - panel.left
+    label, kind = _label(op), types(op, panel.block, main)
+    room = width - 18
+    beside = kind if (len(label) + len(kind) + 2) * CHARACTER <= room else ""
+    whole = "\n".join(part for part in (f"{results(op)} {call(op)}".strip(), kind, op.location) if part)
+    yield f"<g><title>{quoted(whole)}</title>"
+    edges = f'fill="{fill}" stroke="{edge}" stroke-opacity=".45"'
+    yield f'<rect x="{panel.left:g}" y="{y:g}" width="{width:g}" height="{BOX}" rx="4" {edges}/>'
+    yield f'<rect x="{panel.left:g}" y="{y:g}" width="4" height="{BOX}" rx="2" fill="{edge}"/>'
+    yield f'<text x="{panel.left + 11:g}" y="{y + 14.5:g}">{quoted(shortened(label, room))}</text>'
+    if beside:
+        yield f'<text x="{panel.right - 7:g}" y="{y + 14.5:g}" text-anchor="end" class="quiet">{quoted(beside)}</text>'
+    yield "</g>"
+
+
+def _panel(panel: Panel, main: Block) -> Iterator[str]:
+    yield f'<rect x="{panel.x:g}" y="{panel.y:g}" width="{PANEL}" height="{panel.height:g}" rx="8" class="panel"/>'
+    title = shortened(_title(panel.block), PANEL - 2 * PADDING - 20)
+    yield f'<text x="{panel.x + PADDING:g}" y="{panel.y + 20:g}" class="title">{quoted(title)}</text>'
+    for number, (op, phase) in enumerate(zip(panel.block.ops, phases(panel.block), strict=True)):
+        yield from _box(panel, number, op, phase, main)
+
+
+# ---- lines ----
+
+
+def _arcs(panel: Panel) -> Iterator[str]:
+    """From the op that computed it to the exchange that needs it, in the left gutter."""
+    writer: dict[str, int] = {}
+    for number, op in enumerate(panel.block.ops):
+        if op.type in ("split", "send", "concat"):
+            for source in sorted({writer[name] for name in op.inputs if name in writer}):
+                start, end, x = panel.middle(source), panel.middle(number), panel.left
+                depth = min(10 + (number - source) * 2.2, GUTTER - 4)
+                curve = f"M{x:g} {start:g}C{x - depth:g} {start:g} {x - depth:g} {end:g} {x - 2:g} {end:g}"
+                yield f'<path d="{curve}" class="line" stroke="{_colour(op)}" marker-end="url(#{_end(op)})"/>'
+        writer.update(dict.fromkeys(filter(None, op.outputs), number))
+
+
+def _end(op: Op) -> str:
+    return "blue" if op.type in ("recv", "concat", "fetch_barrier") else "orange"
+
+
+def _colour(op: Op) -> str:
+    return RECV if _end(op) == "blue" else SEND
+
+
+def _endpoints(op: Op) -> list[str]:
+    value = op.arguments.get("endpoints", ())
+    items = value if isinstance(value, tuple) else (value,)
+    return list(dict.fromkeys(item.name if isinstance(item, Ref) else str(item) for item in items))
+
+
+def _servers(program: Program) -> list[str]:
+    named = [endpoint for op in program.main.ops if op.type in ("send", "recv") for endpoint in _endpoints(op)]
+    planned = program.deployment.endpoints if program.deployment and program.deployment.trainer_id is not None else ()
+    return list(dict.fromkeys([*planned, *named]))
+
+
+def _lifelines(panel: Panel, servers: list[str]) -> tuple[dict[str, float], float]:
+    """Where each server's line stands, and where the last one's label ends."""
+    step = max(16.0, min(170.0, 1000 / max(len(servers), 1)))
+    first = panel.x + PANEL + 90
+    return {name: first + index * step for index, name in enumerate(servers)}, first + len(servers) * step
+
+
+def _sequence(panel: Panel, servers: list[str]) -> Iterator[str]:
+    """The servers of a trainer's program, and what goes to and comes from them."""
+    places, _ = _lifelines(panel, servers)
+    bottom = panel.y + panel.height
+    few = len(servers) <= 7
+    for index, (name, x) in enumerate(places.items()):
+        title = f"<title>{quoted(name)}</title>"
+        yield f'<line x1="{x:g}" y1="{panel.y + 26:g}" x2="{x:g}" y2="{bottom:g}" class="life">{title}</line>'
+        if few:
+            yield f'<text x="{x:g}" y="{panel.y + 4:g}" text-anchor="middle" class="quiet">server {index}</text>'
+        label = shortened(name, 166) if few else str(index)
+        yield f'<text x="{x:g}" y="{panel.y + 19:g}" text-anchor="middle" class="title">{quoted(label)}</text>'
+    for number, op in enumerate(panel.block.ops):
+        targets = [places[name] for name in _endpoints(op) if name in places] if op.type in _WIRE else []
+        for order, x in enumerate(sorted(targets, reverse=True)):
+            y = panel.middle(number) + (order - (len(targets) - 1) / 2) * min(5, BOX / len(targets))
+            yield _arrow(op, panel.right, x, y)
+
+
+def _arrow(op: Op, box: float, server: float, y: float) -> str:
+    start, end = (server - 1, box + 2) if op.type == "recv" else (box, server - 2)
+    waits = " wait" if op.type.endswith("barrier") else ""
+    return f'<path d="M{start:g} {y:g}H{end:g}" class="line{waits}" stroke="{_colour(op)}" marker-end="url(#{_end(op)})"/>'
+
+
+def _branches(panels: list[Panel]) -> Iterator[str]:
+    """From listen_and_serv to the blocks that it runs."""
+    main = panels[0]
+    for number, op in enumerate(main.block.ops):
+        named = op.arguments.get("optimize_blocks", ())
+        for panel in panels[1:]:
+            if isinstance(named, tuple) and panel.block.index in named:
+                x, y, to = main.right, main.middle(number), panel.y + 16
+                middle = main.x + PANEL + GAP
+                curve = f"M{x:g} {y:g}C{middle:g} {y:g} {middle:g} {to:g} {middle + GAP / 2:g} {to:g}H{panel.x - 3:g}"
+                yield f'<path d="{curve}" class="line" stroke="{SEND}" stroke-opacity=".6" marker-end="url(#orange)"/>'
+
+
+# ---- the whole ----
+
+
+def _legend(program: Program, y: float) -> Iterator[str]:
+    present = {phase for block in program.blocks for phase in phases(block)}
+    x = float(MARGIN)
+    for phase, (fill, edge, words) in COLOURS.items():
+        if phase in present:
+            yield f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" rx="3" fill="{fill}" stroke="{edge}"/>'
+            yield f'<text x="{x + 18:g}" y="{y:g}">{words}</text>'
+            x += 18 + len(words) * CHARACTER + 22
+
+
+def _markers() -> Iterator[str]:
+    yield "<defs>"
+    for name, colour in (("orange", SEND), ("blue", RECV)):
+        yield f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        yield f'<path d="M0 0.5L8 4L0 7.5z" fill="{colour}"/></marker>'
+    yield "</defs>"
+
+
+def svg(program: Program) -> str:
+    """The picture as text; see the module's docstring."""
+    panels = _panels(program, MARGIN + 66)
+    servers = _servers(program)
+    width = max(panel.x + PANEL for panel in panels) + MARGIN
+    if servers:
+        width = max(width, _lifelines(panels[0], servers)[1])
+    height = max(panel.y + panel.height for panel in panels) + MARGIN
+    head = shortened(header(program.deployment), (width - 2 * MARGIN) * 0.72)  # its letters are larger
+    parts = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}">',
+        f"<style>{STYLE}</style>",
+        *_markers(),
+        f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
+        f'<text x="{MARGIN}" y="{MARGIN + 14}" class="head">{quoted(head)}</text>',
+        *_legend(program, MARGIN + 40),
+        *(_branches(panels) if len(panels) > 1 else ()),
+        *(part for panel in panels for part in _panel(panel, program.main)),
+        *_arcs(panels[0]),
+        *(_sequence(panels[0], servers) if servers else ()),
+        "</svg>",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def draw(program: Program, path: Path) -> None:
+    """Writes the picture to a file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.write_text(svg(program), encoding="utf-8")
