@@ -28,6 +28,7 @@ class Entry:
     group: int
     updater: SliceUpdater
     states: Mapping[str, str]  # state name -> variable name
+    shaped: frozenset[str]  # the states of the slice's own shape; the others are scalars
     clip: tuple[float, float] | None  # limits of the merged gradient's values
     scaled: str | None  # the commit's coefficient to multiply with: a parameter's name, "" for the global one, None for none
 
@@ -57,6 +58,7 @@ class DenseTable:
         rule = rule_of_op(update)
         group = update.arguments["group"]
         assert isinstance(group, int)
+        shaped = states_of_op(update)
         clip = next((op for op in block.ops if op.type == "clip"), None)
         scaled = next((op for op in block.ops if op.type == "norm_scale"), None)
         return Entry(
@@ -64,7 +66,8 @@ class DenseTable:
             parameter=self.variables[name].of or name,
             group=group,
             updater=SliceUpdater(rule, self.values[name].view(-1)),
-            states={key: _variable(update, key) for key in states_of_op(update)},
+            states={key: _variable(update, key) for key in shaped},
+            shaped=frozenset(key for key, whole in shaped.items() if whole),
             clip=None if clip is None else (_number(clip, "min"), _number(clip, "max")),
             scaled=None if scaled is None else str(scaled.arguments["by"]),
         )
@@ -143,8 +146,8 @@ class DenseTable:
     def loaded(self) -> None:
         """Makes the states that have arrived since the last call the present ones."""
         for name, states in self._loading.items():
-            flat = {key: state.view(-1) if state.dim() else state for key, state in states.items()}
-            self.entries[name].updater.load_state(flat)
+            entry = self.entries[name]
+            entry.updater.load_state({key: state.view(-1) if key in entry.shaped else state for key, state in states.items()})
         self._loading = {}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,373 @@
+"""The eager path: what a script may do with ``fleet``, one trainer against real servers in this process."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer import fleet
+from transpiler import ClipGradByNorm, DistributedStrategy
+
+Servers = Callable[[int], str]
+
+
+def net(seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Tanh(), nn.Linear(40, 2))
+
+
+def batches(count: int, seed: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(8, 6, generator=generator), torch.randint(0, 2, (8,), generator=generator)) for _ in range(count)]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any) -> None:
+    for x, y in data:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def joined(endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+    fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")))
+    fleet.distributed_model(model)
+    return fleet.distributed_optimizer(optimizer, **options)
+
+
+def assert_same(mine: Any, theirs: Any, where: str = "") -> None:
+    """Two state_dicts are equal, tensors to the bit."""
+    assert type(mine) is type(theirs) or {type(mine), type(theirs)} <= {list, tuple}, where
+    if isinstance(mine, dict):
+        assert mine.keys() == theirs.keys(), where
+        for key in mine:
+            assert_same(mine[key], theirs[key], f"{where}/{key}")
+    elif isinstance(mine, list | tuple):
+        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            assert_same(one, other, f"{where}/{index}")
+    elif torch.is_tensor(mine):
+        assert torch.equal(mine, theirs), where
+    else:
+        assert mine == theirs, where
+
+
+@pytest.fixture(autouse=True)
+def finished() -> Iterator[None]:
+    yield
+    fleet.finish()
+
+
+def test_alone_the_same_script_trains_single_node_with_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a cluster's variables a process trains alone, on purpose and with one line."""
+    mine, reference = net(), net()
+    with caplog.at_level(logging.INFO):
+        fleet.init()
+        fleet.distributed_model(mine)
+        optimizer = fleet.distributed_optimizer(torch.optim.Adam(mine.parameters()), grad_clip=ClipGradByNorm(0.1))
+    assert [record for record in caplog.records if "training alone" in record.message].__len__() == 1
+    train(mine, optimizer, batches(5))
+
+    plain = torch.optim.Adam(reference.parameters())
+    for x, y in batches(5):
+        plain.zero_grad()
+        F.cross_entropy(reference(x), y).backward()
+        for parameter in reference.parameters():
+            nn.utils.clip_grad_norm_([parameter], 0.1)
+        plain.step()
+    assert_same(mine.state_dict(), reference.state_dict())
+    assert fleet.carrier() == "local"
+
+
+def test_the_models_state_and_the_optimizers_are_whole_and_current(servers: Servers) -> None:
+    """``state_dict()`` equals that of plain torch, states that live on servers included."""
+    mine, reference = net(), net()
+    optimizer = joined(servers(2), mine, torch.optim.Adam(mine.parameters(), lr=0.01, amsgrad=True))
+    plain = torch.optim.Adam(reference.parameters(), lr=0.01, amsgrad=True)
+    train(mine, optimizer, batches(6))
+    train(reference, plain, batches(6))
+
+    assert_same(mine.state_dict(), reference.state_dict())
+    assert_same(optimizer.state_dict(), plain.state_dict())
+
+
+def test_loading_a_state_dict_goes_on_from_it(servers: Servers) -> None:
+    """``load_state_dict`` of another run's optimizer: the servers have its states and the next steps equal plain torch."""
+    mine, reference = net(), net()
+    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
+    train(reference, plain, batches(4))
+    optimizer = joined(servers(2), mine, torch.optim.Adam(mine.parameters(), lr=0.5))
+    train(mine, optimizer, batches(2))
+
+    mine.load_state_dict(reference.state_dict())
+    optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))
+    train(mine, optimizer, batches(4, seed=2))
+    train(reference, plain, batches(4, seed=2))
+
+    assert_same(mine.state_dict(), reference.state_dict())
+
+
+def test_an_optimizer_that_has_stepped_before_keeps_its_state(servers: Servers) -> None:
+    """A job may start from an optimizer with state."""
+    mine, reference = net(), net()
+    before, plain = torch.optim.Adam(mine.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)
+    train(mine, before, batches(3))
+    train(reference, plain, batches(3))
+
+    train(mine, joined(servers(2), mine, before), batches(3, seed=2))
+    train(reference, plain, batches(3, seed=2))
+
+    assert_same(mine.state_dict(), reference.state_dict())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_saved_job_resumes_to_the_bit_on_any_number_of_servers(servers: Servers, tmp_path: Path, count: int) -> None:
+    """Parameters, buffers, optimizer state, hyper-parameters and step come back."""
+    reference = net()
+    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
+    train(reference, plain, batches(6))
+    first = net()
+    optimizer = joined(servers(2), first, torch.optim.Adam(first.parameters(), lr=0.01))
+    train(first, optimizer, batches(6)[:3])
+    fleet.save(str(tmp_path / "saved"))
+    fleet.finish()
+
+    second = net(seed=99)
+    optimizer = joined(servers(count), second, torch.optim.Adam(second.parameters(), lr=0.7))
+    assert fleet.load(str(tmp_path / "saved")) == 3
+    train(second, optimizer, batches(6)[3:])
+
+    assert_same(second.state_dict(), reference.state_dict())
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_changes(servers: Servers, tmp_path: Path) -> None:
+    """Bad input: a clear error, nothing half-done."""
+    model = net()
+    optimizer = joined(servers(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    train(model, optimizer, batches(1))
+    fleet.save(str(tmp_path / "saved"))
+    fleet.finish()
+    other = nn.Linear(6, 2)
+    before = copy.deepcopy(other.state_dict())
+    joined(servers(1), other, torch.optim.SGD(other.parameters(), lr=0.1))
+
+    with pytest.raises(ValueError, match="variables"):
+        fleet.load(str(tmp_path / "saved"))
+    with pytest.raises(FileNotFoundError):
+        fleet.load(str(tmp_path / "nothing"))
+    assert_same(other.state_dict(), before)
+
+
+def test_parameters_without_gradient_are_skipped(servers: Servers) -> None:
+    """In some steps, or always (frozen): their values and the optimizer's count of their steps stay."""
+
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for number, (x, y) in enumerate(batches(6)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            if number % 2:
+                model[3].bias.grad = None
+            optimizer.step()
+
+    mine, reference = net(), net()
+    for model in (mine, reference):
+        model[0].weight.requires_grad_(False)
+    optimizer = joined(servers(2), mine, torch.optim.Adam(mine.parameters(), lr=0.01))
+    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
+    run(mine, optimizer)
+    run(reference, plain)
+
+    assert_same(mine.state_dict(), reference.state_dict())
+    assert_same(optimizer.state_dict(), plain.state_dict())
+
+
+def test_accumulation_and_clipping_between_backward_and_step_count(servers: Servers) -> None:
+    """What is applied is what ``p.grad`` holds at ``step()``."""
+
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        data = batches(8)
+        for first, second in zip(data[::2], data[1::2], strict=True):
+            optimizer.zero_grad()
+            for x, y in (first, second):
+                (F.cross_entropy(model(x), y) / 2).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+
+    mine, reference = net(), net()
+    run(mine, joined(servers(2), mine, torch.optim.Adam(mine.parameters(), lr=0.01)))
+    run(reference, torch.optim.Adam(reference.parameters(), lr=0.01))
+
+    assert_same(mine.state_dict(), reference.state_dict())
+
+
+def test_step_takes_a_closure(servers: Servers) -> None:
+    """``loss = optimizer.step(closure)``."""
+    mine, reference = net(), net()
+    x, y = batches(1)[0]
+    losses = []
+    for model, optimizer in (
+        (mine, joined(servers(1), mine, torch.optim.SGD(mine.parameters(), lr=0.1))),
+        (reference, torch.optim.SGD(reference.parameters(), lr=0.1)),
+    ):
+
+        def closure(model: nn.Module = model, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        losses.append([optimizer.step(closure) for _ in range(3)])
+
+    assert losses[0] == losses[1]
+    assert_same(mine.state_dict(), reference.state_dict())
+
+
+def test_grad_scaler_skips_overflows_and_unscales(servers: Servers) -> None:
+    """GradScaler takes it for any optimizer: scaled gradients, an overflow in the middle, unscale_ with clipping."""
+
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        for number, (x, y) in enumerate(batches(8)):
+            optimizer.zero_grad()
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            if number == 3:
+                model[0].weight.grad[0, 0] = float("inf")
+            if number % 2:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales
+
+    scales: list[float] = []
+    mine, reference = net(), net()
+    run(mine, joined(servers(2), mine, torch.optim.Adam(mine.parameters(), lr=0.01)))
+    run(reference, torch.optim.Adam(reference.parameters(), lr=0.01))
+
+    assert scales[:8] == scales[8:]
+    assert_same(mine.state_dict(), reference.state_dict())
+
+
+def test_a_group_may_be_added_before_the_first_step_only(servers: Servers) -> None:
+    """``add_param_group`` after that would change who holds what."""
+    mine, reference = net(), net()
+    optimizer = joined(servers(2), mine, torch.optim.SGD(mine[0].parameters(), lr=0.1))
+    optimizer.add_param_group({"params": mine[3].parameters(), "lr": 0.01})
+    plain = torch.optim.SGD(reference[0].parameters(), lr=0.1)
+    plain.add_param_group({"params": reference[3].parameters(), "lr": 0.01})
+    train(mine, optimizer, batches(3))
+    train(reference, plain, batches(3))
+
+    assert_same(mine.state_dict(), reference.state_dict())
+    with pytest.raises(ValueError, match="before the first step"):
+        optimizer.add_param_group({"params": mine[1].parameters()})
+
+
+def test_a_scheduler_made_for_the_inner_optimizer_moves_the_job(servers: Servers, recwarn: pytest.WarningsRecorder) -> None:
+    """Both optimizers share their groups, and no scheduler warns of a wrong order."""
+    mine, reference = net(), net()
+    inner, plain = torch.optim.SGD(mine.parameters(), lr=0.1), torch.optim.SGD(reference.parameters(), lr=0.1)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in (inner, plain)]
+    optimizer = joined(servers(1), mine, inner)
+    for batch in batches(4):
+        train(mine, optimizer, [batch])
+        train(reference, plain, [batch])
+        for schedule in schedules:
+            schedule.step()
+
+    assert_same(mine.state_dict(), reference.state_dict())
+    assert not [warning for warning in recwarn.list if "lr_scheduler" in str(warning.message)]
+
+
+def test_parameters_of_no_registered_model_are_refused(servers: Servers) -> None:
+    """The error says which parameter, and the server keeps no trace."""
+    fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(",")))
+    fleet.distributed_model(net())
+    with pytest.raises(ValueError, match="in no registered model"):
+        fleet.distributed_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("cls", [torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon, torch.optim.SparseAdam])
+def test_what_cannot_be_sliced_raises_and_says_why(servers: Servers, cls: Any) -> None:
+    """No optimizer trains silently as another, or not at all."""
+    model = nn.Linear(4, 4, bias=False)
+    with pytest.raises(ValueError, match=cls.__name__):
+        joined(servers(1), model, cls(model.parameters()))
+
+
+def test_a_strategys_unbuilt_switch_raises_and_names_itself() -> None:
+    """A switch that is set and has no effect is a bug."""
+    strategy = DistributedStrategy()
+    strategy.amp = True
+    with pytest.raises(ValueError, match="amp"):
+        fleet.init(strategy=strategy)
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = {"k_steps": 4}
+    with pytest.raises(ValueError, match="k_steps"):
+        fleet.init(strategy=strategy)
+    with pytest.raises(ValueError, match="is_collective"):
+        fleet.init(is_collective=True)
+
+
+def test_sparse_gradients_are_refused_by_name(servers: Servers) -> None:
+    """Dense servers take dense gradients."""
+    model = nn.Embedding(5, 2, sparse=True)
+    optimizer = joined(servers(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="weight.*sparse"):
+        optimizer.step()
+
+
+def test_the_order_of_calls_is_checked() -> None:
+    """Every call before its turn says which one is missing."""
+    with pytest.raises(RuntimeError, match=r"fleet\.init"):
+        fleet.worker_num()
+    fleet.init()
+    with pytest.raises(RuntimeError, match="before"):
+        fleet.init()
+    with pytest.raises(RuntimeError, match="distributed_optimizer"):
+        fleet.save("nowhere")
+    assert (fleet.is_worker(), fleet.is_server(), fleet.is_first_worker()) == (True, False, True)
+    assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (0, 1, 0)
+
+
+def test_an_empty_parameter_passes(servers: Servers) -> None:
+    """Zero elements are no special case."""
+    model = nn.ParameterDict({"none": nn.Parameter(torch.zeros(0, 3)), "one": nn.Parameter(torch.ones(2))})
+    optimizer = joined(servers(2), model, torch.optim.Adam(model.parameters(), lr=0.5))
+    (model["none"].sum() + model["one"].sum()).backward()
+    optimizer.step()
+
+    assert torch.allclose(model["one"], torch.full((2,), 0.5))
+    assert optimizer.state_dict()["state"][0]["exp_avg"].shape == (0, 3)
+
+
+def test_channels_last_and_transposed_parameters_train_as_they_are(servers: Servers) -> None:
+    """Parameters that are not contiguous keep their strides and equal plain torch."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        model.extra = nn.Parameter(torch.randn(4, 6).t())
+        return model
+
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 3, 8, 8)).square().mean() + model.extra.square().sum()).backward()
+            optimizer.step()
+
+    mine, reference = make(), make()
+    strides = [parameter.stride() for parameter in mine.parameters()]
+    run(mine, joined(servers(2), mine, torch.optim.Adam(mine.parameters(), lr=0.01)))
+    run(reference, torch.optim.Adam(reference.parameters(), lr=0.01))
+
+    assert [parameter.stride() for parameter in mine.parameters()] == strides
+    assert_same(mine.state_dict(), reference.state_dict())
