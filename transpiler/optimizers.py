@@ -6,8 +6,12 @@ a server runs the very class that the user chose.
 
 [Note: chunks]  The default (single-tensor) form of torch's optimizers makes several passes over memory.  Over chunks that stay
 in the cache it is bit-equal and about three times faster, so a slice is given to the optimizer as chunks of 64 K elements.  The
-fused form makes one pass anyway and sees the whole slice; its vector loop may round a tensor's last few elements otherwise, by
-one ulp.
+fused form makes one pass anyway and sees the whole slice.
+
+[Note: ends of tensors]  torch's kernels take a tensor in vectors of some elements and what is left at its end one by one.  Where
+both round alike a slice may end anywhere: so it is with the default form in float32 and float64.  With 16-bit floats, and with
+the fused form, they round differently.  There an element must be taken in a slice as it would be in the whole tensor: what a
+slice has beyond its last full vector is padded to a vector, unless it belongs to the end of the whole tensor.
 """
 
 from __future__ import annotations
@@ -156,25 +160,54 @@ def set_row(optimizer: torch.optim.Optimizer, row: Mapping[str, Number]) -> None
         group.update(row)
 
 
+def _unit(rule: Rule, dtype: torch.dtype) -> int:
+    """Elements of a kernel's vector loop.  See [Note: ends of tensors]."""
+    return (32 if rule.flags.get("fused") else 64) // dtype.itemsize
+
+
+def _spans(rule: Rule, values: Tensor, begin: int, total: int) -> tuple[list[tuple[int, int]], int | None]:
+    """Where a slice is cut into chunks, and which of them must be padded, if any.  See [Note: ends of tensors]."""
+    count, unit = values.numel(), _unit(rule, values.dtype)
+    fused = rule.flags.get("fused", False)
+    longest = max(count, 1) if fused else CHUNK
+
+    def cut(stop: int) -> list[tuple[int, int]]:
+        return [(at, min(at + longest, stop)) for at in range(0, stop, longest)]
+
+    # How many of the slice's elements the whole tensor's vector loop takes, and how many of them fill whole vectors here.
+    vector = min(max(total - total % unit - begin, 0), count)
+    full = vector - vector % unit
+    if full == vector or not (fused or values.dtype in (torch.bfloat16, torch.float16)):
+        return cut(count) or [(0, 0)], None
+    spans = [*cut(full), (full, vector)]
+    return spans + ([(vector, count)] if vector < count else []), len(spans) - 1
+
+
 class SliceUpdater:
     """A rule at work on one flat slice of a parameter, in place.
 
     Args:
         rule: the numbers it holds are those of the first step until a row says otherwise.
         values: 1-D, contiguous, on the CPU, any number of elements (0 too): the server's memory of the slice.
+        begin, total: the slice's first element in the parameter, and the parameter's number of elements; without them the
+            slice is the whole parameter.  See [Note: ends of tensors].
     """
 
-    def __init__(self, rule: Rule, values: Tensor) -> None:
+    def __init__(self, rule: Rule, values: Tensor, begin: int = 0, total: int | None = None) -> None:
         assert values.dim() == 1 and values.is_contiguous(), "a slice is flat"
         self.rule = rule
-        self.values = values
+        self.values = values.detach()  # a leaf, as torch.optim wants it
         self._optimizer: torch.optim.Optimizer | None = None
-        # A detached view is a leaf, as torch.optim wants it.  See [Note: chunks].
-        self._chunks = list(self._cut(values.detach()))
+        self._spans, self._padded = _spans(rule, self.values, begin, values.numel() if total is None else total)
+        self._chunks = self._cut(self.values)
 
-    def _cut(self, flat: Tensor) -> tuple[Tensor, ...]:
-        whole = self.rule.flags.get("fused", False) or flat.numel() <= CHUNK
-        return (flat,) if whole else torch.split(flat, CHUNK)
+    def _cut(self, flat: Tensor) -> list[Tensor]:
+        """The slice's chunks: views, but for one that is padded with zeros to a full vector."""
+        chunks = [flat[start:stop] for start, stop in self._spans]
+        if self._padded is not None:
+            short = chunks[self._padded]
+            chunks[self._padded] = torch.cat([short, short.new_zeros(_unit(self.rule, short.dtype) - short.numel())])
+        return chunks
 
     def _made(self, row: Mapping[str, Number]) -> torch.optim.Optimizer:
         """The optimizer, made at the first step: Adagrad, Rprop and ASGD take initial state from the present numbers."""
@@ -190,7 +223,14 @@ class SliceUpdater:
         optimizer = self._made(row)
         for chunk, part in zip(self._chunks, self._cut(grad), strict=True):
             chunk.grad = part
-        optimizer.step()
+        if self._padded is None:
+            optimizer.step()
+        else:
+            start, stop = self._spans[self._padded]
+            padded = self._chunks[self._padded]
+            padded[: stop - start].copy_(self.values[start:stop])
+            optimizer.step()
+            self.values[start:stop].copy_(padded[: stop - start])
         for chunk in self._chunks:
             chunk.grad = None
 
@@ -198,12 +238,17 @@ class SliceUpdater:
         """Copies of the states: flat and whole where shaped like the slice, 0-dim for scalars; none before the first step."""
         if self._optimizer is None:
             return {}
-        states = [self._optimizer.state.get(chunk, {}) for chunk in self._chunks]
-        return {
-            key: torch.cat([state[key] for state in states]) if first.dim() else first.clone()
-            for key, first in states[0].items()
-            if isinstance(first, Tensor)
-        }
+        names = self._optimizer.state.get(self._chunks[0], {})
+        found = {key: self.read(key) for key in names}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def read(self, key: str) -> Tensor | None:
+        """A copy of one state, as :meth:`state` has it; None if there is none of this name (yet)."""
+        states = [] if self._optimizer is None else [self._optimizer.state.get(chunk, {}) for chunk in self._chunks]
+        parts: list[Tensor] = [state[key] for state in states if isinstance(state.get(key), Tensor)]
+        if not parts or not parts[0].dim():
+            return parts[0].clone() if parts else None
+        return torch.cat([part[: stop - start] for part, (start, stop) in zip(parts, self._spans, strict=True)])
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over copies of what ``state`` or :func:`slice_state` returned; an empty mapping is the state before any step.

@@ -1,6 +1,7 @@
 """Update rules over slices equal torch.optim over whole tensors."""
 
 import math
+import platform
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from transpiler.ftrl import Ftrl
 from transpiler.optimizers import CHUNK, RULES, SliceUpdater, make, row_of, rule_of, set_row, slice_state, state_of
 from transpiler.plan import Rule
 
-ROWS, COLUMNS = 3, 30011
-CUTS = [0, 3, 3, 3 + CHUNK + 14, ROWS * COLUMNS]  # odd places, an empty slice, one of more than a chunk
+# Where a parameter of three rows is cut: at odd places, with an empty slice, and one of more than a chunk.
+CUTS = [0, 3, 3, 3 + CHUNK + 14, 3 * 30011]
+FEW = [0, 3, 3, 1017, 3003, 3007, 3 * 1003]  # the last slices begin inside what is left after the last full vector
 
 VARIANTS: list[tuple[str, type[optim.Optimizer], dict[str, Any]]] = [
     ("sgd", optim.SGD, {}),
@@ -78,25 +80,33 @@ def schedule(group: dict[str, Any], step: int) -> None:
         group["momentum"] = 0.85 + 0.005 * step
 
 
-def both(cls: type[optim.Optimizer], settings: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor, list[SliceUpdater]]:
+def made(rule: Rule, memory: Tensor, cuts: list[int]) -> list[SliceUpdater]:
+    """An updater for each slice."""
+    edges = zip(cuts, cuts[1:], strict=False)
+    return [SliceUpdater(rule, memory[begin:end], begin, memory.numel()) for begin, end in edges]
+
+
+def both(
+    cls: type[optim.Optimizer], settings: dict[str, Any], dtype: torch.dtype, cuts: list[int]
+) -> tuple[Tensor, Tensor, list[SliceUpdater]]:
     """20 steps over the whole tensor with torch.optim, and over slices, which are saved and loaded in the middle."""
     generator = torch.Generator().manual_seed(7)
-    whole = torch.randn(ROWS, COLUMNS, generator=generator).to(dtype)
+    whole = torch.randn(3, cuts[-1] // 3, generator=generator).to(dtype)
     memory = whole.clone().reshape(-1)
     optimizer = cls([whole], lr=0.01, **settings)
     group = optimizer.param_groups[0]
     rule = rule_of(optimizer, group)
-    updaters = [SliceUpdater(rule, memory[begin:end]) for begin, end in zip(CUTS, CUTS[1:], strict=False)]
+    updaters = made(rule, memory, cuts)
     for step in range(20):
-        whole.grad = torch.randn(ROWS, COLUMNS, generator=generator).to(dtype)
+        whole.grad = torch.randn(3, cuts[-1] // 3, generator=generator).to(dtype)
         schedule(group, step)
         optimizer.step()
         row = row_of(rule.type, group)
-        for updater, begin, end in zip(updaters, CUTS, CUTS[1:], strict=False):
+        for updater, begin, end in zip(updaters, cuts, cuts[1:], strict=False):
             updater.update(whole.grad.reshape(-1)[begin:end], row)
         if step == 9:
             states = [updater.state() for updater in updaters]
-            updaters = [SliceUpdater(rule, memory[begin:end]) for begin, end in zip(CUTS, CUTS[1:], strict=False)]
+            updaters = made(rule, memory, cuts)
             for updater, state in zip(updaters, states, strict=True):
                 updater.load_state(state)
     return whole.reshape(-1), memory, updaters
@@ -105,7 +115,7 @@ def both(cls: type[optim.Optimizer], settings: dict[str, Any], dtype: torch.dtyp
 @pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
 def test_every_element_wise_optimizer_works_on_slices(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
     """Slices of a parameter end where the whole parameter ends, to the bit, with a moving schedule and a reload half-way."""
-    whole, memory, updaters = both(cls, settings, torch.float32)
+    whole, memory, updaters = both(cls, settings, torch.float32, CUTS)
     assert updaters[0].rule.type == op_type
     assert torch.equal(whole, memory)
 
@@ -117,29 +127,21 @@ def ulps(a: Tensor, b: Tensor) -> Tensor:
     return (lines[0] - lines[1]).abs()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("op_type", "cls", "settings"), FUSED, ids=label)
-def test_fused_steps_on_slices_stay_close(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
-    """A fused rule on slices differs from the fused rule on the whole in a few elements at the ends of slices only, by ulps."""
-    whole, memory, updaters = both(cls, settings, torch.float32)
+def test_fused_steps_on_slices(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any], dtype: torch.dtype) -> None:
+    """A fused rule on slices ends within one ulp of the fused rule on the whole (on x86: equal to the bit)."""
+    whole, memory, updaters = both(cls, settings, dtype, FEW)
     assert updaters[0].rule.type == op_type and updaters[0].rule.flags["fused"]
-    assert torch.allclose(whole, memory, rtol=1e-5, atol=1e-6)
-    assert int((whole != memory).sum()) <= 64 * len(CUTS)
+    assert int(ulps(whole, memory).max()) <= int(platform.machine() != "x86_64")
 
 
 @pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
-def test_one_step_in_bfloat16_is_within_one_ulp(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
-    """A bfloat16 slice after a step is within one representable number of the whole parameter's slice."""
-    generator = torch.Generator().manual_seed(3)
-    whole = torch.randn(ROWS * COLUMNS, generator=generator).to(torch.bfloat16)
-    memory = whole.clone()
-    optimizer = cls([whole], lr=0.01, **settings)
-    rule = rule_of(optimizer, optimizer.param_groups[0])
-    whole.grad = torch.randn(ROWS * COLUMNS, generator=generator).to(torch.bfloat16)
-    optimizer.step()
-    for begin, end in zip(CUTS, CUTS[1:], strict=False):
-        SliceUpdater(rule, memory[begin:end]).update(whole.grad[begin:end], rule.numbers)
-    assert rule.type == op_type
-    assert int(ulps(whole, memory).max()) <= 1
+def test_bfloat16_slices(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
+    """bfloat16 slices end within one ulp of the whole parameter after 20 steps (on x86: equal to the bit)."""
+    whole, memory, updaters = both(cls, settings, torch.bfloat16, FEW)
+    assert updaters[0].rule.type == op_type
+    assert int(ulps(whole, memory).max()) <= int(platform.machine() != "x86_64")
 
 
 @pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
@@ -168,7 +170,7 @@ def test_a_resumed_optimizer_hands_its_state_over(op_type: str, cls: type[optim.
         whole.grad = torch.randn(10, 7, generator=generator)
         optimizer.step()
     memory = whole.clone().reshape(-1)
-    updaters = [SliceUpdater(rule, memory[begin:end]) for begin, end in ((0, 21), (21, 70))]
+    updaters = [SliceUpdater(rule, memory[begin:end], begin, 70) for begin, end in ((0, 21), (21, 70))]
     for updater, (begin, end) in zip(updaters, ((0, 21), (21, 70)), strict=True):
         updater.load_state(slice_state(optimizer, whole, begin, end))
     whole.grad = torch.randn(10, 7, generator=generator)
@@ -176,7 +178,7 @@ def test_a_resumed_optimizer_hands_its_state_over(op_type: str, cls: type[optim.
         updater.update(whole.grad.reshape(-1)[begin:end], rule.numbers)
     optimizer.step()
     assert rule.type == op_type
-    assert int(ulps(whole.reshape(-1), memory).max()) <= int("fused" in settings)
+    assert int(ulps(whole.reshape(-1), memory).max()) <= int("fused" in settings and platform.machine() != "x86_64")
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,)])
@@ -275,6 +277,8 @@ def test_a_state_of_the_wrong_size_is_refused() -> None:
     with pytest.raises(ValueError, match="state momentum_buffer: expected 4 elements"):
         updater.load_state({"momentum_buffer": torch.zeros(5)})
     assert torch.equal(updater.state()["momentum_buffer"], torch.ones(4))
+    read = updater.read("momentum_buffer")
+    assert read is not None and torch.equal(read, torch.ones(4)) and updater.read("exp_avg") is None
 
 
 def test_bytes_held_counts_the_slice_and_its_states() -> None:
