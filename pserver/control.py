@@ -28,6 +28,7 @@ ERROR_KEY = "pserver-error"  # trailing metadata: the error's name
 MAX_DETAILS = 4000  # characters of a message: gRPC drops a reply whose metadata passes 8 KB
 PATIENCE_SECONDS = 3.0  # a wait that lasts longer is logged, once
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries
+LEAVE_SECONDS = 3.0
 FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
 RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
@@ -225,8 +226,8 @@ class ControlClient:
         """A sign of life; tried once."""
         return self._call("Heartbeat", request, wire.HeartbeatReply, timeout, tries=1)
 
-    def leave(self, request: wire.LeaveRequest, timeout: float | None = None) -> wire.LeaveReply:
-        """Goodbye."""
+    def leave(self, request: wire.LeaveRequest, timeout: float = LEAVE_SECONDS) -> wire.LeaveReply:
+        """Goodbye; a server that is gone is not waited for long."""
         return self._call("Leave", request, wire.LeaveReply, timeout)
 
     def barrier(self, request: wire.BarrierRequest, timeout: float | None = None) -> wire.BarrierReply:

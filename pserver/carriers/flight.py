@@ -45,18 +45,18 @@ class FlightStream:
     def __init__(self, peer: str, reader: Any, writer: Any) -> None:
         self.peer = peer
         self._reader, self._writer = reader, writer
-        self._writing = Lock()  # one call into the writer at a time.  A broken call leaves it at once
+        self._writing = Lock()  # one call into the writer at a time; guards _closed.  A broken call leaves it at once
         self._cancelled = False
-        self._closed = False
+        self._closed = False  # no call into the writer any more
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
         """See :class:`pserver.stream.Stream`."""
         assert header.kind and not header.payload, "a frame has a kind, and its payload travels beside its header"
-        if self._cancelled or self._closed:
-            raise Unreachable(f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'is closed'}")
         head, body = pa.py_buffer(header.SerializeToString()), _gathered(payload)
         try:
             with self._writing:
+                if self._cancelled or self._closed:
+                    raise Unreachable(f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'is closed'}")
                 if body is None:
                     self._writer.write_metadata(head)
                 else:
@@ -81,7 +81,7 @@ class FlightStream:
 
     def close(self) -> None:
         """See :class:`pserver.stream.Stream`."""
-        self._closed = True
+        raise NotImplementedError
 
     def cancel(self) -> None:
         """See :class:`pserver.stream.Stream`."""
@@ -107,8 +107,14 @@ class _Accepted(FlightStream):
         super().__init__(of_peer(context.peer()), reader, writer)
         self._context = context
 
+    def close(self) -> None:
+        """See :class:`pserver.stream.Stream`.  Waits for another thread's send: after the handler's return it would crash."""
+        with self._writing:
+            self._closed = True
+
     def _hang_up(self) -> None:
-        cut(self.peer)
+        if not self._closed:
+            cut(self.peer)
 
     def _end_of_input(self) -> None:
         if self._cancelled or self._context.is_cancelled():

@@ -33,7 +33,6 @@ class Roster:
             return
         try:
             self._handle(stream)
-            stream.close()
         except PServerError as error:
             _log.info("the stream from %s ended: %s", stream.peer, error)
             stream.cancel()
@@ -41,6 +40,7 @@ class Roster:
             _log.exception("the handler of the stream from %s failed", stream.peer)
             stream.cancel()
         finally:
+            stream.close()
             with self._changed:
                 self._open.discard(stream)
                 self._changed.notify_all()

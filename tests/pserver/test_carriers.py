@@ -531,3 +531,25 @@ def test_closing_a_listener_lets_streams_finish(carrier: Carrier) -> None:
     assert [header.kind for header in left] == [BYE]
     assert closing.get(timeout=SECONDS) is None
     assert time.monotonic() - started < 5.0
+
+
+def test_a_stream_may_be_used_after_its_handler_has_returned(carrier: Carrier) -> None:
+    """Another thread that still sends on, cancels or closes a finished stream gets an error at most, never a crash."""
+    streams: Queue[Stream] = Queue()
+
+    def handle(stream: Stream) -> None:
+        streams.put(stream)
+        stream.receive()
+
+    with listening(carrier, handle) as listener:
+        client = open_stream(carrier, listener)
+        server = streams.get(timeout=SECONDS)
+        senders = [caught(lambda: send_until_blocked(server, [])) for _ in range(2)]
+        client.send(Frame(kind=BYE))
+        while client.receive() is not None:
+            continue
+        errors = [sender.get(timeout=SECONDS) for sender in senders]
+        server.cancel()
+        server.close()
+
+    assert all(isinstance(error, Unreachable) for error in errors)

@@ -1,0 +1,313 @@
+"""The server as a whole, in this process and as a process of its own: ready, serving, draining, gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pserver import server as server_module
+from pserver.allocator import keep_memory
+from pserver.carriers import connect
+from pserver.client import Client, Identity
+from pserver.config import ServerConfig, split_endpoint
+from pserver.control import ControlClient
+from pserver.errors import Draining, Refused, ServerLost, TrainerLost
+from pserver.server import Server
+from pserver.wire_pb2 import Commit, Done, Frame, Hello, JoinRequest, Kind, Part, Row, StatusRequest
+from transpiler.distribute import plan_parameters, pserver_program
+from transpiler.plan import Deployment, Plan, Rule
+from transpiler.plan_message import numbers_to_proto
+from transpiler.program import Storage
+
+SECONDS = 20.0
+NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+
+
+def plan_of(trainers: int = 1) -> Plan:
+    """One parameter of 1000 elements, plain SGD, one server."""
+    return plan_parameters(
+        [("w", (1000,), "float32", 0)], [Rule("sgd", NUMBERS, {})], mode="sync", trainers=trainers, servers=1
+    )
+
+
+class Trainer:
+    """A trainer with one parameter, which starts as ones."""
+
+    def __init__(self, endpoint: str, number: int = 0, trainers: int = 1, carriers: tuple[str, ...] = ("flight", "grpc")) -> None:
+        self.value = torch.ones(1000)
+        plan = plan_of(trainers)
+        identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), carriers)
+        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, self._landing)
+        if self.client.join().install:
+            self.client.install(pserver_program(Deployment(plan, (endpoint,), server_index=0)))
+            self.client.post(Kind.VALUE, 0, [("w", self.value)])
+            answer = self.client.expect()
+            self.client.commit(0, Commit())
+            answer.result(timeout=SECONDS)
+
+    def _landing(self, part: Part) -> torch.Tensor:
+        return self.value
+
+    def step(self, step: int, gradient: float) -> Done:
+        """One step, whole."""
+        answer = self.client.expect()
+        self.client.post(Kind.GRADIENT, step, [("w", torch.full((1000,), gradient))])
+        self.client.commit(step, Commit(rows=[Row(group=0, numbers=numbers_to_proto(NUMBERS))]))
+        return answer.result(timeout=SECONDS)
+
+
+@pytest.mark.parametrize("transport", ["auto", "flight", "grpc"])
+def test_a_trainer_trains_over_every_transport(transport: str) -> None:
+    """Whichever carriers are offered, a trainer joins, installs, steps and leaves; the others are not offered."""
+    with Server(ServerConfig(transport=transport)) as server:
+        expected = {"auto": ["flight", "grpc"], "flight": ["flight"], "grpc": ["grpc"]}[transport]
+        control = ControlClient(server.endpoint, SECONDS)
+        assert list(control.status().carriers) == expected
+        trainer = Trainer(server.endpoint)
+        done = trainer.step(1, 1.0)
+        trainer.client.leave()
+        control.close()
+
+        assert trainer.client.carrier == ("grpc" if transport == "grpc" else "flight")
+        assert done.version == 1
+        assert torch.equal(trainer.value, torch.full((1000,), 0.5))
+        assert server.job.ended.is_set() and server.job.failure is None
+
+
+def test_no_carrier_in_common_is_refused() -> None:
+    """A trainer that cannot use what the server offers is told what both have."""
+    with Server(ServerConfig(transport="grpc")) as server:
+        with pytest.raises(Refused, match="no carrier in common: the server has .*grpc.*, the trainer .*flight"):
+            Trainer(server.endpoint, carriers=("flight",))
+
+
+def test_a_second_job_needs_no_restart() -> None:
+    """After the first job has left, the same server takes another one, which starts afresh."""
+    with Server(ServerConfig()) as server:
+        for _ in range(2):
+            trainer = Trainer(server.endpoint)
+            assert trainer.step(1, 2.0).version == 1
+            assert torch.equal(trainer.value, torch.zeros(1000))
+            trainer.client.leave()
+
+
+def test_a_program_given_at_start_needs_no_trainer_0() -> None:
+    """A server that is given its program and values serves them to whoever joins."""
+    program = pserver_program(Deployment(plan_of(), ("h:1",), server_index=0))
+    program = replace(program, storage=Storage({"w": torch.full((1000,), 3.0)}, None))
+    with Server(ServerConfig(), program) as server:
+        trainer = Trainer(server.endpoint)
+        trainer.step(1, 2.0)
+        trainer.client.leave()
+
+    assert torch.equal(trainer.value, torch.full((1000,), 2.0))
+
+
+def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
+    """The server's own clock finds a trainer that shows no heartbeat for the deadline."""
+    with Server(ServerConfig(deadline_seconds=0.3)) as server:
+        plan = plan_of()
+        control = ControlClient(server.endpoint, SECONDS)
+        manifest, fingerprint = plan.manifest(), plan.fingerprint()
+        control.join(JoinRequest(protocol=1, incarnation="a", manifest=manifest, fingerprint=fingerprint, carriers=["grpc"]))
+        assert server.job.ended.wait(SECONDS)
+        control.close()
+
+        assert isinstance(server.job.failure, TrainerLost)
+
+
+@pytest.mark.parametrize("carrier", ["flight", "grpc"])
+def test_stopping_tells_an_idle_trainer(carrier: str) -> None:
+    """A trainer that computes while its server drains gets a DRAIN frame, not a broken line; the server does not wait long."""
+    with Server(ServerConfig(transport=carrier)) as server:
+        trainer = Trainer(server.endpoint)
+        trainer.step(1, 1.0)
+        answer = trainer.client.expect()
+        started = time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(server.stop, 3.0)
+            with pytest.raises(ServerLost, match="is shutting down"):
+                answer.result(timeout=SECONDS)
+            trainer.client.leave("the server left")
+            stopping.result(timeout=SECONDS)
+
+    assert time.monotonic() - started < 3.0
+
+
+@pytest.mark.parametrize("carrier", ["flight", "grpc"])
+def test_stopping_tells_a_trainer_that_waits_for_another(carrier: str) -> None:
+    """A trainer whose step waits for the others hears that the server drains, and can still say goodbye."""
+    with Server(ServerConfig(transport=carrier)) as server, ThreadPoolExecutor(2) as pool:
+        first = Trainer(server.endpoint, trainers=2)
+        second = Trainer(server.endpoint, 1, trainers=2)
+        step = pool.submit(first.step, 1, 1.0)
+        deadline = time.monotonic() + SECONDS
+        while not any(trainer.activity for trainer in server.job.status(StatusRequest()).trainers):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        started = time.monotonic()
+        stopping = pool.submit(server.stop, SECONDS)
+        with pytest.raises((Draining, ServerLost)):
+            step.result(timeout=SECONDS)
+        for trainer in (first, second):
+            trainer.client.leave("the server left")
+        stopping.result(timeout=SECONDS)
+
+    assert time.monotonic() - started < 5.0
+
+
+@pytest.mark.parametrize("carrier", ["flight", "grpc"])
+def test_a_trainer_that_does_not_listen_cannot_hold_a_server(carrier: str) -> None:
+    """A stream whose client ignores DRAIN is cut after the grace."""
+    with Server(ServerConfig(transport=carrier)) as server:
+        plan = plan_of()
+        control = ControlClient(server.endpoint, SECONDS)
+        manifest, fingerprint = plan.manifest(), plan.fingerprint()
+        request = JoinRequest(protocol=1, incarnation="a", manifest=manifest, fingerprint=fingerprint, carriers=[carrier])
+        reply = control.join(request)
+        stream = connect(carrier, "127.0.0.1", reply.data_port, deadline_seconds=SECONDS)
+        stream.send(Frame(kind=Kind.HELLO, hello=Hello(session=reply.session)))
+        stream.send(Frame(kind=Kind.PULL))
+        started = time.monotonic()
+        server.stop(0.5)
+        took = time.monotonic() - started
+        control.close()
+        stream.cancel()
+
+    assert took < 4.0
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    """Two servers on one port, or on one data port, are an error that names it; nothing is left behind."""
+    with Server(ServerConfig()) as first:
+        port = split_endpoint(first.endpoint)[1]
+        with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1:{port}: Address already in use$"):
+            Server(ServerConfig(endpoint=first.endpoint)).start()
+        data_port = first.job.carriers["flight"]
+        with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1:{data_port}: Address already in use$"):
+            Server(ServerConfig(data_port=data_port)).start()
+
+
+@pytest.mark.parametrize(
+    ("host", "warned"), [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("example.org", True)]
+)
+def test_listening_beyond_loopback_warns(host: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Without protection, an endpoint that others can reach is worth one line in the log."""
+    with caplog.at_level(logging.WARNING):
+        server_module._warn_if_open(host, f"{host}:1")
+
+    assert ("open to the network" in caplog.text) is warned
+
+
+def test_malloc_takes_the_advice_here() -> None:
+    """On glibc every setting is accepted; elsewhere nothing happens."""
+    assert keep_memory() is (os.confstr("CS_GNU_LIBC_VERSION") is not None if hasattr(os, "confstr") else False)
+
+
+# ---- a process of its own ----
+
+
+@contextmanager
+def process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``python -m pserver serve`` and its endpoint; killed at the end if it still runs."""
+    command = [sys.executable, "-m", "pserver", "serve", *flags]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stdout is not None
+        line = running.stdout.readline()
+        ready = re.fullmatch(r"pserver ready at (127\.0\.0\.1:\d+) \(flight \d+, grpc\)\n", line)
+        assert ready, line
+        yield running, ready[1]
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit status and what was written to stderr."""
+    errors = running.communicate(timeout=SECONDS)[1]
+    return running.returncode, errors
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_ends_with_0(number: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C tell a connected trainer, and the process ends with 0."""
+    with process() as (running, endpoint):
+        trainer = Trainer(endpoint)
+        trainer.step(1, 1.0)
+        answer = trainer.client.expect()
+        running.send_signal(number)
+        with pytest.raises(ServerLost, match="is shutting down"):
+            answer.result(timeout=SECONDS)
+        trainer.client.leave("the server left")
+
+        assert ended(running)[0] == 0
+
+
+@pytest.mark.cluster
+def test_a_second_signal_ends_at_once() -> None:
+    """Who asks twice does not wait for a trainer that does not let go."""
+    with process() as (running, endpoint):
+        control = ControlClient(endpoint, SECONDS)
+        plan = plan_of()
+        manifest, fingerprint = plan.manifest(), plan.fingerprint()
+        control.join(JoinRequest(protocol=1, incarnation="a", manifest=manifest, fingerprint=fingerprint, carriers=["grpc"]))
+        running.terminate()
+        deadline = time.monotonic() + SECONDS
+        while control.status().state != "draining":
+            assert time.monotonic() < deadline
+        running.terminate()
+
+        assert ended(running)[0] == -signal.SIGTERM
+        control.close()
+
+
+@pytest.mark.cluster
+def test_drain_ends_the_process() -> None:
+    """The Drain call does what SIGTERM does."""
+    with process() as (running, endpoint):
+        control = ControlClient(endpoint, SECONDS)
+        control.drain()
+        control.close()
+
+        assert ended(running)[0] == 0
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("failure", ["", "a mistake in the script"])
+def test_once_ends_with_the_job(failure: str) -> None:
+    """With --once the process ends after its first job: with 0, or with 1 and the reason in one line."""
+    with process("--once") as (running, endpoint):
+        trainer = Trainer(endpoint)
+        trainer.step(1, 1.0)
+        trainer.client.leave(failure)
+        status, errors = ended(running)
+
+    assert status == (1 if failure else 0)
+    if failure:
+        assert errors.splitlines()[-1] == f"pserver: the job failed: trainer 0 ended the job: {failure}"
+
+
+@pytest.mark.cluster
+def test_a_server_that_cannot_start_says_why_in_one_line() -> None:
+    """A port in use is exit status 1 and one line on stderr that names it."""
+    with Server(ServerConfig()) as first:
+        command = [sys.executable, "-m", "pserver", "serve", "--endpoint", first.endpoint]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == f"pserver serve: cannot listen on {first.endpoint}: Address already in use\n"
