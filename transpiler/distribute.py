@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.plan import Deployment, Plan
 from transpiler.planning import MODES, plan_parameters, plan_program
-from transpiler.program import Program, Role, Storage
+from transpiler.program import Block, Op, Program, Role, Storage, freeze
 from transpiler.pserver_passes import PSERVER_PASSES, pserver_program, pserver_startup
 from transpiler.trainer_passes import STARTUP_PASSES, TRAINER_PASSES
 from transpiler.verify import run, verify_servers
@@ -47,7 +47,7 @@ def trainer_startup(startup: Program, deployment: Deployment) -> Program:
     return run(replace(startup, deployment=deployment), deployment.plan, STARTUP_PASSES)
 
 
-def parse_endpoints(pservers: str) -> tuple[str, ...]:
+def parse_endpoints(pservers: str, what: str = "pservers") -> tuple[str, ...]:
     """``"HOST:PORT,HOST:PORT"`` as endpoints, by server index.
 
     Raises:
@@ -55,14 +55,14 @@ def parse_endpoints(pservers: str) -> tuple[str, ...]:
         ValueError: one is not HOST:PORT, or two are equal.
     """
     if not isinstance(pservers, str):
-        raise TypeError(f"pservers: expected text HOST:PORT,HOST:PORT,..., got {type(pservers).__name__}")
+        raise TypeError(f"{what}: expected text HOST:PORT,HOST:PORT,..., got {type(pservers).__name__}")
     endpoints = tuple(part.strip() for part in pservers.split(","))
     for endpoint in endpoints:
         host, _, port = endpoint.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"expected an endpoint HOST:PORT with a port of 0 to 65535, got {endpoint!r} in {pservers!r}")
+            raise ValueError(f"{what}: expected HOST:PORT with a port of 0 to 65535, got {endpoint!r} in {pservers!r}")
         if endpoints.count(endpoint) > 1:
-            raise ValueError(f"pservers: expected different endpoints, got {endpoint} twice")
+            raise ValueError(f"{what}: expected different endpoints, got {endpoint} twice")
     return endpoints
 
 
@@ -86,6 +86,25 @@ def _check_belongs(plan: Plan, startup: Program) -> None:
                 f"startup_program: expected the one that belongs to the main program, with {placement.name} "
                 f"{placement.dtype}{list(placement.shape)}; got {got}"
             )
+
+
+def _programs(program: Program | None, startup: Program | None) -> tuple[Program, Program]:
+    """The single-node programs that ``transpile`` was given or, for None, means.
+
+    A main program that is not the default one brings its own startup: the default one may be another model's.
+    """
+    from transpiler.naming import default_main_program, default_startup_program
+
+    for what, given in (("program", program), ("startup_program", startup)):
+        if given is not None and not isinstance(given, Program):
+            raise TypeError(f"{what}: expected a Program, got {type(given).__name__}")
+    if program is None:
+        return default_main_program(), default_startup_program() if startup is None else startup
+    if startup is not None:
+        return program, startup
+    held = {variable.name: variable for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER)}
+    block = Block(0, freeze(held), tuple(Op("init", {}, (name,)) for name in held))
+    return program, Program((block,), None, program.storage)
 
 
 @dataclass(frozen=True)
@@ -138,7 +157,7 @@ class DistributeTranspiler:
             pservers: the servers' control endpoints, comma-separated.
             trainers: how many there are.
             sync_mode: None is as the configuration says.
-            startup_program: the single-node startup program; None is the default one.
+            startup_program: the single-node startup program; None is the one that belongs to ``program``.
             current_endpoint: this process's address in the collective modes; checked, and of no meaning to a parameter server.
 
         Raises:
@@ -146,18 +165,12 @@ class DistributeTranspiler:
             ValueError: a number is out of range, an endpoint malformed, the configuration contradicts ``sync_mode`` or asks for
                 what does not exist, an optimizer cannot be sliced, or the startup program is another program's.
         """
-        from transpiler.naming import default_main_program, default_startup_program
-
         self.config.check_effects()
         mode, endpoints = self._mode(sync_mode), parse_endpoints(pservers)
-        parse_endpoints(current_endpoint)
+        parse_endpoints(current_endpoint, "current_endpoint")
         trainers = _whole_number("trainers", trainers, 1)
         trainer_id = _whole_number("trainer_id", trainer_id, 0, trainers)
-        program = default_main_program() if program is None else program
-        startup = default_startup_program() if startup_program is None else startup_program
-        for what, given in (("program", program), ("startup_program", startup)):
-            if not isinstance(given, Program):
-                raise TypeError(f"{what}: expected a Program, got {type(given).__name__}")
+        program, startup = _programs(program, startup_program)
         plan = self._plan(program, mode, trainers, len(endpoints))
         _check_belongs(plan, startup)
         deployment = Deployment(plan, endpoints, trainer_id, None, self.config.wait_port)

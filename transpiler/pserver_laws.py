@@ -29,7 +29,7 @@ def slices_held(program: Program, plan: Plan) -> Iterator[Fault]:
     """Block 0 of a server defines exactly the slices that the plan gives to it, in their shapes and dtypes."""
     held = _held(program, plan)
     defined = {variable.name: variable for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER)}
-    for name in defined.keys() - held.keys():
+    for name in sorted(defined.keys() - held.keys()):
         yield Fault("", name, f"it does not live on server {_index(program)}")
     for name, (placement, piece) in held.items():
         if name not in defined:
@@ -123,8 +123,9 @@ def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
 def slices_initialised(program: Program, plan: Plan) -> Iterator[Fault]:
     """A server's startup program initialises each of its slices exactly once."""
     counts = Counter(name for op in program.main.ops if op.type == "init" for name in op.outputs)
-    for name in _held(program, plan).keys() | counts.keys():
-        if counts[name] != 1 or name not in _held(program, plan):
+    held = _held(program, plan)
+    for name in {**held, **counts}:
+        if counts[name] != 1 or name not in held:
             yield Fault("", name, f"expected one init of a slice that lives here, got {counts[name]}")
 
 

@@ -381,6 +381,21 @@ def test_defaults_are_the_captured_programs(single: Single) -> None:
     assert transpiler.get_pserver_program("127.0.0.1:6174").main.ops[0].arguments["endpoint"] == "127.0.0.1:6174"
 
 
+def test_a_program_brings_its_own_startup(single: Single) -> None:
+    """A main program given without its startup starts from its own model's values, whatever was captured since."""
+    torch.manual_seed(0)
+    first = captured()
+    other = captured()
+    with torch.no_grad():
+        other[2].fc.weight.fill_(7.0)
+    with program_guard(other[0], other[1]):
+        transpiler = DistributeTranspiler()
+        transpiler.transpile(0, first[0])
+    startup = transpiler.get_startup_program("127.0.0.1:6174")
+    assert startup.storage is not None and torch.equal(startup.storage.tensors["fc.weight"], first[2].fc.weight)
+    assert transpiler.get_startup_program().main.ops[: len(first[1].main.ops)] == first[1].main.ops
+
+
 def test_a_group_that_updates_nothing_keeps_its_place(single: Single) -> None:
     """The plan has a rule for every group of the optimizer, in its order, so that a step's rows match by index."""
     plan = plan_in(transpiled(single).get_trainer_program())
