@@ -1,8 +1,8 @@
 """The Executor: runs programs.
 
-A program is cut into segments: generated code for compute and (in a trainer's program) communication, and optimizer ops.  Segments run
-in the order of the ops.  A variable lives from the segment that defines it to the last one that reads it; what an op writes to a persistent
-variable is copied into the tensor that holds it when the segment ends.
+A program is cut into segments: generated code for compute and (in a trainer's program) communication, and optimizer ops.
+Segments run in the order of the ops.  A variable lives from the segment that defines it to the last one that reads it; what an
+op writes to a persistent variable is copied into the tensor that holds it when the segment ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Executor:
 
     Args:
         device: where compute runs and where the module's tensors are moved to; None: where they are.
-        compile: ``torch.compile`` the compute between communication ops (needs a C++ compiler).  Rounding may then differ from eager.
+        compile: ``torch.compile`` the compute between communication ops (needs a C++ compiler).  Rounding may then differ.
 
     Raises:
         ValueError: there is no such device.
@@ -125,12 +125,17 @@ class Executor:
         loaded = self._loaded.get(id(program))
         if loaded is None or loaded.program() is not program:
             tensors = self._bind(program)
-            forget = weakref.ref(program, lambda _, key=id(program): self._loaded.pop(key, None))  # type: ignore[misc]
-            loaded = _Loaded(forget, tensors, kernels={**self._kernels_for(program), "init": lambda op: tensors[op.outputs[0]]})
+            kernels = {**self._kernels_for(program), "init": lambda op: tensors[op.outputs[0]]}
+            loaded = _Loaded(self._watch(program), tensors, kernels=kernels)
             self._loaded[id(program)] = loaded
         elif program.storage is not None:
             _move(program.storage, self._device_of(program))
         return loaded
+
+    def _watch(self, program: Program) -> weakref.ref[Program]:
+        """A reference that forgets the program's code when the program goes."""
+        key, loaded = id(program), self._loaded
+        return weakref.ref(program, lambda _: loaded.pop(key, None))
 
     def _bind(self, program: Program) -> dict[str, Tensor]:
         """The tensors behind the program's persistent variables, on the device.

@@ -1,7 +1,7 @@
 """A module, a training step, an optimizer and one batch become a single-node program.
 
-The road: check what was given, ``trace`` the step, ``write`` the graph as ops, add clipping and optimizer ops, and ``rehearse`` the
-result beside the eager step before anybody trusts it.
+The road: check what was given, ``trace`` the step, ``write`` the graph as ops, ``rehearse`` the result beside the eager step
+before anybody trusts it, and add clipping and optimizer ops.
 """
 
 from __future__ import annotations
@@ -10,22 +10,26 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from transpiler import guards, optimizers
+from transpiler import optimizers
 from transpiler.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradClip
 from transpiler.lower import lower
 from transpiler.naming import set_defaults
 from transpiler.plan import Clip
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Storage, Variable, freeze
 from transpiler.rehearsal import Result, buffers, eager, rehearse, rows, unchanged
-from transpiler.trace import Step, Trace, outputs_of, trace
-from transpiler.write import Written, write
+
+if TYPE_CHECKING:
+    from transpiler.guards import Variant
+    from transpiler.trace import Trace
+    from transpiler.write import Written
 
 LOG = logging.getLogger(__name__)
+Step = Callable[..., Any]
 Scheduler = torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.ReduceLROnPlateau
 
 
@@ -40,8 +44,8 @@ def capture(
 ) -> tuple[Program, Program]:
     """The single-node main program of a training step, and the startup program that gives its variables the module's values.
 
-    Running the main program trains the module, whose tensors are the storage, as the eager step does: to the bit on the CPU.  Nothing
-    is changed by capturing: not the module, its gradients, the optimizer or a random generator.
+    Running the main program trains the module, whose tensors are the storage, as the eager step does: to the bit on the CPU.
+    Capturing changes nothing: not the module, its gradients, the optimizer or a random generator.
 
     Args:
         step: ``step(model, *batch)`` returns a scalar loss, or a dict of tensors with the key "loss".
@@ -50,11 +54,15 @@ def capture(
         scheduler: of this optimizer; the caller goes on calling ``scheduler.step()``, and each run sees the numbers it left.
 
     Raises:
-        TypeError, ValueError: something given does not fit together, or the step cannot be captured faithfully: control flow or sizes
-            that depend on data, a branch on the batch size, a size in dimension 0 that cannot stay free, results that
+        TypeError, ValueError: something given does not fit together, or the step cannot be captured faithfully: control flow or
+            sizes that depend on data, a branch on the batch size, a size in dimension 0 that cannot stay free, results that
             differ from the eager step's.  The message names the line of the step.
     """
     batch = _check(model, optimizer, example, grad_clip, scheduler)
+    # Tracing loads torch's compiler front end: a process that only runs programs, or serves, does without.
+    from transpiler.trace import trace
+    from transpiler.write import write
+
     names = _input_names(step, batch)
     groups = _groups(model, optimizer)
     names_in_order = [name for name, _ in model.named_parameters() if name in groups]
@@ -94,8 +102,8 @@ def _check_modules(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             raise ValueError(
-                f"capture: {name or 'the model'} is {type(module).__name__}(sparse=True), whose gradient has a size that depends on data; "
-                "this version captures dense embeddings only: use sparse=False"
+                f"capture: {name or 'the model'} is {type(module).__name__}(sparse=True), whose gradient has a size that depends "
+                "on data; this version captures dense embeddings only: use sparse=False"
             )
         if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
             raise ValueError(f"capture: {name or 'the model'} has parameters without a shape yet; run the model once first")
@@ -131,7 +139,8 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int
         for place, parameter in enumerate(group["params"]):
             if id(parameter) not in known:
                 shape = tuple(parameter.shape)
-                raise ValueError(f"capture: parameter {place} of the optimizer's group {index}, of shape {shape}, is not the model's")
+                where = f"parameter {place} of the optimizer's group {index}, of shape {shape}"
+                raise ValueError(f"capture: expected parameters of the model in the optimizer, but {where}, is not the model's")
             if parameter.requires_grad:
                 found[known[id(parameter)]] = index
     if not found:
@@ -143,7 +152,7 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int
 def _recurrent(model: nn.Module) -> Iterator[None]:
     """oneDNN's LSTM is one opaque kernel; without it torch runs, and tracing sees, ordinary ops."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    if not recurrent or not torch.backends.mkldnn.enabled:  # type: ignore[attr-defined]  # set by the module object itself
+    if not recurrent or not torch.backends.mkldnn.enabled:
         yield
         return
     LOG.info("capture: the model holds a recurrent layer, so it is captured with oneDNN off, and equals eager training run so")
@@ -174,52 +183,62 @@ def _prove(
     Raises:
         ValueError: the program differs from the eager step.
     """
-    written = write(found, model, names, set(trained), 1)
-    device = _device(model)
-    wanted = [*found.outputs, *(f"{name}@GRAD" for name in found.gradients)]
-    lowered = lower(written.ops, wanted, device)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    from transpiler import guards
 
-    def captured(rows_of_batch: Sequence[Tensor]) -> Result:
-        with torch.no_grad():
-            values = lowered({**tensors, **dict(zip(names, rows_of_batch, strict=True))})
-        kept = {name: value.detach().clone() for name, value in zip(wanted, values, strict=True)}
-        return Result({**kept, **buffers(model)})
+    captured = _runner(model, found, names, trained)
 
-    def eagerly(rows_of_batch: Sequence[Tensor]) -> Result:
-        return eager(model, step, trained, rows_of_batch)
+    def run(*of: Variant) -> tuple[str, float]:
+        sizes = [guards.sizes_at(found, variant.values) for variant in of]
+        batches = [rows(batch, size) for size in sizes if size is not None]
+        return rehearse(model, restore, batches, lambda given: eager(model, step, trained, given), captured)
 
-    minimum = 1
-    plain: list[list[Tensor]] = []
-    for variant in guards.variants(found):
-        sizes = guards.sizes_at(found, variant.values)
-        assert sizes is not None, "variants have whole sizes"
+    variants = guards.variants(found)
+    worst, minimum = run(*[variant for variant in variants if variant.guard is None]), 1
+    for variant in variants:
         if variant.guard is None:
-            plain.append(rows(batch, sizes))
             continue
-        if not _holds(variant, lambda: rehearse(model, restore, [rows(batch, sizes)], eagerly, captured), restore):  # noqa: B023
+        try:
+            worst = max(worst, run(variant), key=lambda result: result[1])
+        except Exception as error:
+            restore()
+            _judge(variant, error)
             minimum = 2
-    rehearse(model, restore, plain, eagerly, captured)
+    if worst[0]:
+        LOG.warning("capture: %s differs from eager training by %.1e (relative): some kernel rounds differently", *worst)
     return minimum
 
 
-def _holds(variant: guards.Variant, run: Callable[[], None], restore: Callable[[], None]) -> bool:
-    """Whether a step at this size is the captured one; a batch of one row may be ruled out, nothing else.
+def _runner(model: nn.Module, found: Trace, names: Sequence[str], trained: Sequence[str]) -> Callable[[Sequence[Tensor]], Result]:
+    """The captured step as a function of a batch, on the module's own tensors."""
+    from transpiler.write import write
+
+    written = write(found, model, names, set(trained), 1)
+    wanted = [*found.outputs, *(f"{name}@GRAD" for name in found.gradients)]
+    lowered = lower(written.ops, wanted, _device(model))
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def captured(given: Sequence[Tensor]) -> Result:
+        with torch.no_grad():
+            values = lowered({**tensors, **dict(zip(names, given, strict=True))})
+        kept = {name: value.detach().clone() for name, value in zip(wanted, values, strict=True)}
+        return Result({**kept, **buffers(model)})
+
+    return captured
+
+
+def _judge(variant: Variant, error: Exception) -> None:
+    """What failed at a size where a decision falls otherwise: a batch of one row may be ruled out, nothing else.
 
     Raises:
-        ValueError: naming the line whose decision falls otherwise at this size.
+        ValueError: naming the line of the decision.
     """
+    from transpiler.guards import branch_error
+
     assert variant.guard is not None, "called for decisions only"
-    try:
-        run()
-    except Exception as error:
-        restore()
-        refused = not isinstance(error, ValueError) or "cannot capture" not in str(error)
-        if 1 in variant.values.values() and (variant.guard.internal or refused):
-            LOG.info("capture: batches of one row are ruled out: %s", str(error).partition("\n")[0])
-            return False
-        raise guards.branch_error(variant.guard) from error
-    return True
+    eager_refused = "cannot capture" not in str(error)
+    if 1 not in variant.values.values() or not (variant.guard.internal or eager_refused):
+        raise branch_error(variant.guard) from error
+    LOG.info("capture: batches of one row are ruled out: %s", str(error).partition("\n")[0])
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -282,5 +301,3 @@ def _update(optimizer: torch.optim.Optimizer, name: str, index: int, grad: str, 
         arguments[state] = Ref(full)
     return Op(rule.type, {**arguments, "group": index, **rule.numbers, **rule.flags}, (name,))
 
-
-__all__ = ["capture", "outputs_of"]

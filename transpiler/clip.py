@@ -1,10 +1,10 @@
 """Gradient clipping, with exactly the arithmetic of ``torch.nn.utils``, out of place.
 
-``value`` is ``clip_grad_value_``; ``norm`` is ``clip_grad_norm_`` of each tensor by itself; ``global_norm`` is ``clip_grad_norm_`` of
-all of them.  The coefficient is ``min(1, max_norm / (norm + 1e-6))`` (Pascanu, Mikolov, Bengio: On the difficulty of training
-recurrent neural networks, 2013), and gradients are multiplied by it even where it is 1, as torch does.
+``value`` is ``clip_grad_value_``; ``norm`` is ``clip_grad_norm_`` of each tensor by itself; ``global_norm`` is
+``clip_grad_norm_`` of all of them.  The coefficient is ``min(1, max_norm / (norm + 1e-6))`` (Pascanu, Mikolov, Bengio: On the
+difficulty of training recurrent neural networks, 2013), and gradients are multiplied by it even where it is 1, as torch does.
 
-In a program: ``clip`` per gradient; ``clip_by_norm`` per gradient; or ``global_norm_scale`` over all, then ``scale_by`` per gradient.
+In a program: ``clip`` per gradient; ``clip_by_norm`` per gradient; or ``global_norm_scale`` over all, then ``scale_by`` for each.
 """
 
 from __future__ import annotations

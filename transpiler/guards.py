@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import sympy
+import sympy  # type: ignore[import-untyped]  # has no stubs
 
 from transpiler.trace import Guard, Trace
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -49,7 +51,7 @@ def _lines(frame: FrameType | None) -> list[tuple[str, int]]:
     return found if frame is not None else []
 
 
-def _gate(function, *arguments):  # type: ignore[no-untyped-def]  # transparent: any function, any result
+def _gate(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 

@@ -1,7 +1,7 @@
 """A list of ops as one ``torch.fx.GraphModule``, whose generated code runs them in order.
 
-The generated code holds each tensor until its last use and no longer.  Nothing is dropped, merged or reordered: an op without results
-(``send``) stays where it is.  What aten ops and sizes mean is known here; every other op needs a kernel.
+The generated code holds each tensor until its last use and no longer.  Nothing is dropped, merged or reordered: an op without
+results (``send``) stays where it is.  What aten ops and sizes mean is known here; every other op needs a kernel.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _SIZES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def split(op: Op, x: Tensor, sections: Sequence[int]) -> list[Tensor]:
-    """Slices of a tensor, in its own order: whole rows where it has two or more dimensions, otherwise elements.  Views, no copies."""
+    """Slices of a tensor, as views: whole rows where it has two or more dimensions, otherwise elements."""
     if x.dim() < 2:
-        return list(x.reshape(-1).split(list(sections)))
+        return list(torch.split(x.reshape(-1), list(sections)))
     row = x[0].numel() if len(x) else 1
-    return list(x.split([section // max(row, 1) for section in sections]))
+    return list(torch.split(x, [section // max(row, 1) for section in sections]))
 
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
@@ -165,7 +165,8 @@ class _Lowering:
         elif op.type == "assign_value":
             self.values[op.outputs[0]] = self._constant(op)
         elif op.type == "sym.size":
-            self._define(op, self.graph.call_method("size", (self.argument(op.arguments["x"]), op.arguments["dim"])), False)
+            arguments = tuple(self.argument(op.arguments[key]) for key in ("x", "dim"))
+            self._define(op, self.graph.call_method("size", arguments), False)
         elif op.type in _SIZES:
             arguments = tuple(self.argument(op.arguments[key]) for key in ("a", "b") if key in op.arguments)
             self._define(op, self.graph.call_function(_SIZES[op.type], arguments), False)
@@ -226,7 +227,9 @@ def free_inputs(ops: Iterable[Op]) -> list[str]:
     return list(found)
 
 
-def lower(ops: Sequence[Op], outputs: Sequence[str], device: torch.device, kernels: Mapping[str, Kernel] | None = None) -> Lowered:
+def lower(
+    ops: Sequence[Op], outputs: Sequence[str], device: torch.device, kernels: Mapping[str, Kernel] | None = None
+) -> Lowered:
     """Generated code for ops.
 
     Args:

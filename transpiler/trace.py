@@ -1,10 +1,11 @@
 """One training step as an fx graph: forward, loss and gradients, with dimension 0 of every input free.
 
-[Note: what stays free]  Tracing runs the step once on fake tensors.  Dimension 0 of an input is a symbol there, every other extent a
-number.  Python code that looks at a symbol (``if x.shape[0] > 16``) is decided for the example, and torch notes the decision as a
-guard.  A decision of the user's code must hold for every batch size, or else the graph would be one branch of the model in silence.
-torch takes decisions of its own too (is this tensor contiguous? which memory format will the convolution choose?).  They do not
-change what is computed, so they are no error by themselves, but a promise that ``rehearsal.py`` tests at a size where they fail.
+[Note: what stays free]  Tracing runs the step once on fake tensors.  Dimension 0 of an input is a symbol there, every other
+extent a number.  Python code that looks at a symbol (``if x.shape[0] > 16``) is decided for the example, and torch notes the
+decision as a guard.  A decision of the user's code must hold for every batch size, or else the graph would be one branch of the
+model in silence.  torch takes decisions of its own too (is this tensor contiguous? which memory format will the convolution
+choose?).  They do not change what is computed, so they are no error by themselves, but a promise that ``rehearsal.py`` tests at
+a size where they fail.
 
 [Note: gradients as autograd stores them]  ``p.grad`` is not always the tensor that backward computed: autograd copies one whose
 strides differ from the parameter's.  Reductions over it (a norm) add in the order of memory, so the copy is part of the trace.
@@ -18,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.fx.experimental.symbolic_shapes import (
+from torch.fx.experimental.symbolic_shapes import (  # type: ignore[attr-defined]  # SLoc is not in __all__
     DimDynamic,
     GuardOnDataDependentSymNode,
     ShapeEnv,
@@ -34,7 +35,9 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transpiler import location
+from transpiler.composition import as_eager
 from transpiler.naming import recording
+from transpiler.rehearsal import outputs_of
 
 Step = Callable[..., Any]
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
@@ -69,29 +72,47 @@ class Trace:
 
 
 class _Environment(ShapeEnv):
-    """A ShapeEnv that knows whose code asked about a size."""
+    """A ShapeEnv that knows whose code asked about a size.
 
-    def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[SLoc, str]:
-        file = location.deciding_file()
-        internal = location.is_torch(file) or not file
-        return SLoc("torch" if internal else "model", location.here()), ""
-
-
-class _Lines(TorchDispatchMode):
-    """Notes, for every node that an op makes, the line of the step.  A backward op has the line of the forward op it belongs to."""
+    ``asked`` has every question of the model's own code, also one whose answer followed from a decision that torch took before.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(
+            specialize_zero_one=False, duck_shape=False, allow_dynamic_output_shape_ops=False, allow_scalar_outputs=False
+        )
+        self.asked: list[Guard] = []
+
+    def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[SLoc, str]:
+        return SLoc("torch" if _internal() else "model", location.here()), ""
+
+    def evaluate_expr(self, orig_expr: sympy.Basic, *arguments: Any, **options: Any) -> sympy.Basic:
+        answer = super().evaluate_expr(orig_expr, *arguments, **options)
+        if isinstance(orig_expr, sympy.logic.boolalg.Boolean) and orig_expr.free_symbols and not _internal():
+            self.asked.append(Guard(orig_expr if answer else sympy.Not(orig_expr), location.here(), False))
+        return answer
+
+
+def _internal() -> bool:
+    file = location.deciding_file()
+    return location.is_torch(file) or not file
+
+
+class _Lines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stubs
+    """Notes, for every node that an op makes, the line of the step; for a backward op, that of the forward op it belongs to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's stubs
         self.lines: dict[str, str] = {}
         self._forward: dict[int, str] = {}
 
     def _line(self) -> str:
         backward = torch._C._current_autograd_node()
         if backward is not None:
-            return self._forward.get(backward._sequence_nr(), "")  # type: ignore[attr-defined]  # missing from the stubs
+            return self._forward.get(backward._sequence_nr(), "")
         line = location.short()
         if line and torch.is_grad_enabled():
-            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]
+            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, line)
         return line
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -109,25 +130,31 @@ class _Lines(TorchDispatchMode):
 
 
 class _Step(nn.Module):
-    """A step as a module, so that ``functional_call`` can swap the model's tensors."""
+    """A step and its backward pass as a module, so that ``functional_call`` can swap the model's tensors.
 
-    def __init__(self, model: nn.Module, step: Step, given: Mapping[str, Tensor]) -> None:
+    The backward pass belongs inside: a checkpointed part of the model runs again there, and must find the swapped tensors.
+    """
+
+    def __init__(self, model: nn.Module, step: Step, given: Mapping[str, Tensor], trained: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.step = step
         self.given = dict(given)
+        self.trained = trained
 
-    def forward(self, *batch: Tensor) -> Any:
-        result = location.gate(self.step, self.model, *batch)
+    def forward(self, *batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        outputs = outputs_of(location.gate(self.step, self.model, *batch))
         self._keep_buffers()
-        return result
+        found = torch.autograd.grad(outputs["loss"], [self.given[name] for name in self.trained], allow_unused=True)
+        pairs = [(name, grad) for name, grad in zip(self.trained, found, strict=True) if grad is not None]
+        return outputs, {name: _as_stored(grad, self.given[name]) for name, grad in pairs}
 
     def _keep_buffers(self) -> None:
         """A buffer that the module replaced instead of changing it is copied into the tensor that holds it."""
         for name, buffer in self.model.named_buffers():
             held = self.given.get(name)
             if held is None:
-                raise ValueError(f"the step makes the buffer {name}: expected it to exist before capture; run the model once first")
+                raise ValueError(f"the step makes the buffer {name}: expected it before capture; run the model once first")
             if held is buffer:
                 continue
             if (held.shape, held.dtype) != (buffer.shape, buffer.dtype) or buffer.requires_grad:
@@ -135,28 +162,6 @@ class _Step(nn.Module):
                 raise ValueError(f"the step re-assigns the buffer {name}: expected {held.dtype} {tuple(held.shape)}, got {came}")
             with torch.no_grad():
                 held.copy_(buffer)
-
-
-def outputs_of(result: Any) -> dict[str, Tensor]:
-    """What a step returned, as a dict with ``"loss"`` first.
-
-    Raises:
-        TypeError, ValueError: it is no tensor and no dict of tensors with a scalar ``"loss"``.
-    """
-    found = {"loss": result} if isinstance(result, Tensor) else result
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-        raise TypeError(f"step: expected a scalar loss or a dict of tensors with the key 'loss', got {type(result).__name__}")
-    if "loss" not in found:
-        raise ValueError(f"step: expected a dict with the key 'loss', got the keys {', '.join(found) or 'none'}")
-    for key, value in found.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"step: expected a dict of tensors, got {type(value).__name__} for {key!r}")
-    loss = found["loss"]
-    if loss.dim() and any(size != 1 for size in loss.shape):
-        raise ValueError(f"step: expected a scalar loss, got a tensor of shape {tuple(loss.shape)}")
-    if not loss.requires_grad:
-        raise ValueError("step: expected a loss that depends on a trainable parameter, got one without gradient")
-    return {"loss": loss, **{key: value for key, value in found.items() if key != "loss"}}
 
 
 def _as_stored(grad: Tensor, param: Tensor) -> Tensor:
@@ -177,7 +182,7 @@ def trace(model: nn.Module, step: Step, trained: Sequence[str], names: Sequence[
         ValueError: the step cannot be captured; the message names the line of the step.
     """
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    environment = _Environment(specialize_zero_one=False, duck_shape=False)
+    environment = _Environment()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     held = [mode.from_tensor(tensor, static_shapes=True, source=LocalSource(key)) for key, tensor in state.items()]
     fed = [_fake_input(mode, f"input_{index}", tensor) for index, tensor in enumerate(batch)]
@@ -186,12 +191,10 @@ def trace(model: nn.Module, step: Step, trained: Sequence[str], names: Sequence[
 
     def run(held: list[Tensor], fed: list[Tensor]) -> list[Tensor]:
         given = dict(zip(state, held, strict=True))
-        with recording() as named, lines, torch.enable_grad():
-            wrapped = _Step(model, step, given)
-            result = torch.func.functional_call(wrapped, {f"model.{key}": value for key, value in given.items()}, tuple(fed))
-            outputs = outputs_of(result)
-            found = torch.autograd.grad(outputs["loss"], [given[key] for key in trained], allow_unused=True)
-            grads = {key: _as_stored(g, given[key]) for key, g in zip(trained, found, strict=True) if g is not None}
+        with as_eager(), recording() as named, lines, torch.enable_grad():
+            wrapped = _Step(model, step, given, trained)
+            swapped = {f"model.{key}": value for key, value in given.items()}
+            outputs, grads = torch.func.functional_call(wrapped, swapped, tuple(fed))
         keys.update(outputs=list(outputs), gradients=list(grads), named=list(named))
         return [*outputs.values(), *grads.values(), *named.values()]
 
@@ -205,7 +208,7 @@ def trace(model: nn.Module, step: Step, trained: Sequence[str], names: Sequence[
 def _fake_input(mode: FakeTensorMode, name: str, tensor: Tensor) -> FakeTensor:
     dynamic = [DimDynamic.STATIC] * tensor.dim()
     dynamic[:1] = [DimDynamic.DYNAMIC] * min(1, tensor.dim())
-    context = StatelessSymbolicContext(dynamic_sizes=dynamic)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
     return mode.from_tensor(tensor.detach(), symbolic_context=context, source=LocalSource(name))
 
 
@@ -230,17 +233,18 @@ def _explained() -> Iterator[None]:
 def _collect(module: fx.GraphModule, keys: Mapping[str, list[str]], inputs: list[str], lines: Mapping[str, str]) -> Trace:
     graph = module.graph
     placeholders = {node.name: name for node, name in zip(graph.find_nodes(op="placeholder"), inputs, strict=True)}
-    results = list(graph.output_node().args[0])  # type: ignore[arg-type]  # a list: run returns one
+    results: list[Any] = list(graph.output_node().args[0])  # type: ignore[arg-type]  # run returns a list
     parts: dict[str, dict[str, fx.Node]] = {}
     for part in ("outputs", "gradients", "named"):
-        parts[part] = {key: results.pop(0) for key in keys[part]}  # type: ignore[misc]
+        parts[part] = {key: results.pop(0) for key in keys[part]}
     constants = {str(node.target): operator.attrgetter(str(node.target))(module) for node in graph.find_nodes(op="get_attr")}
     return Trace(graph, constants, placeholders, parts["outputs"], parts["gradients"], parts["named"], lines)
 
 
-def _close(made: Trace, environment: ShapeEnv, fed: list[FakeTensor], names: list[str]) -> None:
+def _close(made: Trace, environment: _Environment, fed: list[FakeTensor], names: list[str]) -> None:
     """Reads the sizes and the guards; an extent that tracing fixed is an error."""
-    decided = [Guard(guard.expr, guard.sloc.maybe_user_loc or "", guard.sloc.framework_loc == "torch") for guard in environment.guards]
+    raised = [(guard.expr, guard.sloc) for guard in environment.guards]
+    decided = [Guard(expression, where.maybe_user_loc or "", where.framework_loc == "torch") for expression, where in raised]
     for name, tensor in zip(names, fed, strict=True):
         if not tensor.dim():
             made.sizes.append(None)
@@ -251,17 +255,18 @@ def _close(made: Trace, environment: ShapeEnv, fed: list[FakeTensor], names: lis
             line = next((guard.line for guard in reversed(decided) if symbol in guard.expression.free_symbols and guard.line), "")
             line = line or next((guard.line for guard in reversed(decided) if guard.line), "")
             raise ValueError(
-                f"{line + ': ' if line else ''}the step fixes dimension 0 of the input {name!r} to {size}, but it must stay free "
-                "(is time or another axis in front of the batch? put the batch first; is the size used as a plain number?)"
+                f"{line + ': ' if line else ''}the step fixes dimension 0 of the input {name!r} to {size}, but it must stay "
+                "free: put the batch first, where time or another axis is; and write x.shape[0], where len(x), int() or range() "
+                "makes a plain number of it"
             )
         made.sizes.append(size)
         for free in size.free_symbols:
             made.hints[free] = int(environment.backed_var_to_val[free])
-    for guard in decided:
+    for guard in [*environment.asked, *decided]:
         made.guards.append(Guard(environment.replace(guard.expression), guard.line, guard.internal))
 
 
 def _symbol(tensor: Tensor) -> sympy.Symbol:
     size = tensor.size(0)
     assert isinstance(size, torch.SymInt), "dimension 0 of an input is symbolic"
-    return size.node._expr  # type: ignore[no-any-return]  # as made, before any replacement
+    return size.node._expr  # as made, before any replacement

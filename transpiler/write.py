@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
@@ -41,7 +41,7 @@ _SIZE_OPS: Mapping[Any, str] = MappingProxyType(
 )
 _ALIASES = ("aten::detach", "aten::alias")
 # Tracing leaves these behind where eager code needs them and a program does not.  Only ops without any effect may stand here.
-_DROPPABLE = ("aten::detach", "aten::alias", "aten::empty", "aten::t", "aten::view", "aten::transpose", "aten::sym_size", "aten::permute")
+_DROPPABLE = (*_ALIASES, "aten::empty", "aten::t", "aten::view", "aten::transpose", "aten::permute", "aten::sym_size")
 
 
 @dataclass
@@ -91,6 +91,8 @@ class _Writer:
 
     def write(self, model: nn.Module) -> Written:
         """The whole of it."""
+        held = [*model.parameters(), *model.buffers()]
+        self._storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}
         self._reserve(model)
         self._inputs()
         nodes = [node for node in self._found.graph.nodes if node.op in ("call_function", "get_attr")]
@@ -115,7 +117,7 @@ class _Writer:
             raise ValueError("capture: an output and a tensor named with name() have the same name")
         for name in (*self._names, *self._targets):
             if name in held or (name in self._names and name in self._targets):
-                raise ValueError(f"capture: the name {name!r} is both an input, output or named tensor and another variable; rename it")
+                raise ValueError(f"capture: the name {name!r} belongs to two variables (of inputs, outputs, name(), the model)")
         self._taken = {*held, *self._names, *self._targets}
         for name, node in self._targets.items():
             if node.op == "call_function" and not self._is_alias(node):
@@ -173,10 +175,16 @@ class _Writer:
         if wanted is None:
             return self._fresh(otherwise or node.name), Role.TEMPORARY
         role = Role.OUTPUT if wanted in self._found.outputs else Role.TEMPORARY
-        return wanted, Role.GRADIENT if wanted.removesuffix("@GRAD") in self._found.gradients and wanted.endswith("@GRAD") else role
+        return wanted, Role.GRADIENT if wanted.endswith("@GRAD") else role  # name() refuses an "@", and no output has one
 
     def _constant(self, node: fx.Node) -> None:
-        tensor = self._found.constants[str(node.target)].detach().cpu().contiguous()
+        constant = self._found.constants[str(node.target)].detach()
+        if constant.numel() and constant.untyped_storage().data_ptr() in self._storages:
+            raise ValueError(
+                "cannot capture this step: it reaches a parameter or buffer of the model by a way that tracing cannot follow, so "
+                "its present value would be used for ever"
+            )
+        tensor = constant.cpu().contiguous()
         name = self._fresh("constant")
         data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
         literal = Literal(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
@@ -218,7 +226,8 @@ class _Writer:
     def _refuse_constant(self, node: fx.Node, changed: Any) -> None:
         if isinstance(changed, fx.Node) and changed.op == "get_attr":
             raise TypeError(
-                f"{node.target} changes a tensor that is neither an input nor a parameter or buffer of the model; register it as a buffer"
+                f"{node.target} changes a tensor that is neither an input nor a parameter or buffer of the model; "
+                "register it as a buffer"
             )
 
     def _results(self, node: fx.Node) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""While a step is traced, some of torch's composite ops are taken apart otherwise than when they run.  Here they are put right.
+
+- ``dropout``: for tracing torch puts another op in its place, which draws the mask in another order where a tensor is not
+  row-major.  Without the replacement torch's own composition runs.
+- recurrent layers with ``dropout`` between them: torch 2.13's decomposition loses the dropout.  Run layer by layer they keep it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+
+Kernel = Callable[..., Any]
+
+
+@contextmanager
+def as_eager() -> Iterator[None]:
+    """Composite ops traced inside consist of the ops that run when nothing is traced."""
+    aten = torch.ops.aten
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(aten.dropout.default, lambda kernel: None))
+        for overload in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input):
+            stack.enter_context(_replaced(overload, _by_layer))
+        yield
+
+
+@contextmanager
+def _replaced(overload: OpOverload, change: Callable[[Kernel], Kernel | None]) -> Iterator[None]:
+    """Changes, or with None takes away, the Python kernels that torch would trace through."""
+    kernels = dict(overload.py_kernels)
+    changed = {key: change(kernel) for key, kernel in kernels.items() if key in _TRACED}
+    _set(overload, {key: kernel for key, kernel in {**kernels, **changed}.items() if kernel is not None})
+    try:
+        yield
+    finally:
+        _set(overload, kernels)
+
+
+_TRACED = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+
+def _set(overload: OpOverload, kernels: dict[Any, Any]) -> None:
+    overload.py_kernels.clear()
+    overload.py_kernels.update(kernels)
+    overload._dispatch_cache.clear()
+
+
+def _by_layer(kernel: Kernel) -> Kernel:
+    """A recurrent op (``torch.lstm``'s arguments) that runs ``kernel`` once per layer where there is dropout in between."""
+
+    def run(
+        input: Tensor,
+        hx: Tensor | Sequence[Tensor],
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Tensor, ...]:
+        if not (dropout and train and num_layers > 1):
+            return tuple(kernel(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first))
+        directions, each = (2 if bidirectional else 1), len(params) // num_layers
+        states = [hx] if isinstance(hx, Tensor) else list(hx)
+        finals: list[tuple[Tensor, ...]] = []
+        value = input.transpose(0, 1) if batch_first else input
+        for layer in range(num_layers):
+            of_layer = [state[layer * directions : (layer + 1) * directions] for state in states]
+            mine = params[layer * each : (layer + 1) * each]
+            given = of_layer[0] if isinstance(hx, Tensor) else of_layer
+            value, *final = kernel(value, given, mine, has_biases, 1, 0.0, train, bidirectional, False)
+            finals.append(tuple(final))
+            if layer < num_layers - 1:
+                value = torch.dropout(value, dropout, train=True)
+        ends = [torch.cat([final[index] for final in finals]) for index in range(len(states))]
+        return (value.transpose(0, 1) if batch_first else value, *ends)
+
+    return run
