@@ -174,10 +174,12 @@ class Client:
                 self._control.leave(LeaveRequest(session=self._session, failure=failure))
         except PServerError as error:
             log.warning("could not say goodbye to %s: %s", self, error)
-        if self._stream is not None:
-            self._stream.close() if not failure else self._stream.cancel()
-        for thread in self._threads:
-            thread.join(timeout=2.0)
+        if self._stream is not None and not failure:
+            self._stream.close()
+        for thread in self._threads[1:]:
+            thread.join(timeout=0 if failure else 2.0)
+        if self._stream is not None and self._threads[1].is_alive():  # the server does not end its side: it may be gone
+            self._stream.cancel()
         self._control.close()
 
     # ---- steps ---------------------------------------------------------------------------------------------------

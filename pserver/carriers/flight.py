@@ -10,6 +10,8 @@ record batch has one body, and 500 columns of a few KB cost more than a copy of 
   instead (:func:`pserver.carriers.endpoint.cut`), which every stream has for itself alone; reads and writes then fail at once.
 - A client that was killed reads as a clean end.  ``context.is_cancelled()`` tells the two apart.
 - No read or write has a timeout; ``reader.cancel()`` from another thread ends both at the connecting end.
+- ``writer.done_writing()`` and ``writer.close()`` may finish the call, which reads what is left: beside another thread's read gRPC
+  aborts the process.  So an end closes with a message without header or payload, and whoever reads last finishes the call.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ class FlightStream:
             raise self._broken(error) from error
         except (pa.ArrowException, OSError) as error:  # what came could not be read
             raise self._broken(error) if self._cancelled else CorruptFrame(f"{self.peer}: {_first_line(error)}") from error
+        if chunk.app_metadata is not None and not chunk.app_metadata.size and chunk.data is None:
+            return None
         if chunk.app_metadata is None:
             raise CorruptFrame(f"{self.peer}: expected a frame's header in app_metadata, got none")
         return parse_header(chunk.app_metadata.to_pybytes()), _payload(chunk.data)
@@ -122,20 +126,32 @@ class _Accepted(FlightStream):
 
 
 class _Connected(FlightStream):
-    """The client's end.  ``close`` ends its side; the connection is released after the peer's last frame, or by ``cancel``."""
+    """The client's end.  The connection is released after the peer's last frame, or by ``cancel``: see [Note: ending an exchange]."""
 
     def __init__(self, peer: str, client: Any, reader: Any, writer: Any) -> None:
         super().__init__(peer, reader, writer)
         self._client = client
-        self._released = False  # guarded by _writing
+        self._state = Lock()  # guards the two below; nothing blocks under it
+        self._reading = False
+        self._released = False
 
     def receive(self) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.stream.Stream`."""
+        with self._state:
+            if self._released:
+                raise self._broken(ConnectionError("it has ended"))
+            self._reading = True
         try:
-            return super().receive()
+            received = super().receive()
         except Unreachable:
             self._release()
             raise
+        finally:
+            with self._state:
+                self._reading = False
+        if self._cancelled:
+            self._release()
+        return received
 
     def close(self) -> None:
         """See :class:`pserver.stream.Stream`."""
@@ -143,11 +159,14 @@ class _Connected(FlightStream):
             if not self._closed:
                 self._closed = True
                 with suppress(*_GONE):  # the peer has ended the stream first
-                    self._writer.done_writing()
+                    self._writer.write_metadata(pa.py_buffer(b""))
 
     def _hang_up(self) -> None:
         self._reader.cancel()
-        self._release()
+        with self._state:
+            reading = self._reading
+        if not reading:
+            self._release()
 
     def _end_of_input(self) -> None:
         error = self._release()
@@ -155,12 +174,13 @@ class _Connected(FlightStream):
             raise self._broken(error or ConnectionError())
 
     def _release(self) -> Exception | None:
-        """Takes the call's status, once, and lets the connection go."""
-        with self._writing:
-            self._closed = True
+        """Takes the call's status, once, and lets the connection go.  Only while nobody reads."""
+        with self._state:
             if self._released:
                 return None
             self._released = True
+        with self._writing:
+            self._closed = True
             try:
                 self._writer.close()
             except _GONE as error:
