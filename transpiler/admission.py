@@ -188,6 +188,34 @@ def _check_update(op: Op, scope: Mapping[str, Variable], plan: Plan) -> None:
     _expect(rule == planned, f"{where(op)}: expected the rule of group {group}, {planned}; got {rule}")
 
 
+def _merge_of(op: Op, plan: Plan, parameter: str) -> dict[str, object]:
+    """The arguments that an op on gradients must have by the plan; none where the plan knows no such op."""
+    clip = plan.clip
+    if op.type == "scale":
+        return {"scale": 1.0 / plan.trainers}
+    if op.type == "clip" and clip is not None and clip.kind == "value":
+        return {"min": clip.low, "max": clip.high}
+    if op.type == "norm_scale" and clip is not None and clip.kind != "value":
+        return {"by": parameter if clip.kind == "norm" else ""}
+    return {}
+
+
+def _check_merge(op: Op, scope: Mapping[str, Variable], plan: Plan) -> None:
+    result = scope[op.outputs[0]]
+    got = f"{result.name!r}, a {result.role.name}"
+    _expect(result.role in (Role.GRADIENT, Role.TEMPORARY), f"{where(op)}: expected to write a gradient, got {got}")
+    _alike(op, scope, "x", op.inputs, result)
+    if op.type == "sum":
+        count = len(op.inputs)
+        _expect(count == plan.trainers, f"{where(op)}, argument 'x': expected {plan.trainers}, one a trainer, got {count}")
+        return
+    expected = _merge_of(op, plan, result.of)
+    _expect(bool(expected), f"{where(op)}: the plan clips by {plan.clip}, so a server does not run it")
+    for name, value in expected.items():
+        given = op.arguments[name]
+        _expect(given == value, f"{where(op)}, argument {name!r}: expected {value!r} as the plan says, got {given!r}")
+
+
 def _check_op(op: Op, scope: Mapping[str, Variable], plan: Plan) -> None:
     _expect(allowed_on_server(op.type) and op.type not in ("init", "listen_and_serv"), f"{where(op)}: a server runs no such op")
     check(op)
@@ -196,10 +224,7 @@ def _check_op(op: Op, scope: Mapping[str, Variable], plan: Plan) -> None:
     if is_optimizer(op.type):
         _check_update(op, scope, plan)
         return
-    result = scope[op.outputs[0]]
-    _expect(result.role in (Role.GRADIENT, Role.TEMPORARY), f"{where(op)}: expected to write a gradient, got {result.name!r}, "
-            f"a {result.role.name}")  # fmt: skip
-    _alike(op, scope, "x", op.inputs, result)
+    _check_merge(op, scope, plan)
 
 
 def _check_block(block: Block, scope: Mapping[str, Variable], plan: Plan) -> None:
@@ -221,6 +246,7 @@ def _check_slices(program: Program, deployment: Deployment) -> None:
     scope = program.main.variables
     updates = [(op, _named(op, "param")) for block in program.blocks for op in block.ops if is_optimizer(op.type)]
     _check_unique("optimizer ops of parameter", (name for _, name in updates))
+    _check_unique("state", (_named(op, state) for op, _ in updates for state in states_of_op(op)))
     groups = {name: op.arguments["group"] for op, name in updates}
     placed: set[str] = set()
     for placement in deployment.plan.placements:
@@ -232,6 +258,8 @@ def _check_slices(program: Program, deployment: Deployment) -> None:
                 _expect(held is not None, f"{what}: expected a variable of block 0, got none")
                 role = held.role if held else Role.TEMPORARY
                 _expect(role in (Role.PARAMETER, Role.BUFFER), f"{what}: expected a PARAMETER or a BUFFER, got a {role.name}")
+                of = held.of if held else ""
+                _expect(of in ("", placement.name), f"{what}: expected a slice of {placement.name!r}, got one of {of!r}")
                 got = (held.shape, held.dtype) if held else ((), "")
                 _expect(
                     got == (piece.shape, placement.dtype),
@@ -261,4 +289,8 @@ def check_server_program(program: Program) -> None:
     shared = dict(program.main.variables)
     for block in program.blocks[1:]:
         _check_block(block, ChainMap(dict(block.variables), shared), deployment.plan)
+    # Blocks may run in any order or together.
+    _check_unique(
+        "variable that blocks write,", (name for b in program.blocks for name in {n for op in b.ops for n in op.outputs})
+    )
     _check_slices(program, deployment)

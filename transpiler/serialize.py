@@ -29,8 +29,21 @@ from transpiler.plan_message import (
 from transpiler.program import PERSISTENT, Argument, Block, Literal, Op, Program, Ref, Role, Storage, Symbol, Variable, freeze
 from transpiler.schema import DTYPES, LARGEST, describe
 
-__all__ = ["argument_from_proto", "argument_to_proto", "canonical", "deployment_from_proto", "deployment_to_proto", "from_proto"]
-__all__ += ["load", "numbers_from_proto", "numbers_to_proto", "plan_from_proto", "plan_to_proto", "save", "to_proto"]
+__all__ = [
+    "argument_from_proto",
+    "argument_to_proto",
+    "canonical",
+    "deployment_from_proto",
+    "deployment_to_proto",
+    "from_proto",
+    "load",
+    "numbers_from_proto",
+    "numbers_to_proto",
+    "plan_from_proto",
+    "plan_to_proto",
+    "save",
+    "to_proto",
+]
 
 DEEPEST = 16  # lists within lists
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from google.protobuf.message import DecodeError
 
+from transpiler import program_pb2 as pb
 from transpiler.ops import check_server_program
+from transpiler.optimizers import RULES, rule_of
 from transpiler.plan import Clip, Deployment, Placement, Plan, Rule, Slice
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
+from transpiler.pserver_passes import pserver_program
 
 RULE = Rule("momentum", {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0}, {"nesterov": False})
 SLICES = (Slice("w.block0", 0, 6, (2, 3), 0), Slice("w.block1", 6, 12, (2, 3), 1))
@@ -50,7 +56,7 @@ VARIABLES = {
         slice_variable("w.block0", Role.PARAMETER),
         slice_variable("w.block0@momentum_buffer", Role.STATE),
         *(slice_variable(name, Role.GRADIENT) for name in ("w@GRAD.block0", *GRADIENTS)),
-        slice_variable("n", Role.BUFFER, (), "int64"),
+        Variable("n", (), "int64", Role.BUFFER, "n"),
         slice_variable("t", Role.TEMPORARY),
     )
 }
@@ -188,7 +194,7 @@ ATTACKS: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "an undefined result": (lambda: server(ops=(replace(OPS[0], outputs=("ghost",)), *OPS[1:])), "block 1, op 0: .*'ghost'"),
     "a temporary that nobody wrote": (
-        lambda: server(ops=(replace(OPS[0], arguments={"x": (Ref("t"),)}), *OPS[1:])),
+        lambda: server(ops=(replace(OPS[0], arguments={"x": (Ref("t"), Ref("t"))}), *OPS[1:])),
         "earlier op wrote",
     ),
     "a merge into the parameter": (
@@ -223,6 +229,24 @@ ATTACKS: dict[str, tuple[Callable[[], Program], str]] = {
     "no update": (lambda: server(ops=OPS[:3]), "slice 'w.block0' of server 0: expected an update by group 0, got None"),
     "two updates": (lambda: server(ops=(*OPS, UPDATE)), "'optimizer': expected once"),
     "an update of what is only held": (lambda: placed(group=None), "expected an update by group None, got 0"),
+    "a merge of too few": (
+        lambda: server(ops=(replace(OPS[0], arguments={"x": (Ref(GRADIENTS[0]),)}), *OPS[1:])),
+        "'x': expected 2, one a trainer, got 1",
+    ),
+    "another divisor": (
+        lambda: server(ops=(OPS[0], replace(OPS[1], arguments={"x": Ref("w@GRAD.block0"), "scale": 1.0}), *OPS[2:])),
+        "'scale': expected 0.5 as the plan says, got 1.0",
+    ),
+    "another clip": (lambda: planned(clip=Clip("value", 2.0, -2.0)), "argument 'min': expected -2.0 as the plan says"),
+    "another kind of clip": (lambda: planned(clip=Clip("norm", 2.0)), "op 'clip': the plan clips by Clip.kind='norm'"),
+    "no clip": (lambda: planned(clip=None), "op 'clip': the plan clips by None"),
+    "a slice of another variable": (lambda: declared("w.block0", of="v"), "expected a slice of 'w', got one of 'v'"),
+    "two blocks that write one gradient": (
+        lambda: listening(optimize_blocks=(1, 2)).with_blocks(
+            listening(optimize_blocks=(1, 2)).main, server().blocks[1], Block(2, freeze({}), OPS[:1])
+        ),
+        "variable that blocks write, 'w@GRAD.block0': expected once",
+    ),
     "two scales": (lambda: server(ops=(OPS[1], *OPS)), "'scale': expected once"),
 }
 
@@ -233,3 +257,46 @@ def test_a_server_refuses_a_program_that_is_wrong_anywhere(attack: str) -> None:
     program, message = ATTACKS[attack]
     with pytest.raises(ValueError, match=message):
         check_server_program(program())
+
+
+def test_random_damage_is_refused_or_harmless() -> None:
+    """Bytes of a message changed at random give a ValueError or a sound program: no other exception, no long wait."""
+    sent = server().to_proto().SerializeToString()
+    refused = 0
+    for seed in range(3000):
+        chance = random.Random(seed)
+        damaged = bytearray(sent)
+        for _ in range(chance.randint(1, 3)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        try:
+            message = pb.Program.FromString(bytes(damaged))
+        except DecodeError:
+            continue
+        try:
+            check_server_program(Program.from_proto(message))
+        except ValueError as error:
+            refused += 1
+            assert str(error)
+    assert refused > 50
+
+
+@pytest.mark.parametrize("clip", [None, Clip("value", 1.0, -1.0), Clip("norm", 1.0), Clip("global_norm", 1.0)])
+@pytest.mark.parametrize("trainers", [1, 2])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_the_transpiler_makes_is_accepted(mode: str, trainers: int, clip: Clip | None) -> None:
+    """Every server's program of a plan passes as it arrives, for every rule and every kind of variable."""
+    for op_type, spec in RULES.items():
+        w = torch.zeros(2, requires_grad=True)
+        optimizer = spec.cls([w], momentum=0.9) if op_type == "momentum" else spec.cls([w])  # type: ignore[call-arg]
+        rule = rule_of(optimizer, optimizer.param_groups[0])
+        placements = (
+            Placement("w", (4, 3), "float32", 0, SLICES),
+            Placement("b", (3,), "bfloat16", 0, (Slice("b", 0, 3, (3,), 1),)),
+            Placement("e", (0, 4), "float32", 0, (Slice("e", 0, 0, (0, 4), 0),)),
+            PLACED[1],
+        )
+        plan = Plan(mode, trainers, 3, (rule,), placements, clip)
+        for index in range(3):
+            program = pserver_program(Deployment(plan, ("h:1", "h:2", "h:3"), server_index=index))
+
+            assert check_server_program(Program.from_proto(program.to_proto())) is None

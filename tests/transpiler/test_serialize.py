@@ -331,6 +331,7 @@ def stored_metadata(path: Path) -> str:
         return str(file.metadata()["program"])
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     """What cannot be written leaves the file that was there, and nothing beside it."""
     path = tmp_path / "p"
