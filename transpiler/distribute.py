@@ -175,7 +175,7 @@ class DistributeTranspiler:
         _check_belongs(plan, startup)
         deployment = Deployment(plan, endpoints, trainer_id, None, self.config.wait_port)
         main = trainer_program(program, deployment)
-        verify_servers([pserver_program(self._as_server(deployment, index)) for index in range(plan.servers)], plan)
+        verify_servers([pserver_program(deployment.of_server(index)) for index in range(plan.servers)], plan)
         self._made = _Transpiled(deployment, main, startup)
 
     def _plan(self, program: Program, mode: str, trainers: int, servers: int) -> Plan:
@@ -194,10 +194,6 @@ class DistributeTranspiler:
                 _log.info("%s: %s", key, value)
         return plan
 
-    @staticmethod
-    def _as_server(deployment: Deployment, index: int) -> Deployment:
-        return replace(deployment, trainer_id=None, server_index=index)
-
     def _transpiled(self) -> _Transpiled:
         if self._made is None:
             raise ValueError("DistributeTranspiler: expected transpile to be called first")
@@ -207,7 +203,7 @@ class DistributeTranspiler:
         deployment = self._transpiled().deployment
         if endpoint not in deployment.endpoints:
             raise ValueError(f"endpoint: expected one of {', '.join(deployment.endpoints)}, got {endpoint!r}")
-        return self._as_server(deployment, deployment.endpoints.index(endpoint))
+        return deployment.of_server(deployment.endpoints.index(endpoint))
 
     def get_trainer_program(self, wait_port: bool = True) -> Program:
         """The trainer's main program.
