@@ -13,7 +13,8 @@ import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from transpiler.aten import aten_overload, aten_schema
+from transpiler.aten import aten_overload as aten_overload
+from transpiler.aten import aten_schema
 from transpiler.plan import Number, Rule
 from transpiler.program import Argument, Op, Program
 from transpiler.schema import (
@@ -41,22 +42,6 @@ from transpiler.schema import (
     optional,
     where,
 )
-
-__all__ = [
-    "COMMUNICATION",
-    "SERVER_OPS",
-    "allowed_on_server",
-    "aten_overload",
-    "check",
-    "check_rule",
-    "check_server_program",
-    "in_order",
-    "is_optimizer",
-    "known",
-    "rule_of_op",
-    "schema_of",
-    "states_of_op",
-]
 
 
 def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:

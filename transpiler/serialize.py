@@ -16,34 +16,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from transpiler import program_pb2 as pb
-from transpiler.canonical import canonical
+from transpiler.canonical import canonical as canonical
 from transpiler.ops import check, in_order
-from transpiler.plan_message import (
-    deployment_from_proto,
-    deployment_to_proto,
-    numbers_from_proto,
-    numbers_to_proto,
-    plan_from_proto,
-    plan_to_proto,
-)
+from transpiler.plan_message import deployment_from_proto as deployment_from_proto
+from transpiler.plan_message import deployment_to_proto as deployment_to_proto
+from transpiler.plan_message import numbers_from_proto as numbers_from_proto
+from transpiler.plan_message import numbers_to_proto as numbers_to_proto
+from transpiler.plan_message import plan_from_proto as plan_from_proto
+from transpiler.plan_message import plan_to_proto as plan_to_proto
 from transpiler.program import PERSISTENT, Argument, Block, Literal, Op, Program, Ref, Role, Storage, Symbol, Variable, freeze
 from transpiler.schema import DTYPES, LARGEST, describe
-
-__all__ = [
-    "argument_from_proto",
-    "argument_to_proto",
-    "canonical",
-    "deployment_from_proto",
-    "deployment_to_proto",
-    "from_proto",
-    "load",
-    "numbers_from_proto",
-    "numbers_to_proto",
-    "plan_from_proto",
-    "plan_to_proto",
-    "save",
-    "to_proto",
-]
 
 DEEPEST = 16  # lists within lists
 
