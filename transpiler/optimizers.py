@@ -11,7 +11,8 @@ fused form makes one pass anyway and sees the whole slice.
 [Note: ends of tensors]  torch's kernels take a tensor in vectors of some elements and what is left at its end one by one.  Where
 both round alike a slice may end anywhere: so it is with the default form in float32 and float64.  With 16-bit floats, and with
 the fused form, they round differently.  There an element must be taken in a slice as it would be in the whole tensor: what a
-slice has beyond its last full vector is padded to a vector, unless it belongs to the end of the whole tensor.
+slice has beyond its last full vector is padded to a vector, unless it belongs to the end of the whole tensor.  (A
+whole tensor of more than GRAIN elements has such an end for every thread; what is reproduced here is a run with one thread.)
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from transpiler.ftrl import Ftrl
 from transpiler.plan import Number, Rule
 
 CHUNK = 65536  # elements
+GRAIN = 32768  # elements that torch never divides among threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +170,8 @@ def _unit(rule: Rule, dtype: torch.dtype) -> int:
 def _spans(rule: Rule, values: Tensor, begin: int, total: int) -> tuple[list[tuple[int, int]], int | None]:
     """Where a slice is cut into chunks, and which of them must be padded, if any.  See [Note: ends of tensors]."""
     count, unit = values.numel(), _unit(rule, values.dtype)
-    fused = rule.flags.get("fused", False)
-    longest = max(count, 1) if fused else CHUNK
+    fused, half = rule.flags.get("fused", False), values.dtype in (torch.bfloat16, torch.float16)
+    longest = max(count, 1) if fused else GRAIN if half else CHUNK
 
     def cut(stop: int) -> list[tuple[int, int]]:
         return [(at, min(at + longest, stop)) for at in range(0, stop, longest)]
@@ -177,7 +179,7 @@ def _spans(rule: Rule, values: Tensor, begin: int, total: int) -> tuple[list[tup
     # How many of the slice's elements the whole tensor's vector loop takes, and how many of them fill whole vectors here.
     vector = min(max(total - total % unit - begin, 0), count)
     full = vector - vector % unit
-    if full == vector or not (fused or values.dtype in (torch.bfloat16, torch.float16)):
+    if full == vector or not (fused or half):
         return cut(count) or [(0, 0)], None
     spans = [*cut(full), (full, vector)]
     return spans + ([(vector, count)] if vector < count else []), len(spans) - 1

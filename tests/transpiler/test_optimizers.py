@@ -144,6 +144,26 @@ def test_bfloat16_slices(op_type: str, cls: type[optim.Optimizer], settings: dic
     assert int(ulps(whole, memory).max()) <= int(platform.machine() != "x86_64")
 
 
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "weight_decay": 0.1}], ids=label)
+def test_a_servers_thread_count_does_not_change_a_slice(settings: dict[str, float]) -> None:
+    """A large bfloat16 slice ends at the same bits whether the server has one thread or two."""
+    optimizer = optim.SGD([torch.zeros(1)], lr=0.01, **settings)  # type: ignore[arg-type]
+    rule = rule_of(optimizer, optimizer.param_groups[0])
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            generator = torch.Generator().manual_seed(5)
+            values = torch.randn(50_001, generator=generator).to(torch.bfloat16)
+            updater = SliceUpdater(rule, values, 3, 60_000)
+            for _ in range(3):
+                updater.update(torch.randn(50_001, generator=generator).to(torch.bfloat16), rule.numbers)
+            results.append(values)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*results)
+
+
 @pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
 def test_state_names_follow_torch(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
     """The states that a rule announces are those that torch makes, without drawing random numbers."""
