@@ -52,12 +52,10 @@ def cut(peer: str) -> bool:
     pyarrow gives the accepting end of an exchange nothing to cancel it with, so the line itself is cut: gRPC sees the
     connection end and every call on it fails at once.
     """
-    port = int(peer.rpartition(":")[2])
-    found = False
+    port, found = int(peer.rpartition(":")[2]), False
     for name in os.listdir("/dev/fd"):
-        try:
-            copy = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # no socket, or closed in the meantime
+        copy = _socket_of(int(name))
+        if copy is None:
             continue
         with copy:
             try:
@@ -67,6 +65,19 @@ def cut(peer: str) -> bool:
             except (OSError, IndexError):  # not connected, or no internet address
                 continue
     return found
+
+
+def _socket_of(descriptor: int) -> socket.socket | None:
+    """A second handle on an open socket; None if it is none, or was closed in the meantime."""
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
 
 
 def _same_host(address: str, peer: str) -> bool:

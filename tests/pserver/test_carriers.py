@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Queue
 from random import Random
 from threading import Event, Thread
@@ -18,6 +19,7 @@ import pyarrow.flight as fl
 import pytest
 
 from pserver.carriers import CARRIERS, Carrier, grpc_stream
+from pserver.carriers.endpoint import cut, spell
 from pserver.carriers.flight import DESCRIPTOR, SCHEMA
 from pserver.errors import CorruptFrame, Unreachable
 from pserver.stream import Handler, Listener, Stream
@@ -116,9 +118,9 @@ def test_frames_arrive_whole_and_in_order(carrier: Carrier) -> None:
         stream = open_stream(carrier, listener)
         for index, size in enumerate(sizes):
             body = memoryview(rng.randbytes(size))
-            cut = rng.randrange(size + 1)
+            middle = rng.randrange(size + 1)
             header = Frame(kind=GRADIENT, step=index, parts=[Part(name="w", dtype="uint8", shape=[size], size=size)])
-            stream.send(header, [body[:cut], b"", bytearray(body[cut:])] if index % 2 else [body])
+            stream.send(header, [body[:middle], b"", bytearray(body[middle:])] if index % 2 else [body])
             got = stream.receive()
 
             assert got is not None
@@ -553,3 +555,59 @@ def test_a_stream_may_be_used_after_its_handler_has_returned(carrier: Carrier) -
         server.close()
 
     assert all(isinstance(error, Unreachable) for error in errors)
+
+
+def test_a_connection_is_cut_and_nothing_else() -> None:
+    """Cutting a peer off ends that connection, at both ends, and leaves no file descriptor behind."""
+    with socket.create_server(("127.0.0.1", 0)) as listening_socket:
+        pairs = []
+        for _ in range(2):
+            client = socket.create_connection(listening_socket.getsockname(), timeout=SECONDS)
+            pairs.append((client, listening_socket.accept()[0]))
+        before = len(os.listdir("/dev/fd"))
+        (cut_client, cut_server), (client, server) = pairs
+        assert cut(spell(*cut_client.getsockname()))
+        assert cut_server.recv(1) == b"" == cut_client.recv(1)
+        server.sendall(b"x")
+        assert client.recv(1) == b"x"
+        assert not cut(spell("127.0.0.2", client.getsockname()[1]))
+
+        assert len(os.listdir("/dev/fd")) == before
+        for ends in pairs:
+            for end in ends:
+                end.close()
+
+
+def test_streams_leave_no_file_descriptor_behind(carrier: Carrier) -> None:
+    """However a stream ends, its connection is given back."""
+
+    def once(end: str) -> None:
+        stream = open_stream(carrier, listener)
+        stream.send(Frame(kind=HELLO))
+        if end == "server":
+            servers.get(timeout=SECONDS).cancel()
+            with suppress(Unreachable):
+                stream.receive()
+                stream.receive()
+        elif end == "cancel":
+            stream.cancel()
+        else:
+            finish(stream)
+
+    def handle(stream: Stream) -> None:
+        servers.put(stream)
+        echo(stream)
+
+    servers: Queue[Stream] = Queue()
+    with listening(carrier, handle) as listener:
+        once("clean")
+        before = len(os.listdir("/dev/fd"))
+        for end in ("clean", "cancel", "server") * 4:
+            while not servers.empty():
+                servers.get()
+            once(end)
+        deadline = time.monotonic() + SECONDS
+        while len(os.listdir("/dev/fd")) > before + 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+        assert len(os.listdir("/dev/fd")) <= before + 4
