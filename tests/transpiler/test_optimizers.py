@@ -154,10 +154,10 @@ def test_a_servers_thread_count_does_not_change_a_slice(settings: dict[str, floa
         for count in (1, 2):
             torch.set_num_threads(count)
             generator = torch.Generator().manual_seed(5)
-            values = torch.randn(50_001, generator=generator).to(torch.bfloat16)
+            values = torch.randn(50_017, generator=generator).to(torch.bfloat16)
             updater = SliceUpdater(rule, values, 3, 60_000)
             for _ in range(3):
-                updater.update(torch.randn(50_001, generator=generator).to(torch.bfloat16), rule.numbers)
+                updater.update(torch.randn(50_017, generator=generator).to(torch.bfloat16), rule.numbers)
             results.append(values)
     finally:
         torch.set_num_threads(threads)
