@@ -48,6 +48,7 @@ class _Loaded:
     tensors: Mapping[str, Tensor]
     updates: list[Update] = field(default_factory=list)
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
+    binds: tuple[str, ...] = ()  # what its init ops name
     segments: dict[tuple[str, ...], list[_Segment]] = field(default_factory=dict)
 
 
@@ -88,7 +89,7 @@ class Executor:
         program = default_main_program() if program is None else program
         if not isinstance(program, Program):
             raise TypeError(f"Executor.run: expected a Program, got {type(program).__name__}")
-        if any(op.type == "listen_and_serv" for op in program.main.ops):
+        if id(program) not in self._loaded and any(op.type == "listen_and_serv" for op in program.main.ops):
             self._serve(program)
             return []
         fetches = _check_fetches(program, fetch_list)
@@ -97,7 +98,7 @@ class Executor:
         with torch.no_grad():
             for segment in self._segments(program, loaded, fetches):
                 _advance(segment, values, loaded.tensors)
-        self._scope.update({name: loaded.tensors[name] for op in program.main.ops if op.type == "init" for name in op.outputs})
+        self._scope.update((name, loaded.tensors[name]) for name in loaded.binds)
         return [_fetched(program, loaded, name, values) for name in fetches]
 
     def close(self) -> None:
@@ -126,7 +127,8 @@ class Executor:
         if loaded is None or loaded.program() is not program:
             tensors = self._bind(program)
             kernels = {**self._kernels_for(program), "init": lambda op: tensors[op.outputs[0]]}
-            loaded = _Loaded(self._watch(program), tensors, kernels=kernels)
+            binds = tuple(name for op in program.main.ops if op.type == "init" for name in op.outputs)
+            loaded = _Loaded(self._watch(program), tensors, kernels=kernels, binds=binds)
             self._loaded[id(program)] = loaded
         elif program.storage is not None:
             _move(program.storage, self._device_of(program))
