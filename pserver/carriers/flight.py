@@ -10,8 +10,8 @@ record batch has one body, and 500 columns of a few KB cost more than a copy of 
   instead (:func:`pserver.carriers.endpoint.cut`), which every stream has for itself alone; reads and writes then fail at once.
 - A client that was killed reads as a clean end.  ``context.is_cancelled()`` tells the two apart.
 - No read or write has a timeout; ``reader.cancel()`` from another thread ends both at the connecting end.
-- ``writer.done_writing()`` and ``writer.close()`` may finish the call, which reads what is left: beside another thread's read gRPC
-  aborts the process.  So an end closes with a message without header or payload, and whoever reads last finishes the call.
+- ``writer.done_writing()`` and ``writer.close()`` may finish the call, which reads what is left: beside another thread's read
+  gRPC aborts the process.  So an end closes with a message without header or payload, and whoever reads last finishes the call.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Accepted(FlightStream):
 
 
 class _Connected(FlightStream):
-    """The client's end.  The connection is released after the peer's last frame, or by ``cancel``: see [Note: ending an exchange]."""
+    """The client's end.  The peer's last frame, or ``cancel``, releases the connection: see [Note: ending an exchange]."""
 
     def __init__(self, peer: str, client: Any, reader: Any, writer: Any) -> None:
         super().__init__(peer, reader, writer)
@@ -142,16 +142,15 @@ class _Connected(FlightStream):
                 raise self._broken(ConnectionError("it has ended"))
             self._reading = True
         try:
-            received = super().receive()
+            return super().receive()
         except Unreachable:
-            self._release()
+            self._release(reading=True)
             raise
         finally:
             with self._state:
                 self._reading = False
-        if self._cancelled:
-            self._release()
-        return received
+            if self._cancelled:
+                self._release()
 
     def close(self) -> None:
         """See :class:`pserver.stream.Stream`."""
@@ -163,20 +162,17 @@ class _Connected(FlightStream):
 
     def _hang_up(self) -> None:
         self._reader.cancel()
-        with self._state:
-            reading = self._reading
-        if not reading:
-            self._release()
+        self._release()
 
     def _end_of_input(self) -> None:
-        error = self._release()
+        error = self._release(reading=True)
         if error is not None or self._cancelled:
             raise self._broken(error or ConnectionError())
 
-    def _release(self) -> Exception | None:
-        """Takes the call's status, once, and lets the connection go.  Only while nobody reads."""
+    def _release(self, reading: bool = False) -> Exception | None:
+        """Takes the call's status, once, and lets the connection go; left to the thread that reads (``reading``), if one does."""
         with self._state:
-            if self._released:
+            if self._released or self._reading != reading:
                 return None
             self._released = True
         with self._writing:
