@@ -42,6 +42,8 @@ class DenseTable:
     """
 
     def __init__(self, program: Program) -> None:
+        assert program.deployment is not None, "a pserver program knows its deployment"
+        self._plan = program.deployment.plan
         held = program.main.variables_of(Role.PARAMETER, Role.BUFFER)
         self.variables: dict[str, Variable] = {variable.name: variable for variable in held}
         self.values = {variable.name: _zeros(variable) for variable in held}
@@ -65,12 +67,18 @@ class DenseTable:
             slice=name,
             parameter=self.variables[name].of or name,
             group=group,
-            updater=SliceUpdater(rule, self.values[name].view(-1)),
+            updater=SliceUpdater(rule, self.values[name].view(-1), *self._span(name)),
             states={key: _variable(update, key) for key in shaped},
             shaped=frozenset(key for key, whole in shaped.items() if whole),
             clip=None if clip is None else (_number(clip, "min"), _number(clip, "max")),
             scaled=None if scaled is None else str(scaled.arguments["by"]),
         )
+
+    def _span(self, name: str) -> tuple[int, int]:
+        """Where a slice begins in its parameter, and how many elements the parameter has."""
+        placement = self._plan.placement(self.variables[name].of or name)
+        begin = next(piece.begin for piece in placement.slices if piece.name == name)
+        return begin, placement.slices[-1].end
 
     def update(
         self, name: str, gradient: torch.Tensor, row: Mapping[str, Number], scale: Mapping[str, float] | None = None
@@ -100,7 +108,7 @@ class DenseTable:
             return self.values[name]
         if name in self._states:
             entry, state = self._states[name]
-            tensor = entry.updater.state().get(state)
+            tensor = entry.updater.read(state)
             return None if tensor is None else tensor.view(self._shapes[name])
         raise Unprepared(f"no variable {name!r} on this server; it holds {_some(self.values)}")
 
@@ -161,7 +169,8 @@ class DenseTable:
     @property
     def bytes_held(self) -> int:
         """Parameters and optimizer state, in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for _, tensor in self.tensors())
+        held = sum(tensor.nbytes for name, tensor in self.values.items() if name not in self.entries)
+        return held + sum(entry.updater.bytes_held for entry in self.entries.values())
 
 
 def _extents(variable: Variable) -> tuple[int, ...]:

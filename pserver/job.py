@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from pserver import disk
+from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
 from pserver.dense import DenseTable
 from pserver.errors import (
@@ -37,27 +38,6 @@ from pserver.errors import (
 )
 from pserver.members import Member, Members, State
 from pserver.steps import Outcome, Steps
-from pserver.wire_pb2 import (
-    BarrierReply,
-    BarrierRequest,
-    DrainReply,
-    DrainRequest,
-    HeartbeatReply,
-    HeartbeatRequest,
-    InstallReply,
-    InstallRequest,
-    JoinReply,
-    JoinRequest,
-    LeaveReply,
-    LeaveRequest,
-    LoadReply,
-    LoadRequest,
-    SaveReply,
-    SaveRequest,
-    StatusReply,
-    StatusRequest,
-    TrainerStatus,
-)
 from transpiler.ops import check_server_program
 from transpiler.program import Program
 
@@ -126,7 +106,7 @@ class Job:
         self.steps = Steps(program.deployment.plan, DenseTable(program), self._members, self)
         return self.steps
 
-    def join(self, request: JoinRequest) -> JoinReply:
+    def join(self, request: wire.JoinRequest) -> wire.JoinReply:
         """A trainer comes.  See protos/pserver/wire.proto for the order of calls.
 
         Raises:
@@ -145,12 +125,12 @@ class Job:
                 self._reset()
             if self.state == "empty":
                 if request.trainer_id != 0:
-                    return JoinReply(ready=False)
+                    return wire.JoinReply(ready=False)
                 self._begin(request)
             member = self._admit(request)
             if member is None:
-                return JoinReply(ready=False)
-            return JoinReply(
+                return wire.JoinReply(ready=False)
+            return wire.JoinReply(
                 ready=True,
                 install=request.trainer_id == 0 and self.state == "installing",
                 carrier=member.carrier,
@@ -164,7 +144,7 @@ class Job:
         """A job whose present trainers have all left, but not all expected ones ever came."""
         return bool(self._members.by_trainer) and not self._members.joined()
 
-    def _begin(self, request: JoinRequest) -> None:
+    def _begin(self, request: wire.JoinRequest) -> None:
         try:
             trainers = int(request.manifest["trainers"])
         except (KeyError, ValueError):
@@ -176,7 +156,7 @@ class Job:
         self.ended.clear()
         self.state = "installing"
 
-    def _admit(self, request: JoinRequest) -> Member | None:
+    def _admit(self, request: wire.JoinRequest) -> Member | None:
         """The member, new or known; None where it should ask again later."""
         trainer = request.trainer_id
         known = self._members.by_trainer.get(trainer)
@@ -210,7 +190,7 @@ class Job:
         self.changed.notify_all()
         return member
 
-    def _differences(self, request: JoinRequest) -> str:
+    def _differences(self, request: wire.JoinRequest) -> str:
         """What differs between two manifests, in words."""
         mine, theirs = self._manifest, dict(request.manifest)
         changed = [key for key in sorted(set(mine) | set(theirs)) if mine.get(key) != theirs.get(key)]
@@ -218,7 +198,7 @@ class Job:
         more = f"; and {len(changed) - 5} more" if len(changed) > 5 else ""
         return f"trainer {request.trainer_id} runs another program than trainer 0: " + "; ".join(facts) + more
 
-    def install(self, request: InstallRequest) -> InstallReply:
+    def install(self, request: wire.InstallRequest) -> wire.InstallReply:
         """Takes trainer 0's program; its values follow on the stream.
 
         Raises:
@@ -236,7 +216,7 @@ class Job:
             if program.deployment is None or program.deployment.plan.fingerprint() != self._fingerprint:
                 raise FingerprintMismatch("the program was made for another plan than the one that trainer 0 joined with")
             self._take_program(program)
-            return InstallReply()
+            return wire.InstallReply()
 
     def loaded(self, member: Member) -> Outcome:
         """All values that trainer 0 wanted to send have arrived (COMMIT with step 0): they count from here on."""
@@ -261,21 +241,21 @@ class Job:
             raise Unprepared("the server has not been installed yet")
         return self.steps
 
-    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+    def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
         """A sign of life; the reply says whether the job still stands."""
         with self.changed:
             member = self.member(request.session)
             member.activity = request.activity
             if self.failure is None:
-                return HeartbeatReply()
-            return HeartbeatReply(failure=str(self.failure), error=type(self.failure).__name__)
+                return wire.HeartbeatReply()
+            return wire.HeartbeatReply(failure=str(self.failure), error=type(self.failure).__name__)
 
-    def leave(self, request: LeaveRequest) -> LeaveReply:
+    def leave(self, request: wire.LeaveRequest) -> wire.LeaveReply:
         """A trainer goes, having finished, or because it failed: then the job fails for everybody."""
         with self.changed:
             member = self.member(request.session)
             if member.state is not State.JOINED:
-                return LeaveReply()
+                return wire.LeaveReply()
             member.state = State.LEFT
             member.gradients.clear()
             log.info("trainer %d left%s", member.trainer, f": {request.failure}" if request.failure else "")
@@ -283,7 +263,7 @@ class Job:
                 self.fail(JobFailed(f"trainer {member.trainer} ended the job: {request.failure}"))
             self._close_if_over()
             self.changed.notify_all()
-            return LeaveReply()
+            return wire.LeaveReply()
 
     def _close_if_over(self) -> None:
         gone = not self._members.joined()
@@ -345,35 +325,35 @@ class Job:
         if self._draining:
             raise Draining("the server is shutting down")
 
-    def barrier(self, request: BarrierRequest) -> BarrierReply:
+    def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Waits up to a second until every trainer that has not left has come to the barrier of this name."""
-        return BarrierReply(passed=self.installed().barrier(self.member(request.session), request.name, 1.0))
+        return wire.BarrierReply(passed=self.installed().barrier(self.member(request.session), request.name, 1.0))
 
     # ---- operators -----------------------------------------------------------------------------------------------
 
-    def save(self, request: SaveRequest) -> SaveReply:
+    def save(self, request: wire.SaveRequest) -> wire.SaveReply:
         """Writes everything held here, atomically, below the server's data directory."""
         self.member(request.session)
         steps, marks = self.installed(), {str(m.trainer): m.step for m in self._members.by_trainer.values()}
         path = disk.save(self._directory(request.path), steps, marks)
-        return SaveReply(file=str(path), bytes=steps.table.bytes_held)
+        return wire.SaveReply(file=str(path), bytes=steps.table.bytes_held)
 
-    def load(self, request: LoadRequest) -> LoadReply:
+    def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
         self.member(request.session)
         steps = self.installed()
         path = disk.load(self._directory(request.path), steps)
-        return LoadReply(file=str(path), bytes=steps.table.bytes_held)
+        return wire.LoadReply(file=str(path), bytes=steps.table.bytes_held)
 
     def _directory(self, path: str) -> Path:
         return disk.directory(self.config.data_dir, path, self._server_index)
 
-    def status(self, request: StatusRequest) -> StatusReply:
+    def status(self, request: wire.StatusRequest) -> wire.StatusReply:
         """What an operator sees."""
         with self.changed:
             now, steps = self._clock(), self.steps
             trainers = [
-                TrainerStatus(
+                wire.TrainerStatus(
                     trainer_id=member.trainer,
                     state=member.state.value,
                     step=member.step,
@@ -383,7 +363,7 @@ class Job:
                 )
                 for _, member in sorted(self._members.by_trainer.items())
             ]
-            return StatusReply(
+            return wire.StatusReply(
                 state="draining" if self._draining else self.state,
                 fingerprint=self._fingerprint,
                 mode=steps.plan.mode if steps else "",
@@ -398,10 +378,10 @@ class Job:
                 failure=str(self.failure or ""),
             )
 
-    def drain(self, request: DrainRequest) -> DrainReply:
+    def drain(self, request: wire.DrainRequest) -> wire.DrainReply:
         """Takes no new trainers and no new steps; whoever waits is told."""
         self.close()
-        return DrainReply()
+        return wire.DrainReply()
 
     def close(self) -> None:
         """The server is shutting down."""

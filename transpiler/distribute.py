@@ -22,9 +22,21 @@ from transpiler.pserver_passes import PSERVER_PASSES, pserver_program, pserver_s
 from transpiler.trainer_passes import STARTUP_PASSES, TRAINER_PASSES
 from transpiler.verify import run, verify_servers
 
-__all__ = ["MODES", "PSERVER_PASSES", "STARTUP_PASSES", "TRAINER_PASSES", "DistributeTranspiler", "DistributeTranspilerConfig"]
-__all__ += ["parse_endpoints", "plan_parameters", "plan_program", "pserver_program", "pserver_startup"]
-__all__ += ["trainer_program", "trainer_startup"]
+__all__ = [
+    "DistributeTranspiler",
+    "DistributeTranspilerConfig",
+    "MODES",
+    "parse_endpoints",
+    "plan_parameters",
+    "plan_program",
+    "PSERVER_PASSES",
+    "pserver_program",
+    "pserver_startup",
+    "STARTUP_PASSES",
+    "TRAINER_PASSES",
+    "trainer_program",
+    "trainer_startup",
+]
 
 _log = logging.getLogger("transpiler")
 
