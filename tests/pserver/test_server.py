@@ -37,9 +37,7 @@ NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 
 def plan_of(trainers: int = 1) -> Plan:
     """One parameter of 1000 elements, plain SGD, one server."""
-    return plan_parameters(
-        [("w", (1000,), "float32", 0)], [Rule("sgd", NUMBERS, {})], mode="sync", trainers=trainers, servers=1
-    )
+    return plan_parameters([("w", (1000,), "float32", 0)], [Rule("sgd", NUMBERS, {})], mode="sync", trainers=trainers, servers=1)
 
 
 class Trainer:
