@@ -14,7 +14,16 @@ from transpiler.laws import Fault, IllegalProgram, Law, defined_before_use, slic
 from transpiler.plan import Plan
 from transpiler.program import Program
 
-__all__ = ["Fault", "IllegalProgram", "Law", "Stage", "laws_of", "run", "verify", "verify_servers"]
+__all__ = [
+    "Fault",
+    "IllegalProgram",
+    "Law",
+    "laws_of",
+    "run",
+    "Stage",
+    "verify",
+    "verify_servers",
+]
 
 Pass = Callable[[Program, Plan], Program]
 
