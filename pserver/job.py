@@ -136,7 +136,7 @@ class Job:
                 carrier=member.carrier,
                 data_port=self.carriers[member.carrier],
                 deadline_seconds=self.config.deadline_seconds,
-                step=member.step,
+                steps=[member.step],
                 session=member.session,
             )
 

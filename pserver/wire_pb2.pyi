@@ -61,22 +61,22 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., carriers: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("ready", "install", "carrier", "data_port", "deadline_seconds", "step", "session")
+    __slots__ = ("ready", "install", "carrier", "data_port", "deadline_seconds", "steps", "session")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     CARRIER_FIELD_NUMBER: _ClassVar[int]
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     install: bool
     carrier: str
     data_port: int
     deadline_seconds: float
-    step: int
+    steps: _containers.RepeatedScalarFieldContainer[int]
     session: str
-    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., carrier: _Optional[str] = ..., data_port: _Optional[int] = ..., deadline_seconds: _Optional[float] = ..., step: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., carrier: _Optional[str] = ..., data_port: _Optional[int] = ..., deadline_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
     __slots__ = ("session", "program")
@@ -257,15 +257,17 @@ class Part(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("session", "trainer_id")
+    __slots__ = ("session", "trainer_id", "lane")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     session: str
     trainer_id: int
-    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ...) -> None: ...
+    lane: int
+    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("rows", "absent", "overflow", "scale")
+    __slots__ = ("rows", "absent", "overflow", "quiet", "scale")
     class ScaleEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -276,12 +278,14 @@ class Commit(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[Row]
     absent: _containers.RepeatedScalarFieldContainer[str]
     overflow: bool
+    quiet: bool
     scale: _containers.ScalarMap[str, float]
-    def __init__(self, rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., scale: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., quiet: _Optional[bool] = ..., scale: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Row(_message.Message):
     __slots__ = ("group", "numbers")

@@ -109,7 +109,7 @@ class Communicator:
             raise
 
     def _check_rejoin(self, reply: JoinReply) -> None:
-        self.step = max(self.step, reply.step)
+        self.step = max(self.step, *reply.steps)
 
     def _upload(self, client: Client) -> None:
         """The values of every slice of a server, and the optimizer's state where it has some, as one answered request."""

@@ -158,7 +158,7 @@ class Executor:
 
     def _kernels_for(self, program: Program) -> Mapping[str, Kernel]:
         """The communication ops' meaning: that of the connection of the program's deployment, which lasts until ``close``."""
-        if program.deployment is None:
+        if program.deployment is None or program.deployment.trainer_id is None:
             return {}
         if program.storage is None:
             raise ValueError(

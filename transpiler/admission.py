@@ -90,7 +90,9 @@ def check_plan(plan: Plan) -> None:
     Raises:
         ValueError: naming the variable, slice, group or field, what was expected and what came.
     """
-    _expect(plan.mode in MODES, f"plan: expected a mode among {', '.join(MODES)}; got {plan.mode!r}")
+    _expect(len(plan.lanes) > 0, "plan: expected a lane or more, got none")
+    for lane in plan.lanes:
+        _expect(lane.mode in MODES, f"plan: expected a mode among {', '.join(MODES)}; got {lane.mode!r}")
     for what, count in (("trainers", plan.trainers), ("servers", plan.servers)):
         _expect(1 <= count <= MOST_PROCESSES, f"plan: expected 1 to {MOST_PROCESSES} {what}, got {count}")
     for index, rule in enumerate(plan.groups):

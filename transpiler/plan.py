@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 Number = float | tuple[float, ...]
 
@@ -22,6 +22,56 @@ class Rule:
     type: str  # "adam"
     numbers: Mapping[str, Number]
     flags: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """When, and how often, gradients of some parameters travel, and what a server does with them.
+
+    Most jobs have one lane.  Where the parameters of a job are in several modes, each mode is a lane: it has steps, messages and
+    marks of its own, so that what waits in one never holds up another.
+
+    Attributes:
+        mode: "sync": servers average the trainers' gradients of a step, and everybody goes on from the result.  "async": a
+            trainer's gradients are applied as they arrive.  "half_async": the same, after a trainer has averaged
+            ``max_merge_var_num`` of its own steps.  "geo": trainers step by themselves, and every ``k_steps`` steps what changed
+            is added on the server.  "diloco": likewise, but the mean change is the gradient of ``outer`` (Douillard et al.:
+            DiLoCo, 2023), and everybody goes on from the result.
+        merge: how a trainer merges several of its own steps: "sum" or "mean".
+        max_merge_var_num: the most steps that one message merges.
+        send_queue_size: steps that may be on their way before a further one waits; with 1 a step waits for its own result.
+        send_wait_times: how often, 10 ms each, the sender waits for a further step to merge.
+        thread_pool_size: the most servers that a lane's message is on its way to at a time.
+        independent_recv_thread: parameters are fetched by a thread of their own, not with the answer to a step.
+        min_send_grad_num_before_recv: messages after which parameters are fetched again.
+        k_steps: for "geo" and "diloco".
+        staleness: a trainer may be this many steps ahead of the slowest (Ho et al.: stale synchronous parallel, 2013); None: any.
+        dc_asgd: the factor lambda of delay compensation, g + lambda (w - w_then) g g (Zheng et al., 2017); 0: none.
+        outer: the update rule of "diloco".
+    """
+
+    mode: str
+    merge: str = "mean"
+    max_merge_var_num: int = 1
+    send_queue_size: int = 1
+    send_wait_times: int = 1
+    thread_pool_size: int = 1
+    independent_recv_thread: bool = False
+    min_send_grad_num_before_recv: int = 1
+    k_steps: int = 0
+    staleness: int | None = None
+    dc_asgd: float = 0.0
+    outer: Rule | None = None
+
+    @property
+    def rounds(self) -> bool:
+        """Whether a server waits for every trainer's part of a step."""
+        return self.mode in ("sync", "diloco")
+
+    @property
+    def local(self) -> bool:
+        """Whether trainers run the optimizer themselves and send what has changed."""
+        return self.mode in ("geo", "diloco")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +100,19 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A variable and its slices.  ``group`` is None for a variable that is held, handed out and never updated."""
+    """A variable and its slices.
+
+    Attributes:
+        group: index of its update rule; None for a variable that is held, handed out and never updated.
+        lane: index of its lane.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     group: int | None
     slices: tuple[Slice, ...]
+    lane: int = 0
 
     @property
     def split(self) -> bool:
@@ -68,7 +124,7 @@ class Placement:
 class Plan:
     """Who holds what, and how it is updated.  Placements of trained variables stand in the order of the optimizer ops."""
 
-    mode: str  # "sync" or "async"
+    lanes: tuple[Lane, ...]
     trainers: int
     servers: int
     groups: tuple[Rule, ...]
@@ -88,6 +144,16 @@ class Plan:
         raise KeyError(name)
 
     @property
+    def mode(self) -> str:
+        """The mode of all parameters, or "mixed"."""
+        modes = {lane.mode for lane in self.lanes}
+        return modes.pop() if len(modes) == 1 else "mixed"
+
+    def lane_of(self, placement: Placement) -> Lane:
+        """A variable's lane."""
+        return self.lanes[placement.lane]
+
+    @property
     def clips_on_servers(self) -> bool:
         """Whether the servers clip: only in sync mode with several trainers is the merged gradient not a trainer's own."""
         return self.clip is not None and self.mode == "sync" and self.trainers > 1
@@ -95,13 +161,15 @@ class Plan:
     def manifest(self) -> dict[str, str]:
         """The plan as facts, one a line, sorted: what two processes compare when their fingerprints differ."""
         facts = {"mode": self.mode, "trainers": str(self.trainers), "servers": str(self.servers), "graph": self.graph}
+        for index, lane in enumerate(self.lanes):
+            facts.update({f"lane {index}: {field.name}": repr(getattr(lane, field.name)) for field in fields(lane)})
         facts["clip"] = "none" if self.clip is None else f"{self.clip.kind} {self.clip.low!r} {self.clip.high!r}"
         for index, rule in enumerate(self.groups):
             facts[f"group {index}: optimizer"] = rule.type
             facts.update({f"group {index}: {key}": repr(value) for key, value in {**rule.numbers, **rule.flags}.items()})
         for order, placement in enumerate(self.placements):
             held = ", ".join(f"{s.name}[{s.begin}:{s.end}] on server {s.server}" for s in placement.slices)
-            group = "held" if placement.group is None else f"group {placement.group}"
+            group = "held" if placement.group is None else f"group {placement.group}, lane {placement.lane}"
             facts[f"variable {placement.name}"] = f"number {order}, {placement.dtype}{list(placement.shape)}, {group}, {held}"
         return dict(sorted(facts.items()))
 

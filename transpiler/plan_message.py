@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from transpiler import program_pb2 as pb
-from transpiler.plan import Clip, Deployment, Number, Placement, Plan, Rule, Slice
+from transpiler.plan import Clip, Deployment, Lane, Number, Placement, Plan, Rule, Slice
 
 
 def numbers_to_proto(numbers: Mapping[str, Number]) -> dict[str, pb.Numbers]:
@@ -34,20 +35,40 @@ def numbers_from_proto(fields: Mapping[str, pb.Numbers]) -> dict[str, Number]:
 def plan_to_proto(plan: Plan) -> pb.Plan:
     """The message of a plan."""
     return pb.Plan(
-        mode=plan.mode,
+        lanes=[_lane_to_proto(lane) for lane in plan.lanes],
         trainers=plan.trainers,
         servers=plan.servers,
-        groups=[pb.Rule(type=rule.type, numbers=numbers_to_proto(rule.numbers), flags=rule.flags) for rule in plan.groups],
+        groups=[_rule_to_proto(rule) for rule in plan.groups],
         placements=[_placement_to_proto(placement) for placement in plan.placements],
         clip=None if plan.clip is None else pb.Clip(kind=plan.clip.kind, low=plan.clip.low, high=plan.clip.high),
         graph=plan.graph,
     )
 
 
+def _rule_to_proto(rule: Rule) -> pb.Rule:
+    return pb.Rule(type=rule.type, numbers=numbers_to_proto(rule.numbers), flags=rule.flags)
+
+
+def _rule_from_proto(message: pb.Rule) -> Rule:
+    return Rule(message.type, numbers_from_proto(message.numbers), dict(sorted(message.flags.items())))
+
+
+def _lane_to_proto(lane: Lane) -> pb.Lane:
+    plain = {field.name: getattr(lane, field.name) for field in fields(lane) if field.name != "outer"}
+    return pb.Lane(**plain, outer=None if lane.outer is None else _rule_to_proto(lane.outer))
+
+
+def _lane_from_proto(message: pb.Lane) -> Lane:
+    plain = {field.name: getattr(message, field.name) for field in fields(Lane) if field.name not in ("outer", "staleness")}
+    outer = _rule_from_proto(message.outer) if message.HasField("outer") else None
+    return Lane(**plain, staleness=message.staleness if message.HasField("staleness") else None, outer=outer)
+
+
 def _placement_to_proto(placement: Placement) -> pb.Placement:
     slices = [pb.Slice(name=s.name, begin=s.begin, end=s.end, shape=s.shape, server=s.server) for s in placement.slices]
     group = -1 if placement.group is None else placement.group
-    return pb.Placement(name=placement.name, shape=placement.shape, dtype=placement.dtype, group=group, slices=slices)
+    facts = {"name": placement.name, "shape": placement.shape, "dtype": placement.dtype}
+    return pb.Placement(**facts, group=group, slices=slices, lane=placement.lane)  # type: ignore[arg-type]  # each has its own
 
 
 def plan_from_proto(message: pb.Plan) -> Plan:
@@ -63,12 +84,13 @@ def plan_from_proto(message: pb.Plan) -> Plan:
             item.dtype,
             None if item.group == -1 else item.group,
             tuple(Slice(s.name, s.begin, s.end, tuple(s.shape), s.server) for s in item.slices),
+            item.lane,
         )
         for item in message.placements
     )
-    groups = tuple(Rule(rule.type, numbers_from_proto(rule.numbers), dict(sorted(rule.flags.items()))) for rule in message.groups)
+    groups, lanes = tuple(map(_rule_from_proto, message.groups)), tuple(map(_lane_from_proto, message.lanes))
     clip = Clip(message.clip.kind, message.clip.high, message.clip.low) if message.HasField("clip") else None
-    return Plan(message.mode, message.trainers, message.servers, groups, placements, clip, message.graph)
+    return Plan(lanes, message.trainers, message.servers, groups, placements, clip, message.graph)
 
 
 def deployment_to_proto(deployment: Deployment) -> pb.Deployment:

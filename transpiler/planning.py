@@ -8,7 +8,7 @@ from typing import NamedTuple
 from transpiler.ops import is_optimizer, rule_of_op
 from transpiler.optimizers import RULES, rule_of
 from transpiler.placement import Dispatcher, RoundRobin, place
-from transpiler.plan import Clip, Plan, Rule
+from transpiler.plan import Clip, Lane, Plan, Rule
 from transpiler.program import Op, Program, Ref, Role
 
 MODES = ("sync", "async")
@@ -64,7 +64,7 @@ def plan_parameters(
             raise ValueError(f"{variable.name}: expected a group from 0 to {len(rules) - 1}, got {variable.group}")
     listed.sort(key=lambda variable: variable.group is None)  # stable
     placements = place(listed, servers, min_block_size, slice_var_up, split_method)
-    return Plan(mode, trainers, servers, tuple(rules), placements, clip, graph)
+    return Plan((Lane(mode),), trainers, servers, tuple(rules), placements, clip, graph)
 
 
 def optimizer_ops(program: Program) -> list[Op]:

@@ -152,22 +152,50 @@ class Deployment(_message.Message):
     def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., trainer_id: _Optional[int] = ..., server_index: _Optional[int] = ..., wait_port: _Optional[bool] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("mode", "trainers", "servers", "groups", "placements", "clip", "graph")
-    MODE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("lanes", "trainers", "servers", "groups", "placements", "clip", "graph")
+    LANES_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
-    mode: str
+    lanes: _containers.RepeatedCompositeFieldContainer[Lane]
     trainers: int
     servers: int
     groups: _containers.RepeatedCompositeFieldContainer[Rule]
     placements: _containers.RepeatedCompositeFieldContainer[Placement]
     clip: Clip
     graph: str
-    def __init__(self, mode: _Optional[str] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ...) -> None: ...
+    def __init__(self, lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ...) -> None: ...
+
+class Lane(_message.Message):
+    __slots__ = ("mode", "merge", "max_merge_var_num", "send_queue_size", "send_wait_times", "thread_pool_size", "independent_recv_thread", "min_send_grad_num_before_recv", "k_steps", "staleness", "dc_asgd", "outer")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MERGE_VAR_NUM_FIELD_NUMBER: _ClassVar[int]
+    SEND_QUEUE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SEND_WAIT_TIMES_FIELD_NUMBER: _ClassVar[int]
+    THREAD_POOL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    INDEPENDENT_RECV_THREAD_FIELD_NUMBER: _ClassVar[int]
+    MIN_SEND_GRAD_NUM_BEFORE_RECV_FIELD_NUMBER: _ClassVar[int]
+    K_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    DC_ASGD_FIELD_NUMBER: _ClassVar[int]
+    OUTER_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    merge: str
+    max_merge_var_num: int
+    send_queue_size: int
+    send_wait_times: int
+    thread_pool_size: int
+    independent_recv_thread: bool
+    min_send_grad_num_before_recv: int
+    k_steps: int
+    staleness: int
+    dc_asgd: float
+    outer: Rule
+    def __init__(self, mode: _Optional[str] = ..., merge: _Optional[str] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., thread_pool_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., min_send_grad_num_before_recv: _Optional[int] = ..., k_steps: _Optional[int] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer: _Optional[_Union[Rule, _Mapping]] = ...) -> None: ...
 
 class Rule(_message.Message):
     __slots__ = ("type", "numbers", "flags")
@@ -202,18 +230,20 @@ class Numbers(_message.Message):
     def __init__(self, values: _Optional[_Iterable[float]] = ..., pair: _Optional[bool] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("name", "shape", "dtype", "group", "slices")
+    __slots__ = ("name", "shape", "dtype", "group", "slices", "lane")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
     group: int
     slices: _containers.RepeatedCompositeFieldContainer[Slice]
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., group: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ...) -> None: ...
+    lane: int
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., group: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., lane: _Optional[int] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("name", "begin", "end", "shape", "server")

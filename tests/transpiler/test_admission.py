@@ -14,14 +14,14 @@ from google.protobuf.message import DecodeError
 from transpiler import program_pb2 as pb
 from transpiler.ops import check_server_program
 from transpiler.optimizers import RULES, rule_of
-from transpiler.plan import Clip, Deployment, Placement, Plan, Rule, Slice
+from transpiler.plan import Clip, Deployment, Lane, Placement, Plan, Rule, Slice
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
 from transpiler.pserver_passes import pserver_program
 
 RULE = Rule("momentum", {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0}, {"nesterov": False})
 SLICES = (Slice("w.block0", 0, 6, (2, 3), 0), Slice("w.block1", 6, 12, (2, 3), 1))
 PLACED = (Placement("w", (4, 3), "float32", 0, SLICES), Placement("n", (), "int64", None, (Slice("n", 0, 1, (), 0),)))
-PLAN = Plan("sync", 2, 2, (RULE,), PLACED, Clip("value", 1.0, -1.0))
+PLAN = Plan((Lane("sync"),), 2, 2, (RULE,), PLACED, Clip("value", 1.0, -1.0))
 DEPLOYMENT = Deployment(PLAN, ("h:1", "h:2"), server_index=0)
 
 GRADIENTS = tuple(f"w@GRAD.block0.trainer_{trainer}" for trainer in range(2))
@@ -123,7 +123,7 @@ ATTACKS: dict[str, tuple[Callable[[], Program], str]] = {
     "too few endpoints": (lambda: server(deployment=replace(DEPLOYMENT, endpoints=("h:1",))), "expected 2 endpoints, got 1"),
     "an empty endpoint": (lambda: server(deployment=replace(DEPLOYMENT, endpoints=("h:1", ""))), "got an empty one"),
     "no blocks": (lambda: Program((), DEPLOYMENT), "one block or more"),
-    "another mode": (lambda: planned(mode="chaos"), "expected a mode"),
+    "another mode": (lambda: planned(lanes=(Lane("chaos"),)), "expected a mode"),
     "no trainers": (lambda: planned(trainers=0), "trainers, got 0"),
     "four billion trainers": (lambda: planned(trainers=2**32 - 1), "trainers, got 4294967295"),
     "four billion servers": (lambda: planned(servers=2**32 - 1), "servers, got 4294967295"),
@@ -295,7 +295,7 @@ def test_what_the_transpiler_makes_is_accepted(mode: str, trainers: int, clip: C
             Placement("e", (0, 4), "float32", 0, (Slice("e", 0, 0, (0, 4), 0),)),
             PLACED[1],
         )
-        plan = Plan(mode, trainers, 3, (rule,), placements, clip)
+        plan = Plan((Lane(mode),), trainers, 3, (rule,), placements, clip)
         for index in range(3):
             program = pserver_program(Deployment(plan, ("h:1", "h:2", "h:3"), server_index=index))
 

@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 import pytest
 
 from transpiler.draw import svg
-from transpiler.plan import Deployment, Placement, Plan, Rule, Slice
+from transpiler.plan import Deployment, Lane, Placement, Plan, Rule, Slice
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
 
 SVG = "{http://www.w3.org/2000/svg}"
 RULE = Rule("sgd", {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}, {"maximize": False})
-PLAN = Plan("sync", 2, 2, (RULE,), (Placement("w", (4, 3), "float32", 0, (Slice("w", 0, 12, (4, 3), 0),)),))
+PLAN = Plan((Lane("sync"),), 2, 2, (RULE,), (Placement("w", (4, 3), "float32", 0, (Slice("w", 0, 12, (4, 3), 0),)),))
 HOSTS = ("127.0.0.1:6174", "127.0.0.1:6175")
 EVERYONE: dict[str, Argument] = {"endpoints": HOSTS, "trainer_id": 0}
 

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from transpiler import program_pb2 as pb
-from transpiler.plan import Clip, Deployment, Placement, Plan, Rule, Slice
+from transpiler.plan import Clip, Deployment, Lane, Placement, Plan, Rule, Slice
 from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Storage, Symbol, Variable, freeze
 from transpiler.serialize import argument_from_proto, argument_to_proto, canonical, numbers_from_proto, numbers_to_proto
 
 RULE = Rule("adam", {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}, {"amsgrad": False, "maximize": True})
 PLAN = Plan(
-    "sync",
+    (Lane("sync"),),
     trainers=2,
     servers=1,
     groups=(RULE,),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import textwrap
 
-from transpiler.plan import Deployment, Placement, Plan, Rule, Slice
+from transpiler.plan import Deployment, Lane, Placement, Plan, Rule, Slice
 from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Symbol, Variable, freeze
 from transpiler.text import call
 
 RULE = Rule("sgd", {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}, {"nesterov": False, "maximize": False})
 WEIGHT = (Slice("fc.weight.block0", 0, 6, (2, 3), 0), Slice("fc.weight.block1", 6, 12, (2, 3), 1))
 PLAN = Plan(
-    "sync",
+    (Lane("sync"),),
     trainers=2,
     servers=2,
     groups=(RULE,),
