@@ -1,36 +1,22 @@
 """The dense slices that one server holds, with their update rules: a pure table without threads, sockets or clock.
 
-A :class:`DenseTable` is made from a pserver program.  Every optimize block becomes one :class:`Entry`: the slice's memory, the
-rule that updates it, and what happens to the merged gradient first.
+A :class:`DenseTable` is made from a pserver program.  Every optimize block becomes one :class:`~pserver.entry.Entry`: the slice's
+memory, the rule that updates it, and what happens to the merged gradient first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from pserver.codec import DTYPES, NAMES
+from pserver.entry import Entry, OuterEntry
 from pserver.errors import CorruptFrame, Unprepared
 from transpiler.ops import rule_of_op, states_of_op
 from transpiler.optimizers import RULES, SliceUpdater
-from transpiler.plan import Number
 from transpiler.program import Block, Op, Program, Ref, Role, Variable
-
-
-@dataclass(slots=True)
-class Entry:
-    """One optimize block: ``slice`` is updated by ``updater`` with group ``group``'s numbers, after ``clip``."""
-
-    slice: str
-    parameter: str  # that the slice belongs to
-    group: int
-    updater: SliceUpdater
-    states: Mapping[str, str]  # state name -> variable name
-    shaped: frozenset[str]  # the states of the slice's own shape; the others are scalars
-    clip: tuple[float, float] | None  # limits of the merged gradient's values
-    scaled: str | None  # the commit's coefficient to multiply with: a parameter's name, "" for the global one, None for none
 
 
 class DenseTable:
@@ -53,50 +39,42 @@ class DenseTable:
         self._loading: dict[str, dict[str, torch.Tensor]] = {}
 
     def _entry(self, block: Block) -> Entry | None:
+        """The update of one optimize block; None for the empty block of a server that updates nothing."""
         update = next((op for op in block.ops if op.type in RULES), None)
         if update is None:
-            return None
+            return self._adding(block)
         name = _variable(update, "param")
-        rule = rule_of_op(update)
-        group = update.arguments["group"]
-        assert isinstance(group, int)
+        placement = self._plan.placement(self.variables[name].of or name)
+        lane = self._plan.lane_of(placement)
+        begin = next(piece.begin for piece in placement.slices if piece.name == name)
+        memory = self.values[name].view(-1)
+        wide = memory.double() if lane.outer is not None else memory
         shaped = states_of_op(update)
         clip = next((op for op in block.ops if op.type == "clip"), None)
         scaled = next((op for op in block.ops if op.type == "norm_scale"), None)
-        return Entry(
-            slice=name,
-            parameter=self.variables[name].of or name,
-            group=group,
-            updater=SliceUpdater(rule, self.values[name].view(-1), *self._span(name)),
-            states={key: _variable(update, key) for key in shaped},
-            shaped=frozenset(key for key, whole in shaped.items() if whole),
-            clip=None if clip is None else (_number(clip, "min"), _number(clip, "max")),
-            scaled=None if scaled is None else str(scaled.arguments["by"]),
-        )
+        facts: dict[str, Any] = {
+            "slice": name,
+            "parameter": placement.name,
+            "group": placement.group,
+            "lane": placement.lane,
+            "value": self.values[name],
+            "updater": SliceUpdater(rule_of_op(update), wide, begin, placement.slices[-1].end),
+            "states": {key: _variable(update, key) for key in shaped},
+            "shaped": frozenset(key for key, whole in shaped.items() if whole),
+            "clip": None if clip is None else (_number(clip, "min"), _number(clip, "max")),
+            "scaled": None if scaled is None else str(scaled.arguments["by"]),
+            "compensation": lane.dc_asgd,
+        }
+        return Entry(**facts) if lane.outer is None else OuterEntry(**facts, wide=wide)
 
-    def _span(self, name: str) -> tuple[int, int]:
-        """Where a slice begins in its parameter, and how many elements the parameter has."""
+    def _adding(self, block: Block) -> Entry | None:
+        """A block that adds what a trainer has changed."""
+        if not block.ops:
+            return None
+        (name,) = block.ops[-1].outputs
         placement = self._plan.placement(self.variables[name].of or name)
-        begin = next(piece.begin for piece in placement.slices if piece.name == name)
-        return begin, placement.slices[-1].end
-
-    def update(
-        self, name: str, gradient: torch.Tensor, row: Mapping[str, Number], scale: Mapping[str, float] | None = None
-    ) -> None:
-        """Runs a slice's optimize block on its merged gradient, in place.
-
-        Args:
-            name: of the slice.
-            gradient: of the slice's shape and dtype; may be overwritten.
-            row: the present numbers of the slice's parameter group.
-            scale: by parameter name (or ``""``): the clipping coefficient, where the block asks for one.
-        """
-        entry = self.entries[name]
-        if entry.clip is not None:
-            gradient.clamp_(*entry.clip)
-        if entry.scaled is not None and scale is not None:
-            gradient.mul_(scale[entry.scaled])
-        entry.updater.update(gradient.view(-1), row)
+        assert placement.group is not None, "what is never updated has no block"
+        return Entry(name, placement.name, placement.group, placement.lane, self.values[name], None)
 
     def read(self, name: str) -> torch.Tensor | None:
         """The memory of a slice or of an optimizer state; None for a state that no update has made yet.
@@ -108,7 +86,7 @@ class DenseTable:
             return self.values[name]
         if name in self._states:
             entry, state = self._states[name]
-            tensor = entry.updater.read(state)
+            tensor = entry.read(state)
             return None if tensor is None else tensor.view(self._shapes[name])
         raise Unprepared(f"no variable {name!r} on this server; it holds {_some(self.values)}")
 
@@ -154,8 +132,7 @@ class DenseTable:
     def loaded(self) -> None:
         """Makes the states that have arrived since the last call the present ones."""
         for name, states in self._loading.items():
-            entry = self.entries[name]
-            entry.updater.load_state({key: state.view(-1) if key in entry.shaped else state for key, state in states.items()})
+            self.entries[name].load(states)
         self._loading = {}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -170,7 +147,7 @@ class DenseTable:
     def bytes_held(self) -> int:
         """Parameters and optimizer state, in bytes."""
         held = sum(tensor.nbytes for name, tensor in self.values.items() if name not in self.entries)
-        return held + sum(entry.updater.bytes_held for entry in self.entries.values())
+        return held + sum(entry.bytes_held for entry in self.entries.values())
 
 
 def _extents(variable: Variable) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pserver import checkpoint
 from pserver.errors import FingerprintMismatch, Refused
-from pserver.steps import Steps
+from pserver.installation import Installation
 
 
 def directory(data_dir: str | None, path: str, server_index: int) -> Path:
@@ -25,21 +25,21 @@ def directory(data_dir: str | None, path: str, server_index: int) -> Path:
     return target
 
 
-def save(path: Path, steps: Steps, marks: Mapping[str, int]) -> Path:
+def save(path: Path, installed: Installation, marks: Mapping[str, Mapping[int, int]]) -> Path:
     """Writes slices, states, the plan's fingerprint and the last applied step of every trainer.
 
     Raises:
         Refused: the disk does not take it; what was saved before stays.
     """
-    meta = {"fingerprint": steps.plan.fingerprint(), "version": steps.version, "steps": dict(marks)}
+    meta = {"fingerprint": installed.plan.fingerprint(), "version": installed.version, "steps": _plain(marks)}
     try:
-        checkpoint.save(path, dict(steps.table.tensors()), meta)
+        checkpoint.save(path, dict(installed.table.tensors()), meta)
     except OSError as error:
         raise Refused(f"cannot save to {path}: {error}") from error
     return path
 
 
-def load(path: Path, steps: Steps) -> Path:
+def load(path: Path, installed: Installation) -> Path:
     """Reads what :func:`save` wrote.
 
     Raises:
@@ -50,7 +50,12 @@ def load(path: Path, steps: Steps) -> Path:
         tensors, meta = checkpoint.load(path)
     except (OSError, ValueError) as error:
         raise Refused(f"cannot load from {path}: {error}") from error
-    if meta.get("fingerprint") != steps.plan.fingerprint():
+    if meta.get("fingerprint") != installed.plan.fingerprint():
         raise FingerprintMismatch(f"{path} was saved by a job with another plan")
-    steps.table.load(tensors)
+    installed.table.load(tensors)
     return path
+
+
+def _plain(marks: Mapping[str, Mapping[int, int]]) -> dict[str, dict[str, int]]:
+    """Marks as JSON holds them: trainer -> lane -> step."""
+    return {trainer: {str(lane): step for lane, step in steps.items()} for trainer, steps in marks.items()}

@@ -17,7 +17,7 @@ from pserver.errors import CorruptFrame, JobFailed, PServerError, Refused, Unpre
 from pserver.job import Job
 from pserver.members import Member
 from pserver.round import Contribution
-from pserver.steps import Clipping, Outcome
+from pserver.steps import Clipping, Outcome, Steps
 from pserver.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Failure, Frame, Kind, Norms, Part
 from transpiler.plan_message import numbers_from_proto
@@ -29,8 +29,8 @@ def handle(stream: Stream, job: Job) -> None:
     """Serves one stream until its BYE; every error is told to the peer and logged, none is raised."""
     member: Member | None = None
     try:
-        member = _greet(stream, job)
-        Exchange(stream, job, member).serve()
+        member, lane = _greet(stream, job)
+        Exchange(stream, job, member, lane).serve()
     except Unreachable as error:
         log.warning("the stream of %s broke: %s", _name(member, stream), error)
     except PServerError as error:
@@ -43,7 +43,7 @@ def handle(stream: Stream, job: Job) -> None:
         stream.close()
 
 
-def _greet(stream: Stream, job: Job) -> Member:
+def _greet(stream: Stream, job: Job) -> tuple[Member, int]:
     received = stream.receive()
     if received is None:
         raise Unreachable("it ended before HELLO")
@@ -53,7 +53,7 @@ def _greet(stream: Stream, job: Job) -> Member:
     member = job.member(header.hello.session)
     if member.trainer != header.hello.trainer_id:
         raise Refused(f"the session of HELLO belongs to trainer {member.trainer}, not to trainer {header.hello.trainer_id}")
-    return member
+    return member, header.hello.lane
 
 
 def _name(member: Member | None, stream: Stream) -> str:
@@ -68,12 +68,13 @@ def _tell(stream: Stream, error: PServerError) -> None:
 
 
 class Exchange:
-    """One trainer's stream, after its HELLO."""
+    """One trainer's stream of one lane, after its HELLO."""
 
-    def __init__(self, stream: Stream, job: Job, member: Member) -> None:
+    def __init__(self, stream: Stream, job: Job, member: Member, lane: int) -> None:
         self._stream = stream
         self._job = job
         self._member = member
+        self._lane = lane
         self._received: dict[str, int] = {}  # bytes of each gradient of the step under way
         self._step = 0  # that those belong to
 
@@ -111,38 +112,43 @@ class Exchange:
         for part in header.parts:
             self._received[part.name] = self._received.get(part.name, 0) + part.size
 
+    def _steps(self) -> Steps:
+        return self._job.installed().lane(self._lane)
+
     def _gradient_buffer(self, part: Part) -> torch.Tensor:
         """Where a slice's gradient goes: the trainer's own buffer, kept from step to step so that its pages stay mapped."""
-        table = self._job.installed().table
-        if part.name not in table.entries:
-            raise Unprepared(f"slice {part.name!r} is not updated on this server: a gradient for it belongs elsewhere")
+        entries = self._steps().entries
+        if part.name not in entries:
+            raise Unprepared(
+                f"slice {part.name!r} is not updated in this lane of this server: a gradient for it belongs elsewhere"
+            )
         buffers = self._member.gradients
         if part.name not in buffers:
-            buffers[part.name] = torch.empty_like(table.values[part.name])
+            buffers[part.name] = torch.empty_like(entries[part.name].value)
         return buffers[part.name]
 
     def _commit(self, header: Frame) -> None:
         if header.step == 0:
             self._answer(self._job.loaded(self._member), ())
             return
-        steps = self._job.installed()
+        steps = self._steps()
         outcome = steps.commit(self._member, header.step, self._contribution(header.step, header.commit))
         self._received = {}
         if isinstance(outcome, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=outcome.norms)))
             outcome = steps.scale(self._member, header.step, outcome.round, self._coefficients(header.step))
-        self._answer(outcome, steps.table.entries, header.step)
+        self._answer(outcome, () if header.commit.quiet else steps.entries, header.step)
 
     def _contribution(self, step: int, commit: Commit) -> Contribution:
         """The step that a COMMIT completes: every slice's gradient is whole, or said to be absent."""
         absent = set(commit.absent)
-        table = self._job.installed().table
-        unknown = absent - set(table.entries)
+        entries = self._steps().entries
+        unknown = absent - set(entries)
         if unknown:
-            raise Unprepared(f"slice {min(unknown)!r}, absent in step {step}, is not updated on this server")
+            raise Unprepared(f"slice {min(unknown)!r}, absent in step {step}, is not updated in this lane of this server")
         gradients = {}
-        for name in table.entries:
-            expected, got = table.values[name].nbytes, self._received.get(name)
+        for name, entry in entries.items():
+            expected, got = entry.value.nbytes, self._received.get(name)
             if name in absent and got is None:
                 continue
             if got != expected or name in absent or (self._step != step and self._received):
@@ -168,13 +174,13 @@ class Exchange:
 
     def _pull(self, header: Frame) -> None:
         self._job.check_standing()
-        steps = self._job.installed()
-        names = [part.name for part in header.parts] or list(steps.table.values)
-        self._answer(Outcome(steps.version, 0), names, header.step)
+        installed = self._job.installed()
+        names = [part.name for part in header.parts] or list(installed.table.values)
+        self._answer(Outcome(installed.version, 0), names, header.step)
 
     def _answer(self, outcome: Outcome, names: Iterable[str], step: int = 0) -> None:
-        steps = self._job.installed()
-        tensors = ((name, steps.snapshot(name)) for name in names)
+        installed = self._job.installed()
+        tensors = ((name, installed.hand_out(self._member, name)) for name in names)
         held = ((name, tensor) for name, tensor in tensors if tensor is not None)
         for header, payload in codec.frames(Kind.VALUE, step, held):
             self._stream.send(header, payload)

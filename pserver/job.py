@@ -7,9 +7,9 @@
 
 Every control call and every stream of every trainer ends in a method of :class:`Job`, in a thread of its caller's.
 
-[Note: the job's lock]  ``changed`` (a condition over a re-entrant lock) guards the bookkeeping of this file, of ``members.py``
-and of ``steps.py``: state, members, rounds.  It is held for bookkeeping only: never while tensors are merged, updated or
-copied, and never while anything is sent.
+[Note: the job's lock]  ``changed`` (a condition over a re-entrant lock) guards the bookkeeping of this file and of ``members.py``,
+``waits.py``, ``installation.py`` and ``steps.py``: state, members, rounds.  It is held for bookkeeping only: never while tensors
+are merged, updated or copied, and never while anything is sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import torch
 from pserver import disk
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
-from pserver.dense import DenseTable
 from pserver.errors import (
     Busy,
     Draining,
@@ -36,8 +35,9 @@ from pserver.errors import (
     TrainerLost,
     Unprepared,
 )
+from pserver.installation import Installation
 from pserver.members import Member, Members, State
-from pserver.steps import Outcome, Steps
+from pserver.steps import Outcome
 from transpiler.ops import check_server_program
 from transpiler.program import Program
 
@@ -72,7 +72,7 @@ class Job:
     def _reset(self) -> None:
         """Back to EMPTY (or to the program that was given at start-up)."""
         self.state = "empty"
-        self.steps: Steps | None = None
+        self.installation: Installation | None = None
         self._server_index = 0
         self._manifest: Mapping[str, str] = {}
         self._fingerprint = ""
@@ -90,12 +90,12 @@ class Job:
 
     def _serve(self, program: Program, values: Mapping[str, torch.Tensor]) -> None:
         self._members = Members(program.deployment.plan.trainers if program.deployment else 1, self._clock())
-        steps = self._take_program(program)
-        steps.table.load(values)
-        self._manifest, self._fingerprint = steps.plan.manifest(), steps.plan.fingerprint()
+        installation = self._take_program(program)
+        installation.table.load(values)
+        self._manifest, self._fingerprint = installation.plan.manifest(), installation.plan.fingerprint()
         self.state = "serving"
 
-    def _take_program(self, program: Program) -> Steps:
+    def _take_program(self, program: Program) -> Installation:
         if program.deployment is None or program.deployment.server_index is None:
             raise Refused("expected a pserver program with its deployment, got a single-node or a trainer program")
         try:
@@ -103,8 +103,8 @@ class Job:
         except ValueError as error:
             raise Refused(f"the program is refused: {error}") from error
         self._server_index = program.deployment.server_index
-        self.steps = Steps(program.deployment.plan, DenseTable(program), self._members, self)
-        return self.steps
+        self.installation = Installation(program.deployment.plan, program, self._members, self)
+        return self.installation
 
     def join(self, request: wire.JoinRequest) -> wire.JoinReply:
         """A trainer comes.  See protos/pserver/wire.proto for the order of calls.
@@ -136,7 +136,7 @@ class Job:
                 carrier=member.carrier,
                 data_port=self.carriers[member.carrier],
                 deadline_seconds=self.config.deadline_seconds,
-                steps=[member.step],
+                steps=[member.step(lane) for lane in range(len(self.installation.lanes))] if self.installation else [],
                 session=member.session,
             )
 
@@ -223,23 +223,23 @@ class Job:
         if member.trainer != 0:
             raise Refused(f"only trainer 0 loads values, and this is trainer {member.trainer}")
         with self.changed:
-            steps = self.installed()
-            steps.table.loaded()
+            table = self.installed().table
+            table.loaded()
             if self.state == "installing":
                 self.state = "serving"
-                log.info("installed: %d slices, %d bytes", len(steps.table.values), steps.table.bytes_held)
+                log.info("installed: %d slices, %d bytes", len(table.values), table.bytes_held)
             self.changed.notify_all()
-            return Outcome(steps.version, 0)
+            return Outcome(self.installed().version, 0)
 
-    def installed(self) -> Steps:
-        """The steps of the present job.
+    def installed(self) -> Installation:
+        """What the present job has installed.
 
         Raises:
             Unprepared: no program has been installed.
         """
-        if self.steps is None:
+        if self.installation is None:
             raise Unprepared("the server has not been installed yet")
-        return self.steps
+        return self.installation
 
     def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
         """A sign of life; the reply says whether the job still stands."""
@@ -269,7 +269,7 @@ class Job:
         gone = not self._members.joined()
         if (self.failure is not None and gone) or self._members.over:
             if self.failure is None:
-                log.info("the job is done after %d updates", self.steps.version if self.steps else 0)
+                log.info("the job is done after %d updates", self.installation.version if self.installation else 0)
                 self._reset()
             self.ended.set()
 
@@ -334,16 +334,15 @@ class Job:
     def save(self, request: wire.SaveRequest) -> wire.SaveReply:
         """Writes everything held here, atomically, below the server's data directory."""
         self.member(request.session)
-        steps, marks = self.installed(), {str(m.trainer): m.step for m in self._members.by_trainer.values()}
-        path = disk.save(self._directory(request.path), steps, marks)
-        return wire.SaveReply(file=str(path), bytes=steps.table.bytes_held)
+        marks = {str(member.trainer): member.steps for member in self._members.by_trainer.values()}
+        path = disk.save(self._directory(request.path), self.installed(), marks)
+        return wire.SaveReply(file=str(path), bytes=self.installed().table.bytes_held)
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
         self.member(request.session)
-        steps = self.installed()
-        path = disk.load(self._directory(request.path), steps)
-        return wire.LoadReply(file=str(path), bytes=steps.table.bytes_held)
+        path = disk.load(self._directory(request.path), self.installed())
+        return wire.LoadReply(file=str(path), bytes=self.installed().table.bytes_held)
 
     def _directory(self, path: str) -> Path:
         return disk.directory(self.config.data_dir, path, self._server_index)
@@ -351,12 +350,12 @@ class Job:
     def status(self, request: wire.StatusRequest) -> wire.StatusReply:
         """What an operator sees."""
         with self.changed:
-            now, steps = self._clock(), self.steps
+            now, installed = self._clock(), self.installation
             trainers = [
                 wire.TrainerStatus(
                     trainer_id=member.trainer,
                     state=member.state.value,
-                    step=member.step,
+                    step=max(member.steps.values(), default=0),
                     carrier=member.carrier,
                     silence_seconds=now - member.heard,
                     activity=member.waiting or member.activity,
@@ -366,10 +365,10 @@ class Job:
             return wire.StatusReply(
                 state="draining" if self._draining else self.state,
                 fingerprint=self._fingerprint,
-                mode=steps.plan.mode if steps else "",
-                slices=len(steps.table.values) if steps else 0,
-                bytes_held=steps.table.bytes_held if steps else 0,
-                version=steps.version if steps else 0,
+                mode=installed.plan.mode if installed else "",
+                slices=len(installed.table.values) if installed else 0,
+                bytes_held=installed.table.bytes_held if installed else 0,
+                version=installed.version if installed else 0,
                 trainers=trainers,
                 uptime_seconds=now - self._started,
                 bytes_in=self.bytes_in,

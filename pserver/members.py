@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import enum
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from pserver.errors import Refused
+
+if TYPE_CHECKING:
+    from pserver.waits import Wait
 
 
 class State(enum.Enum):
@@ -33,10 +36,9 @@ class Member:
 
     Attributes:
         session: the secret that its calls and its stream repeat.
-        step: the last of its steps that was applied.
+        steps: the last of its steps that was applied, by lane.
         heard: when it last gave a sign of life, in seconds of the job's clock.
-        waiting: what it waits for ("step 12", "barrier 'epoch'"), "" while it computes.
-        done: while it waits, whether it need not wait any longer.
+        waits: what it waits for, by place; see waits.py.
         gradients: the buffers that its gradients arrive in, by slice name, kept from step to step.
     """
 
@@ -46,11 +48,19 @@ class Member:
     heard: float
     session: str = field(default_factory=lambda: secrets.token_hex(16))
     state: State = State.JOINED
-    step: int = 0
+    steps: dict[int, int] = field(default_factory=dict)
     activity: str = ""
-    waiting: str = ""
-    done: Callable[[], bool] | None = None
+    waits: dict[str, Wait] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def step(self, lane: int) -> int:
+        """The last step of a lane that was applied; 0 before the first."""
+        return self.steps.get(lane, 0)
+
+    @property
+    def waiting(self) -> str:
+        """What it waits for ("step 12", "barrier 'epoch'"), "" while it computes."""
+        return " and ".join(wait.what for wait in self.waits.values())
 
 
 class Members:
@@ -75,6 +85,11 @@ class Members:
             if secrets.compare_digest(member.session, session):
                 return member
         raise Refused("this session is not known here: join first (has the server been restarted?)")
+
+    def step(self, trainer: int, lane: int) -> int:
+        """The last applied step of a trainer; 0 for one that has not joined."""
+        member = self.by_trainer.get(trainer)
+        return 0 if member is None else member.step(lane)
 
     def awaited(self) -> list[int]:
         """The trainers whom a sync step or a barrier needs: all of the plan but those who have left."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pserver.dense import DenseTable
+from pserver.entry import Entry
 from pserver.errors import FingerprintMismatch
 from pserver.merge import mean, squared_norm
 from transpiler.plan import Number
@@ -73,12 +73,12 @@ class Round:
             check_rows(trainer, contribution.rows, other, earlier.rows)
         self.contributions[trainer] = contribution
 
-    def merge(self, table: DenseTable) -> None:
+    def merge(self, entries: Mapping[str, Entry]) -> None:
         """Merges the gradients slice by slice.  See [Note: merge order] in merge.py."""
         if self.overflow:
             return
         in_order = [self.contributions[trainer] for trainer in sorted(self.contributions)]
-        for name, entry in table.entries.items():
+        for name, entry in entries.items():
             gradients = [step.gradients[name] for step in in_order if name in step.gradients]
             if not gradients:
                 continue
@@ -86,11 +86,11 @@ class Round:
             if entry.scaled is not None:
                 self.norms[entry.parameter] = self.norms.get(entry.parameter, 0.0) + squared_norm(self.merged[name])
 
-    def apply(self, table: DenseTable, scale: Mapping[str, float]) -> None:
+    def apply(self, entries: Mapping[str, Entry], scale: Mapping[str, float]) -> None:
         """Runs the optimize block of every slice that has a gradient."""
         rows = self.contributions[min(self.contributions)].rows
         for name, gradient in self.merged.items():
-            table.update(name, gradient, rows[table.entries[name].group], scale)
+            entries[name].update(gradient, rows[entries[name].group], scale)
 
 
 def check_rows(trainer: int, rows: Rows, other: int, earlier: Rows) -> None:

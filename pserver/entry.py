@@ -1,0 +1,110 @@
+"""How one slice is updated: the optimize block of a server's program, by the mode of the slice's lane.  Pure arithmetic.
+
+[Note: what arrives]  In the modes in which trainers step by themselves, what arrives is no gradient.  In "geo" it is a part of
+what the trainer changed, and is added.  In "diloco" it is the trainer's parameter itself, from which the server, which knows
+where everybody started, takes the change: so no bits are lost on the way, and one trainer that synchronises at every step under
+an outer SGD with rate 1 trains as it would alone, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from transpiler.optimizers import SliceUpdater
+from transpiler.plan import Number
+
+
+@dataclass(slots=True)
+class Entry:
+    """One slice's update.
+
+    Attributes:
+        slice: its name; ``parameter``: that it belongs to; ``group`` and ``lane``: their indices in the plan.
+        value: the slice's memory, in its shape.
+        updater: the rule at work; None where changes are added.
+        states: state name -> variable name; ``shaped``: the states of the slice's own shape, the others are scalars.
+        clip: limits of the merged gradient's values.
+        scaled: the coefficient of the commit to multiply with: a parameter's name, "" for the global one, None for none.
+        compensation: the factor lambda of delay compensation.
+    """
+
+    slice: str
+    parameter: str
+    group: int
+    lane: int
+    value: torch.Tensor
+    updater: SliceUpdater | None
+    states: Mapping[str, str] = field(default_factory=dict)
+    shaped: frozenset[str] = frozenset()
+    clip: tuple[float, float] | None = None
+    scaled: str | None = None
+    compensation: float = 0.0
+
+    def update(
+        self,
+        gradient: torch.Tensor,
+        row: Mapping[str, Number],
+        scale: Mapping[str, float] | None = None,
+        before: torch.Tensor | None = None,
+    ) -> None:
+        """Runs the block, in place.
+
+        Args:
+            gradient: merged, of the slice's shape and dtype; may be overwritten.
+            row: the present numbers of the slice's parameter group.
+            scale: the commit's clipping coefficients, where the block asks for one.
+            before: the slice as the gradient's trainer last received it, where delays are compensated.
+        """
+        if self.updater is None:
+            self.value.add_(gradient)
+            return
+        if self.clip is not None:
+            gradient.clamp_(*self.clip)
+        if self.scaled is not None and scale is not None:
+            gradient.mul_(scale[self.scaled])
+        if self.compensation and before is not None:  # Zheng et al.: Asynchronous SGD with delay compensation, 2017, eq. 10
+            gradient.addcmul_(gradient * gradient, self.value - before, value=self.compensation)
+        self.updater.update(gradient.view(-1), row)
+
+    def load(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Takes over states by name."""
+        if self.updater is not None:
+            self.updater.load_state({key: state.view(-1) if key in self.shaped else state for key, state in states.items()})
+
+    def read(self, state: str) -> torch.Tensor | None:
+        """One state, flat where it has the slice's shape; None before the first update."""
+        return None if self.updater is None else self.updater.read(state)
+
+    @property
+    def bytes_held(self) -> int:
+        """The slice and its states, in bytes."""
+        return self.value.nbytes if self.updater is None else self.updater.bytes_held
+
+
+@dataclass(slots=True)
+class OuterEntry(Entry):
+    """An outer optimizer's slice: ``updater`` works on ``wide``, in double precision.  See [Note: what arrives]."""
+
+    wide: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
+
+    def update(
+        self,
+        gradient: torch.Tensor,
+        row: Mapping[str, Number],
+        scale: Mapping[str, float] | None = None,
+        before: torch.Tensor | None = None,
+    ) -> None:
+        """``gradient`` is the mean of the trainers' parameters; the outer rule's numbers are those of the plan."""
+        assert self.updater is not None
+        self.wide.copy_(self.value.view(-1))
+        self.updater.update(self.wide - gradient.view(-1).double(), self.updater.rule.numbers)
+        self.value.view(-1).copy_(self.wide)
+
+    @property
+    def bytes_held(self) -> int:
+        """The slice, its double and the states, in bytes."""
+        assert self.updater is not None
+        return self.value.nbytes + self.updater.bytes_held

@@ -1,0 +1,87 @@
+"""What a server holds while it has a job: the table, and the steps of each lane over it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+
+from pserver.dense import DenseTable
+from pserver.entry import Entry
+from pserver.errors import Refused
+from pserver.members import Member, Members
+from pserver.steps import Steps
+from pserver.waits import Standing, Wait, wait
+from transpiler.plan import Plan
+from transpiler.program import Program
+
+
+class Installation:
+    """An installed program.
+
+    Attributes:
+        plan: that it was made for.
+        table: the slices.
+        lanes: the steps of each lane, by its index in the plan.
+    """
+
+    def __init__(self, plan: Plan, program: Program, members: Members, job: Standing) -> None:
+        self.plan = plan
+        self.table = DenseTable(program)
+        self._members = members
+        self._job = job
+        self._locks = {name: threading.Lock() for name in self.table.values}
+        self.lanes = [
+            Steps(index, lane, self._entries(index), self._locks, members, job) for index, lane in enumerate(plan.lanes)
+        ]
+        self._barriers: dict[str, set[int]] = {}
+
+    def _entries(self, lane: int) -> dict[str, Entry]:
+        return {name: entry for name, entry in self.table.entries.items() if entry.lane == lane}
+
+    def lane(self, index: int) -> Steps:
+        """The steps of a lane.
+
+        Raises:
+            Refused: the plan has no such lane.
+        """
+        if index >= len(self.lanes):
+            raise Refused(f"expected a lane below {len(self.lanes)}, got {index}")
+        return self.lanes[index]
+
+    @property
+    def version(self) -> int:
+        """Updates applied, counted in steps, over all lanes."""
+        return sum(steps.version for steps in self.lanes)
+
+    def hand_out(self, member: Member, name: str) -> torch.Tensor | None:
+        """A slice or a state as nobody is updating it; None for a state that no update has made yet.
+
+        Raises:
+            Unprepared: nothing of this name is held here.
+        """
+        if name in self.table.entries:
+            return self.lanes[self.table.entries[name].lane].hand_out(member, name)
+        if name in self.table.values:
+            return self.table.values[name]
+        with self._locks[self.table.slice_of(name)]:
+            return self.table.read(name)
+
+    def barrier(self, member: Member, name: str, patience: float) -> bool:
+        """Waits until every trainer that has not left has come to the barrier of this name, or patience (seconds) ends."""
+        with self._job.changed:
+            arrived = self._barriers.setdefault(name, set())
+            arrived.add(member.trainer)
+            self._job.changed.notify_all()
+            end = time.monotonic() + patience
+
+            def passed() -> bool:
+                return arrived.issuperset(self._members.awaited())
+
+            def missing() -> list[int]:
+                return [trainer for trainer in self._members.awaited() if trainer not in arrived]
+
+            this = Wait(member, "barrier", f"barrier {name!r}", lambda: passed() or time.monotonic() >= end)
+            wait(self._job, self._members, this, missing)
+            return passed()
