@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from transpiler.lanes import MODES as MODES
+from transpiler.modes import AUTO, LanePlan, uniform
 from transpiler.ops import is_optimizer, rule_of_op
 from transpiler.optimizers import RULES, rule_of
 from transpiler.placement import Dispatcher, RoundRobin, place
 from transpiler.plan import Clip, Lane, Plan, Rule
 from transpiler.program import Op, Program, Ref, Role
-
-MODES = ("sync", "async")
 
 
 class Named(NamedTuple):
@@ -27,7 +28,8 @@ def plan_parameters(
     named: Iterable[tuple[str, Sequence[int], str, int | None]],
     rules: Sequence[Rule],
     *,
-    mode: str,
+    mode: str = "sync",
+    lanes: LanePlan | None = None,
     trainers: int,
     servers: int,
     min_block_size: int = 8192,
@@ -41,17 +43,20 @@ def plan_parameters(
     Args:
         named: what the servers hold.
         rules: one for each parameter group.
-        mode: "sync" or "async".
+        mode: of all parameters, for modes that need no further numbers: "sync", "async" or "half_async".
+        lanes: what :func:`transpiler.modes.lanes_of` made of a strategy, in place of ``mode``.
         trainers, servers: how many processes of each kind.
         min_block_size: elements; slice_var_up: False leaves variables whole; split_method: who gets which slice.
         clip: how gradients are clipped, if the system does it.
         graph: fingerprint of the single-node program; "" for an eager script.
 
     Raises:
-        ValueError: a number is out of range, a mode, rule or group unknown, or a name given twice.
+        ValueError: a number is out of range, a mode, rule or group unknown, a name given twice, or a lane's pattern is of no use.
     """
     if mode not in MODES:
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
+    if lanes is None:
+        lanes = uniform(Lane(mode, merge=AUTO))
     for what, count in (("trainers", trainers), ("servers", servers)):
         if count < 1:
             raise ValueError(f"{what}: expected 1 or more, got {count}")
@@ -63,8 +68,12 @@ def plan_parameters(
         if variable.group is not None and not 0 <= variable.group < len(rules):
             raise ValueError(f"{variable.name}: expected a group from 0 to {len(rules) - 1}, got {variable.group}")
     listed.sort(key=lambda variable: variable.group is None)  # stable
-    placements = place(listed, servers, min_block_size, slice_var_up, split_method)
-    return Plan((Lane(mode),), trainers, servers, tuple(rules), placements, clip, graph)
+    updated = [(variable.name, rules[variable.group]) for variable in listed if variable.group is not None]
+    made, indices = lanes.assign([name for name, _ in updated], [rule for _, rule in updated])
+    placed = place(listed, servers, min_block_size, slice_var_up, split_method)
+    of_each = [*indices, *[0] * (len(listed) - len(indices))]  # what is only held is in the first lane, and no step has it
+    placements = tuple(replace(placement, lane=lane) for placement, lane in zip(placed, of_each, strict=True))
+    return Plan(made, trainers, servers, tuple(rules), placements, clip, graph)
 
 
 def optimizer_ops(program: Program) -> list[Op]:
@@ -166,7 +175,8 @@ def _variables(program: Program) -> list[Named]:
 def plan_program(
     program: Program,
     *,
-    mode: str,
+    mode: str = "sync",
+    lanes: LanePlan | None = None,
     trainers: int,
     servers: int,
     min_block_size: int = 8192,
@@ -186,6 +196,7 @@ def plan_program(
         _variables(program),
         _rules(program),
         mode=mode,
+        lanes=lanes,
         trainers=trainers,
         servers=servers,
         min_block_size=min_block_size,

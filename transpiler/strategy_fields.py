@@ -141,7 +141,7 @@ def _staleness() -> Field:
 
 
 def _modes() -> Field:
-    mode = _text("", "sync", "async")
+    mode = _text("", "sync", "async", "half_async", "geo", "k_steps", "k_step", "diloco")
 
     def check(name: str, value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
@@ -154,7 +154,7 @@ def _modes() -> Field:
 
 OUTER_OPTIMIZER: Mapping[str, Field] = MappingProxyType(
     {
-        "type": _text("sgd", "sgd", "nesterov"),
+        "type": _text("sgd", "sgd", "nesterov", "adam"),
         "lr": _above(1.0),
         "momentum": _real(0.0, lambda value: 0 <= value < 1, "a number of 0 or more and below 1"),
     }
@@ -249,9 +249,11 @@ CONFIGS: Mapping[str, Mapping[str, Field]] = MappingProxyType(
             "max_merge_var_num": _count(1),
             "send_queue_size": _count(16),
             "independent_recv_thread": _flag(),
+            "min_send_grad_num_before_recv": _count(1),
             "thread_pool_size": _count(1),
             "send_wait_times": _count(1, least=0),
             "runtime_split_send_recv": _flag(),
+            "launch_barrier": _flag(True),
             # ours
             "merge": _text("auto", "auto", "sum", "mean"),
             "half_async": _flag(),

@@ -123,7 +123,7 @@ class DistributedStrategy(_message.Message):
     def __init__(self, a_sync: _Optional[bool] = ..., adam_d2sum: _Optional[bool] = ..., amp: _Optional[bool] = ..., asp: _Optional[bool] = ..., qat: _Optional[bool] = ..., recompute: _Optional[bool] = ..., gradient_merge: _Optional[bool] = ..., lars: _Optional[bool] = ..., lamb: _Optional[bool] = ..., sync_batch_norm: _Optional[bool] = ..., sync_nccl_allreduce: _Optional[bool] = ..., use_hierarchical_allreduce: _Optional[bool] = ..., hierarchical_allreduce_inter_nranks: _Optional[int] = ..., fuse_all_reduce_ops: _Optional[bool] = ..., fuse_grad_size_in_MB: _Optional[int] = ..., fuse_grad_size_in_num: _Optional[int] = ..., last_comm_group_size_MB: _Optional[float] = ..., find_unused_parameters: _Optional[bool] = ..., nccl_comm_num: _Optional[int] = ..., fp16_allreduce: _Optional[bool] = ..., dgc: _Optional[bool] = ..., localsgd: _Optional[bool] = ..., adaptive_localsgd: _Optional[bool] = ..., heter_ccl_mode: _Optional[bool] = ..., sharding: _Optional[bool] = ..., pipeline: _Optional[bool] = ..., fuse_grad_merge: _Optional[bool] = ..., tensor_parallel: _Optional[bool] = ..., auto: _Optional[bool] = ..., semi_auto: _Optional[bool] = ..., auto_search: _Optional[bool] = ..., split_data: _Optional[bool] = ..., elastic: _Optional[bool] = ..., without_graph_optimization: _Optional[bool] = ..., cudnn_exhaustive_search: _Optional[bool] = ..., conv_workspace_size_limit: _Optional[int] = ..., cudnn_batchnorm_spatial_persistent: _Optional[bool] = ..., a_sync_configs: _Optional[_Union[ASyncConfigs, _Mapping]] = ..., gradient_scale_configs: _Optional[_Union[GradientScaleConfigs, _Mapping]] = ..., trainer_desc_configs: _Optional[_Union[TrainerDescConfigs, _Mapping]] = ..., fs_client_param: _Optional[_Union[FsClientParam, _Mapping]] = ..., amp_configs: _Optional[_Union[AmpConfigs, _Mapping]] = ..., qat_configs: _Optional[_Union[QatConfigs, _Mapping]] = ..., recompute_configs: _Optional[_Union[RecomputeConfigs, _Mapping]] = ..., gradient_merge_configs: _Optional[_Union[GradientMergeConfigs, _Mapping]] = ..., lars_configs: _Optional[_Union[LarsConfigs, _Mapping]] = ..., lamb_configs: _Optional[_Union[LambConfigs, _Mapping]] = ..., localsgd_configs: _Optional[_Union[LocalsgdConfigs, _Mapping]] = ..., adaptive_localsgd_configs: _Optional[_Union[AdaptiveLocalsgdConfigs, _Mapping]] = ..., dgc_configs: _Optional[_Union[DgcConfigs, _Mapping]] = ..., sharding_configs: _Optional[_Union[ShardingConfigs, _Mapping]] = ..., pipeline_configs: _Optional[_Union[PipelineConfigs, _Mapping]] = ..., tensor_parallel_configs: _Optional[_Union[TensorParallelConfigs, _Mapping]] = ..., hybrid_configs: _Optional[_Union[HybridConfigs, _Mapping]] = ..., execution_strategy: _Optional[_Union[ExecutionStrategy, _Mapping]] = ..., build_strategy: _Optional[_Union[BuildStrategy, _Mapping]] = ...) -> None: ...
 
 class ASyncConfigs(_message.Message):
-    __slots__ = ("k_steps", "max_merge_var_num", "send_queue_size", "independent_recv_thread", "thread_pool_size", "send_wait_times", "runtime_split_send_recv", "merge", "half_async", "staleness", "dc_asgd", "outer_optimizer", "modes", "overlap")
+    __slots__ = ("k_steps", "max_merge_var_num", "send_queue_size", "independent_recv_thread", "thread_pool_size", "send_wait_times", "runtime_split_send_recv", "merge", "half_async", "staleness", "dc_asgd", "outer_optimizer", "modes", "overlap", "min_send_grad_num_before_recv", "launch_barrier")
     K_STEPS_FIELD_NUMBER: _ClassVar[int]
     MAX_MERGE_VAR_NUM_FIELD_NUMBER: _ClassVar[int]
     SEND_QUEUE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,8 @@ class ASyncConfigs(_message.Message):
     OUTER_OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     MODES_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    MIN_SEND_GRAD_NUM_BEFORE_RECV_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_BARRIER_FIELD_NUMBER: _ClassVar[int]
     k_steps: int
     max_merge_var_num: int
     send_queue_size: int
@@ -152,7 +154,9 @@ class ASyncConfigs(_message.Message):
     outer_optimizer: OuterOptimizer
     modes: _containers.RepeatedCompositeFieldContainer[Mode]
     overlap: bool
-    def __init__(self, k_steps: _Optional[int] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., thread_pool_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., runtime_split_send_recv: _Optional[bool] = ..., merge: _Optional[str] = ..., half_async: _Optional[bool] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer_optimizer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[Mode, _Mapping]]] = ..., overlap: _Optional[bool] = ...) -> None: ...
+    min_send_grad_num_before_recv: int
+    launch_barrier: bool
+    def __init__(self, k_steps: _Optional[int] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., thread_pool_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., runtime_split_send_recv: _Optional[bool] = ..., merge: _Optional[str] = ..., half_async: _Optional[bool] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer_optimizer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[Mode, _Mapping]]] = ..., overlap: _Optional[bool] = ..., min_send_grad_num_before_recv: _Optional[int] = ..., launch_barrier: _Optional[bool] = ...) -> None: ...
 
 class OuterOptimizer(_message.Message):
     __slots__ = ("type", "lr", "momentum")

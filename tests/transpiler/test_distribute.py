@@ -606,7 +606,7 @@ def test_two_ways_of_clipping_in_one_program_raise(single: Single) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mode": "turbo"}, "mode: expected one of sync, async, got 'turbo'"),
+        ({"mode": "turbo"}, "mode: expected one of sync, async, half_async, geo, diloco, got 'turbo'"),
         ({"trainers": 0}, "trainers: expected 1 or more"),
         ({"servers": 0}, "servers: expected 1 or more"),
         ({"min_block_size": 0}, "at least 1"),
