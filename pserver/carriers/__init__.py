@@ -2,16 +2,18 @@
 
 - ``flight``       Arrow Flight on a port of its own: the fastest between hosts
 - ``grpc_stream``  plain grpcio on the control port
+- ``shm``          shared memory between processes of one host: the fastest there
 - ``inprocess``    between threads of one process, for tests
 
-Below them: ``endpoint.py`` (HOST:PORT as the system sees it), ``pipe.py`` (a queue that breaks), ``roster.py`` (open streams).
+Below them: ``endpoint.py`` (HOST:PORT as the system sees it), ``pipe.py`` (a queue that breaks), ``roster.py`` (open streams),
+``ring.py`` (shared slots).
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from pserver.carriers import flight, grpc_stream, inprocess
+from pserver.carriers import flight, grpc_stream, inprocess, shm
 from pserver.errors import Refused
 from pserver.stream import Handler, Listener, Stream
 
@@ -26,7 +28,7 @@ class Carrier(Protocol):
         """Opens a stream.  Raises Unreachable where nobody answers within the deadline."""
 
 
-CARRIERS: dict[str, Carrier] = {"flight": flight, "grpc": grpc_stream, "inprocess": inprocess}
+CARRIERS: dict[str, Carrier] = {"flight": flight, "grpc": grpc_stream, "shm": shm, "inprocess": inprocess}
 """By the names that Join negotiates (``inprocess`` is never offered)."""
 
 
