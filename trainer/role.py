@@ -79,7 +79,10 @@ class RoleMaker:
         if not self.server_endpoints:
             raise ValueError("PSERVER_ENDPOINTS: expected at least one HOST:PORT, got none")
         for endpoint in self.server_endpoints:
-            split_endpoint(endpoint)
+            try:
+                split_endpoint(endpoint)
+            except ValueError as error:
+                raise ValueError(f"PSERVER_ENDPOINTS: {error}") from None
         if len(set(self.server_endpoints)) < len(self.server_endpoints):
             raise ValueError(f"PSERVER_ENDPOINTS: expected each endpoint once, got {','.join(self.server_endpoints)}")
         if self.trainers < 1:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +24,20 @@ class JointBatches:
     """A batch sampler: one trainer's part of each joint batch.
 
     Args:
-        samples: of the data set.
+        order: of the samples in this epoch, the same on every trainer.
         batch_size: of one trainer.
         trainers, trainer_id: how many share the data, and which one this is.
-        seed: of the order of samples; None keeps the data set's own order.
         drop_last: leaves out a last joint batch that is not full.
 
     Raises:
         ValueError: there are fewer samples than trainers.
     """
 
-    def __init__(self, samples: int, batch_size: int, trainers: int, trainer_id: int, seed: int | None, drop_last: bool) -> None:
+    def __init__(self, order: Sequence[int], batch_size: int, trainers: int, trainer_id: int, drop_last: bool) -> None:
+        samples = len(order)
         if samples < trainers:
             raise ValueError(f"expected at least one sample for each of {trainers} trainers, got {samples}")
-        self._samples, self._trainers, self._trainer_id, self._seed = samples, trainers, trainer_id, seed
+        self._order, self._trainers, self._trainer_id = order, trainers, trainer_id
         joint = batch_size * trainers
         full, rest = divmod(samples, joint)
         self._bounds = [(index * joint, (index + 1) * joint) for index in range(full)]
@@ -51,21 +51,18 @@ class JointBatches:
         return len(self._bounds)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = list(range(self._samples))
-        if self._seed is not None:
-            generator = torch.Generator().manual_seed(self._seed)
-            order = torch.randperm(self._samples, generator=generator).tolist()
         for begin, end in self._bounds:
             share, more = divmod(end - begin, self._trainers)
             first = begin + self._trainer_id * share + min(self._trainer_id, more)
-            yield order[first : first + share + (self._trainer_id < more)]
+            yield list(self._order[first : first + share + (self._trainer_id < more)])
 
 
 def shard(loader: Iterable[Any], trainers: int, trainer_id: int, seed: int | None = None) -> Iterable[Any]:
     """One trainer's part of one epoch.
 
     A ``DataLoader`` over a data set with a length is cut sample by sample; where it shuffles, every call gives another order, the
-    same in every process.  Of any other iterable the trainer gets every ``trainers``-th batch.
+    same in every process.  A sampler of the script's own decides which samples there are, and in which order: it is asked with
+    torch's random state seeded alike everywhere.  Of any other iterable the trainer gets every ``trainers``-th batch.
 
     Args:
         loader: what a single-node script would go through.
@@ -73,13 +70,11 @@ def shard(loader: Iterable[Any], trainers: int, trainer_id: int, seed: int | Non
     """
     if trainers == 1 and seed is None:
         return loader
-    epoch = _epochs.get(loader, 0)
-    _epochs[loader] = epoch + 1
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return _every_nth(loader, trainers, trainer_id)
-    shuffles = isinstance(loader.sampler, RandomSampler)
-    order = None if not shuffles and seed is None else (seed or 0) + epoch
-    batches = JointBatches(len(loader.dataset), loader.batch_size, trainers, trainer_id, order, loader.drop_last)  # type: ignore[arg-type]
+    epoch = _epochs.get(loader, 0)
+    _epochs[loader] = epoch + 1
+    batches = JointBatches(_order(loader, seed, epoch), loader.batch_size, trainers, trainer_id, loader.drop_last)
     return DataLoader(
         loader.dataset,
         batch_sampler=batches,
@@ -87,7 +82,24 @@ def shard(loader: Iterable[Any], trainers: int, trainer_id: int, seed: int | Non
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         worker_init_fn=loader.worker_init_fn,
+        timeout=loader.timeout,
+        prefetch_factor=loader.prefetch_factor,
+        multiprocessing_context=loader.multiprocessing_context,
     )
+
+
+def _order(loader: DataLoader[Any], seed: int | None, epoch: int) -> Sequence[int]:
+    """Which samples an epoch has, in which order: the same in every process."""
+    sampler, samples = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]  # a data set with a length
+    permutes = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == samples
+    if not permutes and not isinstance(sampler, SequentialSampler):
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed((seed or 0) + epoch)
+            return list(sampler)
+    if not permutes and seed is None:
+        return range(samples)
+    generator = torch.Generator().manual_seed((seed or 0) + epoch)
+    return torch.randperm(samples, generator=generator).tolist()  # type: ignore[no-any-return]  # torch's annotation
 
 
 def _every_nth(batches: Iterable[Any], trainers: int, trainer_id: int) -> Iterator[Any]:

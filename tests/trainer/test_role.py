@@ -1,0 +1,163 @@
+"""Which process am I: what each role's environment must hold, and what the error names where it does not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from trainer import fleet
+from trainer.role import TORCHRUN, CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
+
+ENDPOINTS = "10.0.0.1:6174,10.0.0.2:6174"
+COMPLETE = {
+    "TRAINER": {"TRAINING_ROLE": "TRAINER", "PSERVER_ENDPOINTS": ENDPOINTS, "TRAINERS": "3", "TRAINER_ID": "2"},
+    "PSERVER": {
+        "TRAINING_ROLE": "PSERVER",
+        "PSERVER_ENDPOINTS": ENDPOINTS,
+        "TRAINERS": "3",
+        "CURRENT_ENDPOINT": "10.0.0.2:6174",
+    },
+}
+REQUIRED = [(role, name) for role, complete in COMPLETE.items() for name in complete if name != "TRAINING_ROLE"]
+
+
+def test_a_trainers_environment_says_its_number_and_where_the_servers_are() -> None:
+    """Four variables, and CURRENT_ENDPOINT is optional."""
+    role = CloudRoleMaker(COMPLETE["TRAINER"])
+
+    assert role == RoleMaker(Role.TRAINER, trainer_id=2, trainers=3, server_endpoints=("10.0.0.1:6174", "10.0.0.2:6174"))
+    assert CloudRoleMaker({**COMPLETE["TRAINER"], "CURRENT_ENDPOINT": "10.0.0.9:1"}) == role
+
+
+def test_a_servers_environment_says_which_of_the_endpoints_is_its_own() -> None:
+    """Its index is the place of CURRENT_ENDPOINT in PSERVER_ENDPOINTS; TRAINER_ID is not needed."""
+    role = CloudRoleMaker(COMPLETE["PSERVER"])
+
+    assert (role.role, role.server_index, role.trainers) == (Role.PSERVER, 1, 3)
+
+
+@pytest.mark.parametrize("value", [None, ""])
+@pytest.mark.parametrize(("role", "name"), REQUIRED)
+def test_a_required_variable_that_is_missing_or_empty_is_named(role: str, name: str, value: str | None) -> None:
+    """The error says which variable, and which role needs it."""
+    environ = {key: text for key, text in COMPLETE[role].items() if key != name}
+    environ |= {} if value is None else {name: value}
+
+    with pytest.raises(ValueError, match=rf"^{name} is not set.*TRAINING_ROLE={role}"):
+        CloudRoleMaker(environ)
+
+
+@pytest.mark.parametrize(("role", "name"), REQUIRED)
+def test_fleet_names_the_missing_variable_of_the_real_environment(
+    monkeypatch: pytest.MonkeyPatch, role: str, name: str
+) -> None:
+    """``fleet.init()`` reads the same variables, and starts no job without them."""
+    for key, text in COMPLETE[role].items():
+        monkeypatch.setenv(key, text)
+    monkeypatch.delenv(name)
+
+    with pytest.raises(ValueError, match=name):
+        fleet.init()
+    with pytest.raises(RuntimeError, match=r"fleet\.init"):
+        fleet.worker_num()
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "value", "words"),
+    [
+        ("TRAINER", "TRAINING_ROLE", "trainer", "expected TRAINER or PSERVER, got 'trainer'"),
+        ("TRAINER", "TRAINING_ROLE", "", "expected TRAINER or PSERVER, got ''"),
+        ("TRAINER", "TRAINERS", "two", "expected a whole number, got 'two'"),
+        ("TRAINER", "TRAINERS", "0", "expected 1 or more, got 0"),
+        ("TRAINER", "TRAINERS", "-3", "expected 1 or more, got -3"),
+        ("TRAINER", "TRAINER_ID", "1.5", "expected a whole number, got '1.5'"),
+        ("TRAINER", "TRAINER_ID", "3", "expected 0 to 2, got 3"),
+        ("TRAINER", "TRAINER_ID", "-1", "expected 0 to 2, got -1"),
+        ("TRAINER", "PSERVER_ENDPOINTS", "10.0.0.1", "HOST:PORT"),
+        ("TRAINER", "PSERVER_ENDPOINTS", "10.0.0.1:99999", "0 to 65535"),
+        ("TRAINER", "PSERVER_ENDPOINTS", ",", "at least one"),
+        ("TRAINER", "PSERVER_ENDPOINTS", "a:1,b:1,a:1", "each endpoint once"),
+        ("PSERVER", "CURRENT_ENDPOINT", "10.0.0.3:6174", r"expected one of PSERVER_ENDPOINTS \(10\.0\.0\.1:6174, 10\.0\.0\.2:6174\)"),
+        ("PSERVER", "TRAINERS", "many", "expected a whole number, got 'many'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(role: str, name: str, value: str, words: str) -> None:
+    """The variable, what it should hold, what it holds."""
+    with pytest.raises(ValueError, match=words) as caught:
+        CloudRoleMaker({**COMPLETE[role], name: value})
+    assert name in str(caught.value)
+
+
+def test_without_any_variable_a_process_trains_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """On purpose, and with exactly one line that says so."""
+    assert CloudRoleMaker({}) == RoleMaker(Role.SINGLE)
+    assert CloudRoleMaker({"PSERVER_ENDPOINTS": ENDPOINTS, "WORLD_SIZE": "2"}).role is Role.SINGLE
+
+    with caplog.at_level(logging.INFO):
+        fleet.init()
+    try:
+        assert [record.message for record in caplog.records if "training alone" in record.message] == [
+            "no TRAINING_ROLE in the environment: training alone, in this process only"
+        ]
+        assert (fleet.is_worker(), fleet.worker_index(), fleet.worker_num(), fleet.server_endpoints()) == (True, 0, 1, [])
+    finally:
+        fleet.finish()
+
+
+def test_torchruns_variables_alone_ask_for_a_mode_that_does_not_exist() -> None:
+    """They are no reason to train alone in silence, many times over; beside TRAINING_ROLE they are ignored."""
+    torchrun = dict(zip(TORCHRUN, ("0", "2", "0", "127.0.0.1", "29500"), strict=True))
+
+    with pytest.raises(ValueError, match="torchrun.*TRAINING_ROLE.*collective"):
+        CloudRoleMaker(torchrun)
+    assert CloudRoleMaker({**COMPLETE["TRAINER"], **torchrun}) == CloudRoleMaker(COMPLETE["TRAINER"])
+
+
+def test_a_script_may_decide_its_role_itself() -> None:
+    """UserDefinedRoleMaker, with the documentation's other names of the roles."""
+    endpoints = ["a:1", "b:2"]
+
+    assert UserDefinedRoleMaker(1, Role.WORKER, 2, endpoints) == RoleMaker(Role.TRAINER, 1, 2, ("a:1", "b:2"))
+    assert UserDefinedRoleMaker(1, Role.SERVER, 2, endpoints) == RoleMaker(
+        Role.PSERVER, trainers=2, server_endpoints=("a:1", "b:2"), current_endpoint="b:2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(current_id=2, worker_num=2, server_endpoints=["a:1"]), "expected 0 to 1, got 2"),
+        (dict(current_id=0, worker_num=1), "at least one HOST:PORT"),
+        (dict(current_id=0, worker_num=0, server_endpoints=["a:1"]), "expected 1 or more, got 0"),
+        (dict(current_id=1, role=Role.PSERVER, server_endpoints=["a:1"]), "current_id: expected 0 to 0 for a server, got 1"),
+        (dict(current_id=0, role=Role.PSERVER, server_endpoints=["a"]), "HOST:PORT"),
+    ],
+)
+def test_a_role_that_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> None:
+    """The same checks as for the environment."""
+    with pytest.raises(ValueError, match=words):
+        UserDefinedRoleMaker(**arguments)
+
+
+def test_init_takes_role_makers_only() -> None:
+    """A wrong type is told at once."""
+    with pytest.raises(TypeError, match="role_maker.*str"):
+        fleet.init("TRAINER")  # type: ignore[arg-type]
+
+
+def test_the_connections_settings_are_optional_and_checked() -> None:
+    """PSERVER_DEADLINE, PSERVER_START_DEADLINE, PSERVER_TRANSPORT: each error names its variable."""
+    assert Connection.from_environment({}) == Connection()
+    given = {"PSERVER_DEADLINE": "2.5", "PSERVER_START_DEADLINE": "7", "PSERVER_TRANSPORT": "grpc"}
+    assert Connection.from_environment(given) == Connection(2.5, 7.0, "grpc")
+    for name, value in (
+        ("PSERVER_DEADLINE", "0"),
+        ("PSERVER_DEADLINE", "soon"),
+        ("PSERVER_DEADLINE", "nan"),
+        ("PSERVER_START_DEADLINE", "-1"),
+        ("PSERVER_TRANSPORT", "pigeon"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}.*{value}"):
+            Connection.from_environment({name: value})
