@@ -161,6 +161,7 @@ class Job:
         trainer = request.trainer_id
         known = self._members.by_trainer.get(trainer)
         if known is not None and known.incarnation == request.incarnation and known.state is State.JOINED:
+            known.carrier = self._carrier(request)  # it asks again where the first choice did not work
             return known
         if any(member.state is State.LEFT for member in self._members.by_trainer.values()) and (
             known is not None or request.fingerprint != self._fingerprint
@@ -181,14 +182,18 @@ class Job:
             )
         if self.state == "installing" and trainer != 0:
             return None
-        carrier = next((name for name in request.carriers if name in self.carriers), None)
-        if carrier is None:
-            raise Refused(f"no carrier in common: the server has {sorted(self.carriers)}, the trainer {list(request.carriers)}")
+        carrier = self._carrier(request)
         member = Member(trainer, request.incarnation, carrier, self._clock())
         self._members.by_trainer[trainer] = member
         log.info("trainer %d joined over %s", trainer, carrier)
         self.changed.notify_all()
         return member
+
+    def _carrier(self, request: wire.JoinRequest) -> str:
+        carrier = next((name for name in request.carriers if name in self.carriers), None)
+        if carrier is None:
+            raise Refused(f"no carrier in common: the server has {sorted(self.carriers)}, the trainer {list(request.carriers)}")
+        return carrier
 
     def _differences(self, request: wire.JoinRequest) -> str:
         """What differs between two manifests, in words."""
