@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 DEADLINE_SECONDS = 20.0
 START_DEADLINE_SECONDS = 300.0
-TRANSPORTS = ("auto", "flight", "grpc")
+TRANSPORTS = ("auto", "shm", "flight", "grpc")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import torch
 
 from pserver import exchange
 from pserver.allocator import keep_memory
-from pserver.carriers import flight
+from pserver.carriers import flight, shm
 from pserver.carriers.endpoint import spell
 from pserver.carriers.grpc_stream import Exchanges
 from pserver.config import ServerConfig, split_endpoint
@@ -87,6 +87,8 @@ class Server:
     def _open(self, host: str, program: Program | None) -> None:
         ports: dict[str, int] = {}
         exchanges = None
+        if self.config.transport in ("auto", "shm"):
+            self._offer_shared_memory(host, ports)
         if self.config.transport in ("auto", "flight"):
             listener = flight.listen(self._streams.handle, host, self.config.data_port)
             self._carriers.append(listener)
@@ -102,6 +104,17 @@ class Server:
         self._control.start(self.job, exchanges)
         self._clock.start()
 
+    def _offer_shared_memory(self, host: str, ports: dict[str, int]) -> None:
+        try:
+            listener = shm.listen(self._streams.handle, host)
+        except OSError as error:
+            if self.config.transport != "auto":
+                raise OSError(f"no shared memory: {error.strerror or error}") from error
+            log.warning("no shared memory here, trainers take another carrier: %s", error.strerror or error)
+            return
+        self._carriers.append(listener)
+        ports["shm"] = listener.port
+
     def __enter__(self) -> Server:
         self.start()
         return self
@@ -110,8 +123,9 @@ class Server:
         self.stop()
 
     def __str__(self) -> str:
-        """``"HOST:PORT (flight PORT, grpc)"``"""
-        carriers = [name if port == self._control.port else f"{name} {port}" for name, port in self.job.carriers.items()]
+        """``"HOST:PORT (shm, flight PORT, grpc)"``"""
+        ports = {name: port for name, port in self.job.carriers.items() if port != self._control.port and name != "shm"}
+        carriers = [f"{name} {ports[name]}" if name in ports else name for name in self.job.carriers]
         return f"{self.endpoint} ({', '.join(carriers)})"
 
     @property

@@ -11,9 +11,11 @@ Below them: ``endpoint.py`` (HOST:PORT as the system sees it), ``pipe.py`` (a qu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pserver.carriers import flight, grpc_stream, inprocess, shm
+from pserver.carriers.endpoint import is_here
 from pserver.errors import Refused
 from pserver.stream import Handler, Listener, Stream
 
@@ -30,6 +32,11 @@ class Carrier(Protocol):
 
 CARRIERS: dict[str, Carrier] = {"flight": flight, "grpc": grpc_stream, "shm": shm, "inprocess": inprocess}
 """By the names that Join negotiates (``inprocess`` is never offered)."""
+
+
+def suited(names: Sequence[str], host: str) -> list[str]:
+    """Those of a trainer's carriers that can reach a server at ``host``: "shm" only where that is here, or the only one named."""
+    return [name for name in names if name != "shm" or len(names) == 1 or is_here(host)]
 
 
 def connect(carrier: str, host: str, port: int, *, deadline_seconds: float) -> Stream:

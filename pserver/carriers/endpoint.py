@@ -31,6 +31,17 @@ def reach(host: str, port: int, deadline_seconds: float) -> None:
         raise Unreachable(f"no answer at {spell(host, port)} within {deadline_seconds:g} s: {error.strerror or error}") from error
 
 
+def is_here(host: str) -> bool:
+    """Whether ``host`` is an address of this network namespace."""
+    try:
+        info = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(info[0], info[1]) as probe:
+            probe.bind(info[4])
+    except OSError:
+        return False
+    return True
+
+
 def check_free(host: str, port: int) -> None:
     """Returns if this process may listen there.  Asked before gRPC is, which answers with a line in the log.
 
