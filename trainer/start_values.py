@@ -1,0 +1,39 @@
+"""What a trainer's variables held before the job's values came: where they differ, one warning."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from pserver.codec import buffer_of
+
+log = logging.getLogger(__name__)
+
+
+class StartValues:
+    """Checksums of a trainer's own values, taken before the servers' replace them.
+
+    Args:
+        names: of the variables that the servers hold.
+        tensors: all variables, the live ones, on any device.
+    """
+
+    def __init__(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._before = {name: _checksum(tensors[name]) for name in names}
+
+    def warn(self, trainer_id: int) -> None:
+        """Says, in one line, whether the values that have come are others, and names the first variable where they are."""
+        other = [name for name, before in self._before.items() if _checksum(self._tensors[name]) != before]
+        if other:
+            log.warning(
+                "trainer %d: %d of %d variables had another initial value than the job's, first %r; they have the job's now",
+                *(trainer_id, len(other), len(self._before), other[0]),
+            )
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(buffer_of(tensor.detach().to("cpu").contiguous()))
