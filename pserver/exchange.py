@@ -2,7 +2,8 @@
 
 A stream is served by one thread.  It reads frames into the trainer's gradient buffers, hands a complete step over at COMMIT, and
 sends back what came of it.  What is wrong with a stream is told to its trainer in a FAILURE frame, and the stream ends: a step
-that was not committed leaves no trace.
+that was not committed leaves no trace.  After a broken connection the trainer opens another stream and sends its step again;
+this one's buffers are its own, so that what the broken one left behind cannot mix with it.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Exchange:
         self._job = job
         self._member = member
         self._lane = lane
+        self._gradients: dict[str, torch.Tensor] = {}  # by slice; a stream that is opened again has others
         self._received: dict[str, int] = {}  # bytes of each gradient of the step under way
         self._step = 0  # that those belong to
 
@@ -99,6 +101,8 @@ class Exchange:
                 self._value(header, payload)
             elif header.kind == Kind.PULL:
                 self._pull(header)
+            elif header.kind == Kind.SCALE and header.step <= self._member.step(self._lane):
+                pass  # sent again with a step that was applied meanwhile
             else:
                 raise Refused(f"expected GRADIENT, COMMIT, VALUE, PULL or BYE, got {_kind(header)}")
         raise Unreachable("it ended without BYE")
@@ -116,16 +120,15 @@ class Exchange:
         return self._job.installed().lane(self._lane)
 
     def _gradient_buffer(self, part: Part) -> torch.Tensor:
-        """Where a slice's gradient goes: the trainer's own buffer, kept from step to step so that its pages stay mapped."""
+        """Where a slice's gradient goes: the stream's own buffer, kept from step to step so that its pages stay mapped."""
         entries = self._steps().entries
         if part.name not in entries:
             raise Unprepared(
                 f"slice {part.name!r} is not updated in this lane of this server: a gradient for it belongs elsewhere"
             )
-        buffers = self._member.gradients
-        if part.name not in buffers:
-            buffers[part.name] = torch.empty_like(entries[part.name].value)
-        return buffers[part.name]
+        if part.name not in self._gradients:
+            self._gradients[part.name] = torch.empty_like(entries[part.name].value)
+        return self._gradients[part.name]
 
     def _commit(self, header: Frame) -> None:
         if header.step == 0:
@@ -153,7 +156,7 @@ class Exchange:
                 continue
             if got != expected or name in absent or (self._step != step and self._received):
                 raise CorruptFrame(f"step {step}: expected {expected} bytes of the gradient of {name!r}, got {got or 0}")
-            gradients[name] = self._member.gradients[name]
+            gradients[name] = self._gradients[name]
         rows = {row.group: numbers_from_proto(row.numbers) for row in commit.rows}
         return Contribution(gradients, rows, commit.overflow)
 

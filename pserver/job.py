@@ -7,9 +7,9 @@
 
 Every control call and every stream of every trainer ends in a method of :class:`Job`, in a thread of its caller's.
 
-[Note: the job's lock]  ``changed`` (a condition over a re-entrant lock) guards the bookkeeping of this file and of ``members.py``,
-``waits.py``, ``installation.py`` and ``steps.py``: state, members, rounds.  It is held for bookkeeping only: never while tensors
-are merged, updated or copied, and never while anything is sent.
+[Note: the job's lock]  ``changed`` (a condition over a re-entrant lock) guards the bookkeeping of this file, ``members.py``,
+``waits.py``, ``installation.py`` and ``steps.py``: state, members, rounds.  It is held for bookkeeping only: never while
+tensors are merged, updated or copied, and never while anything is sent.
 """
 
 from __future__ import annotations
@@ -262,7 +262,6 @@ class Job:
             if member.state is not State.JOINED:
                 return wire.LeaveReply()
             member.state = State.LEFT
-            member.gradients.clear()
             log.info("trainer %d left%s", member.trainer, f": {request.failure}" if request.failure else "")
             if request.failure:
                 self.fail(JobFailed(f"trainer {member.trainer} ended the job: {request.failure}"))

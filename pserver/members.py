@@ -14,8 +14,6 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from pserver.errors import Refused
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ class Member:
         steps: the last of its steps that was applied, by lane.
         heard: when it last gave a sign of life, in seconds of the job's clock.
         waits: what it waits for, by place; see waits.py.
-        gradients: the buffers that its gradients arrive in, by slice name, kept from step to step.
+        taking: the step that is being taken, by lane, from its COMMIT until it is applied.
     """
 
     trainer: int
@@ -51,11 +49,15 @@ class Member:
     steps: dict[int, int] = field(default_factory=dict)
     activity: str = ""
     waits: dict[str, Wait] = field(default_factory=dict)
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    taking: dict[int, int] = field(default_factory=dict)
 
     def step(self, lane: int) -> int:
         """The last step of a lane that was applied; 0 before the first."""
         return self.steps.get(lane, 0)
+
+    def applied(self, lane: int) -> None:
+        """The step that is being taken has been applied."""
+        self.steps[lane] = self.taking[lane]
 
     @property
     def waiting(self) -> str:

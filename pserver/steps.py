@@ -89,10 +89,20 @@ class Steps:
                 return Outcome(self.version, 0)
             if step != done + 1:
                 raise Refused(f"trainer {member.trainer}: expected step {done + 1}, got step {step}")
-        missing = {entry.group for entry in self.entries.values()} - set(contribution.rows)
-        if missing:
-            raise Refused(f"step {step} of trainer {member.trainer} has no hyper-parameters for group {min(missing)}")
-        return (self._together if self.lane.rounds else self._alone)(member, step, contribution)
+            missing = {entry.group for entry in self.entries.values()} - set(contribution.rows)
+            if missing:
+                raise Refused(f"step {step} of trainer {member.trainer} has no hyper-parameters for group {min(missing)}")
+            again = member.taking.get(self.index) == step
+            member.taking[self.index] = step
+        if self.lane.rounds:
+            return self._together(member, step, None if again else contribution)
+        return self._again(member, step) if again else self._alone(member, step, contribution)
+
+    def _again(self, member: Member, step: int) -> Outcome:
+        """A step that came again, over another stream, while it is being applied: not a second time."""
+        with self._job.changed:
+            self._wait(member, step, lambda: member.step(self.index) >= step)
+            return Outcome(self.version, 1)
 
     def _alone(self, member: Member, step: int, contribution: Contribution) -> Outcome:
         """The step runs its blocks as it arrives; then, where staleness is bounded, its trainer waits for the slowest."""
@@ -103,7 +113,7 @@ class Steps:
                     entry.update(gradient, contribution.rows[entry.group], before=self._handed.get((member.trainer, name)))
         with self._job.changed:
             self.version += 0 if contribution.overflow else 1
-            member.steps[self.index] = step
+            member.applied(self.index)
             outcome = Outcome(self.version, 1, contribution.overflow)
             if self.lane.staleness is not None:
                 self._job.changed.notify_all()
@@ -116,15 +126,12 @@ class Steps:
         steps = [self._members.step(trainer, self.index) for trainer in self._members.awaited()]
         return min(steps, default=2**63)
 
-    def _together(self, member: Member, step: int, contribution: Contribution) -> Outcome | Clipping:
-        """Sync: everybody's step is one step."""
+    def _together(self, member: Member, step: int, contribution: Contribution | None) -> Outcome | Clipping:
+        """Everybody's step is one step.  ``contribution`` is None for one that came again: the round has it already."""
         with self._job.changed:
             current = self._round
-            try:
-                current.add(member.trainer, contribution)
-            except FingerprintMismatch as error:
-                self._job.fail(error)
-                raise
+            if contribution is not None:
+                self._add(current, member, contribution)
             self._wait(member, step, lambda: current.phase is not Phase.COLLECTING or self._complete(current), current)
             merging = current.phase is Phase.COLLECTING
             current.phase = Phase.MERGING if merging else current.phase
@@ -135,6 +142,13 @@ class Steps:
         if current.norms:
             return Clipping(current, current.norms)
         return self.scale(member, step, current, {})
+
+    def _add(self, current: Round, member: Member, contribution: Contribution) -> None:
+        try:
+            current.add(member.trainer, contribution)
+        except FingerprintMismatch as error:
+            self._job.fail(error)
+            raise
 
     def _complete(self, current: Round) -> bool:
         return all(trainer in current.contributions for trainer in self._members.awaited())
@@ -149,7 +163,6 @@ class Steps:
             self._work(lambda: current.apply(self.entries, coefficients), current, Phase.APPLIED)
         with self._job.changed:
             self._wait(member, step, lambda: current.phase is Phase.APPLIED, current)
-            member.steps[self.index] = step
             return Outcome(self.version, current.committed, current.overflow)
 
     def _work(self, work: Callable[[], None], current: Round, then: Phase) -> None:
@@ -163,6 +176,8 @@ class Steps:
             current.phase = then
             if then is Phase.APPLIED:
                 self.version += 0 if current.overflow else 1
+                for trainer in current.contributions:
+                    self._members.by_trainer[trainer].applied(self.index)
                 self._round = Round()
             self._job.changed.notify_all()
 

@@ -65,7 +65,8 @@ def wait(job: Standing, members: Members, this: Wait, missing: Callable[[], list
                 for_whom = ", ".join(map(str, missing()))
                 log.warning("trainer %d has waited long at %s for trainer %s", this.member.trainer, this.what, for_whom)
     finally:
-        del this.member.waits[this.place]
+        if this.member.waits.get(this.place) is this:  # the same step may have come again, over another stream
+            del this.member.waits[this.place]
 
 
 def _check_deadlock(job: Standing, members: Members) -> None:

@@ -1,43 +1,44 @@
-"""A trainer's side of the exchange: gradients out, parameters in, one step at a time, with all the servers of a plan at once.
+"""A trainer's side of a job: its connections to all servers of the plan, and one sender for each lane.
 
 The eager path (``fleet``) and the program path (``Executor``) both end here.  A step is::
 
-    send(slice, gradient)  ...                 queued at once, in any order: tensors leave while the script goes on
-    commit(rows)                               closes the step at every server, and waits for what comes back
-
-[Note: landing]  What comes back lands in the parameters' own memory while the script waits in ``commit``, so nothing changes
-under a running forward or backward.  A parameter that is not contiguous main memory (on a GPU, or channels-last) is landed in a
-buffer first and copied from there when everything has arrived.
+    send(slice, gradient)  ...         in any order: tensors leave while the script goes on
+    close_step(rows)                   the step is complete
+    finish_step()                      waits for what the lane waits for, and takes in what has arrived
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 
 import torch
 
-from pserver.client import Client, Identity
-from pserver.merge import clip_coefficients
-from pserver.wire_pb2 import Commit, Done, JoinReply, Kind, Part, Row
+from pserver.allocator import keep_memory
+from pserver.client import Client, Identity, Landing
+from pserver.codec import DTYPES
+from pserver.wire_pb2 import Commit, Done, JoinReply, Kind, Part
+from trainer.lane import LaneSender, Request, Rows
+from trainer.local import Local
+from trainer.queued import Queued
 from trainer.role import Connection
+from trainer.slices import LiveSlices
+from trainer.start_values import StartValues
+from trainer.together import Together
 from transpiler.distribute import pserver_program
 from transpiler.optimizers import RULES, slice_state
-from transpiler.plan import Deployment, Number, Placement, Slice
-from transpiler.plan_message import numbers_to_proto
+from transpiler.plan import Deployment, Placement, Plan
 from transpiler.program import Program, Ref
 
 log = logging.getLogger(__name__)
 
-Rows = Mapping[int, Mapping[str, Number]]
-CARRIERS = ("flight", "grpc")
+CARRIERS = ("shm", "flight", "grpc")
 
 
 class Communicator:
-    """One trainer's connections to the servers of its deployment.
+    """One trainer's part in a job.
 
     Args:
         deployment: the plan, the endpoints and this trainer's number.
@@ -53,38 +54,28 @@ class Communicator:
         optimizer: torch.optim.Optimizer | None = None,
         connection: Connection | None = None,
     ) -> None:
-        connection = connection or Connection.from_environment()
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
-        self.deployment = deployment
+        connection = connection or Connection.from_environment()
         self.plan = deployment.plan
         self.trainer_id = deployment.trainer_id
-        self.step = 0
+        self.step = 0  # closed by the script
         self._tensors = tensors
         self._optimizer = optimizer
         self._programs = [pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)]
-        self._owners = {s.name: (placement, s) for placement in self.plan.placements for s in placement.slices}
-        self._states = {index: _states(program) for index, program in enumerate(self._programs)}
-        self._trained = {
-            index: {s.name for p in self.plan.placements if p.group is not None for s in p.slices if s.server == index}
-            for index in range(self.plan.servers)
-        }
-        self._sent: set[str] = set()
-        self._answers: list[Future[Done]] = []  # of the closed step
+        self._states = [_states(program) for program in self._programs]
+        self._all = LiveSlices(list(self.plan.placements), tensors)
+        self.lanes = [_sender(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
+        self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
+        self._closed: set[int] = set()  # lanes whose step is closed and not finished
+        self._collected: dict[str, torch.Tensor] | None = None  # optimizer states on their way in
+        self._direct = False  # values land in the parameters themselves: nothing computes
         self._barriers = 0
-        self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step; see [Note: landing]
-        self._landed: set[str] = set()  # slices whose buffer holds something new
-        self._collected: dict[str, torch.Tensor] = {}  # optimizer states on their way in
-        identity = Identity(
-            trainer_id=self.trainer_id,
-            incarnation=secrets.token_hex(8),
-            fingerprint=self.plan.fingerprint(),
-            manifest=self.plan.manifest(),
-            carriers=CARRIERS if connection.transport == "auto" else (connection.transport,),
-        )
         # Without wait_port the servers are expected to be there already.
         patience = connection.start_deadline_seconds if deployment.wait_port else connection.deadline_seconds
+        identity = _identity(deployment, connection)
+        landings = [self._landing(lane) for lane in self.lanes]
         self.clients = [
-            Client(endpoint, index, identity, connection.deadline_seconds, patience, self._landing)
+            Client(endpoint, index, identity, connection.deadline_seconds, patience, landings)
             for index, endpoint in enumerate(deployment.endpoints)
         ]
 
@@ -96,51 +87,85 @@ class Communicator:
         Raises:
             PServerError: a server cannot be reached or says no; then no server keeps this trainer.
         """
+        keep_memory()
         try:
-            for client, program in zip(self.clients, self._programs, strict=True):
-                reply = client.join()
-                if reply.install:
-                    client.install(program)
-                    self._upload(client)
-                self._check_rejoin(reply)
-            self.pull()
+            replies = [self._join(client, program) for client, program in zip(self.clients, self._programs, strict=True)]
+            self._take_over(installed=all(reply.install for reply in replies))
+            for index, lane in enumerate(self.lanes):
+                done = max((reply.steps[index] for reply in replies if len(reply.steps) > index), default=0)
+                lane.start([client.channels[index] for client in self.clients], done)
         except BaseException as error:
             self.leave(f"{type(error).__name__}: {error}")
             raise
 
-    def _check_rejoin(self, reply: JoinReply) -> None:
-        self.step = max(self.step, *reply.steps)
+    def _join(self, client: Client, program: Program) -> JoinReply:
+        reply = client.join()
+        if reply.install:
+            client.install(program)
+            self._upload(client)
+        return reply
+
+    def _take_over(self, installed: bool) -> None:
+        """The job's values; where this trainer's own, which are not the job's, were others, one warning."""
+        own = StartValues(() if installed else (placement.name for placement in self.plan.placements), self._tensors)
+        self.pull()
+        own.warn(self.trainer_id)
 
     def _upload(self, client: Client) -> None:
         """The values of every slice of a server, and the optimizer's state where it has some, as one answered request."""
-        mine = [(p, s) for p, s in self._owners.values() if s.server == client.index]
-        answer = client.expect()
-        client.post(Kind.VALUE, 0, ((s.name, self._cut(self._tensors[p.name], s)) for p, s in mine))
-        client.post(Kind.VALUE, 0, self._initial_states(client.index))
-        client.commit(0, Commit())
-        self._await([answer])
+        channel = client.channels[0]
+        answer = channel.begin()
+        channel.post(Kind.VALUE, 0, ((name, self._all.read(name)) for name in self._all.held(client.index)))
+        channel.post(Kind.VALUE, 0, self._present_states(client.index))
+        channel.commit(0, Commit())
+        Request(0, [answer]).wait()
 
-    def _initial_states(self, server: int) -> Iterable[tuple[str, torch.Tensor]]:
+    def _present_states(self, server: int) -> Iterable[tuple[str, torch.Tensor]]:
+        """What the script's optimizer has of the states that live on a server."""
         if self._optimizer is None:
             return
         for slice_name, states in self._states[server].items():
-            placement, piece = self._owners[slice_name]
+            placement, piece = self._all.owner(slice_name)
             parameter = self._tensors[placement.name]
-            if parameter not in self._optimizer.state:
+            if parameter not in self._optimizer.state or self.plan.lane_of(placement).local:
                 continue
             for state, tensor in slice_state(self._optimizer, parameter, piece.begin, piece.end).items():
                 if state in states:
                     yield states[state], tensor.view(piece.shape) if tensor.dim() else tensor
 
     def leave(self, failure: str = "") -> None:
-        """Says goodbye to every server, or why this trainer cannot go on.  Never raises; harmless when called twice."""
-        for client in self.clients:
-            client.leave(failure)
+        """Sends what waits to be sent, and says goodbye to every server; or says why this trainer cannot go on.
+
+        Never raises but for what stopped the sending; harmless when called twice.
+        """
+        try:
+            if not failure and all(client.channels for client in self.clients):
+                for lane in self.lanes:
+                    lane.drain()
+        finally:
+            for lane in self.lanes:
+                lane.stop()
+            for client in self.clients:
+                client.leave(failure)
 
     @property
     def carrier(self) -> str:
         """The carriers in use: "flight", or "flight, grpc" where servers differ."""
         return ", ".join(sorted({client.carrier for client in self.clients}))
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the start, over all lanes and servers: bytes, messages, steps merged, seconds that a full queue took."""
+        channels = [channel for client in self.clients for channel in client.channels]
+        total = {
+            "steps": float(self.step),
+            "bytes_out": float(sum(channel.bytes_out for channel in channels)),
+            "bytes_in": float(sum(channel.bytes_in for channel in channels)),
+            "reconnects": float(sum(channel.reconnects for channel in channels)),
+        }
+        for lane in self.lanes:
+            for name, value in lane.metrics().items():
+                total[name] = total.get(name, 0.0) + value
+        return total
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -149,12 +174,12 @@ class Communicator:
 
         Args:
             name: of the slice.
-            gradient: of as many elements as the slice, on any device; left unchanged by the caller until ``commit`` returns.
+            gradient: of as many elements as the slice, on any device; left unchanged by the caller until ``finish_step`` returns.
 
         Raises:
             ValueError: it has another dtype or number of elements than its slice, or is sparse.
         """
-        placement, piece = self._owners[name]
+        placement, piece = self._all.owner(name)
         if gradient.is_sparse:
             raise ValueError(f"the gradient of {placement.name!r} is sparse; expected a dense one (nn.Embedding(sparse=False))")
         dtype = str(gradient.dtype).removeprefix("torch.")
@@ -162,124 +187,140 @@ class Communicator:
         if dtype != placement.dtype or gradient.numel() != elements:
             got = f"{dtype} of {gradient.numel()}"
             raise ValueError(f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, got {got}")
-        self._sent.add(name)
-        client = self.clients[piece.server]
-        client.check()
-        client.post(Kind.GRADIENT, self.step + 1, [(name, gradient.detach().to("cpu").contiguous().view(piece.shape))])
+        self.check()
+        self._open.add(placement.lane)
+        self.lanes[placement.lane].send(name, gradient.detach().to("cpu").contiguous().view(piece.shape))
 
     def send_whole(self, name: str, gradient: torch.Tensor) -> None:
         """Queues the gradient of a parameter, slice by slice."""
         placement = self.plan.placement(name)
-        whole = gradient.detach().to("cpu").contiguous() if not gradient.is_sparse else gradient
+        if gradient.is_sparse:
+            self.send(placement.slices[0].name, gradient)  # which refuses it
+        whole = gradient.detach().to("cpu").contiguous().view(-1)
         for piece in placement.slices:
-            self.send(piece.name, whole if whole.is_sparse else whole.view(-1)[piece.begin : piece.end])
+            self.send(piece.name, whole[piece.begin : piece.end])
 
     def commit(self, rows: Rows, overflow: bool = False) -> Done:
-        """Closes the step and waits until all new parameters have landed: :meth:`close_step`, then :meth:`finish_step`."""
+        """Closes the step in every lane and finishes it: :meth:`close_step`, then :meth:`finish_step`."""
         self.close_step(rows, overflow)
-        return self.finish_step()
+        done = self.finish_step()
+        assert done is not None, "every lane is closed"
+        return done
 
-    def close_step(self, rows: Rows, overflow: bool = False) -> None:
-        """Closes the step at every server; parameters that nothing was sent for have no gradient in it.
+    def close_step(self, rows: Rows, overflow: bool = False, lanes: Sequence[int] | None = None) -> None:
+        """The step is complete; parameters that nothing was sent for have no gradient in it.
 
         Args:
             rows: the present hyper-parameters of every group.
             overflow: a gradient was not finite: nobody takes this step.
+            lanes: only these; a program closes its lanes one after another.
         """
-        assert not self._answers, "one step at a time"
-        self.step += 1
-        messages = [Row(group=group, numbers=numbers_to_proto(row)) for group, row in sorted(rows.items())]
-        for client in self.clients:
-            client.activity = f"step {self.step}"
-            absent = sorted(self._trained[client.index] - self._sent)
-            self._answers.append(client.expect())
-            client.commit(self.step, Commit(rows=messages, absent=absent, overflow=overflow))
-        self._sent.clear()
+        self.check()
+        chosen = list(range(len(self.lanes))) if lanes is None else list(lanes)
+        assert not self._closed.intersection(chosen), "one step at a time"
+        if not self._closed:
+            self.step += 1
+            for client in self.clients:
+                client.activity = f"step {self.step}"
+        self._closed.update(chosen)
+        self._open.difference_update(chosen)
+        for index in chosen:
+            self.lanes[index].close(rows, overflow)
 
-    @property
-    def has_sent(self) -> bool:
-        """Whether gradients of a step that is not closed yet have been sent."""
-        return bool(self._sent)
-
-    @property
-    def closed(self) -> bool:
-        """Whether a step has been closed and not yet finished."""
-        return bool(self._answers)
-
-    def finish_step(self) -> Done:
-        """Waits until all new parameters of the closed step have landed.
+    def finish_step(self) -> Done | None:
+        """Waits for what the closed lanes wait for, and takes in what has arrived.
 
         Returns:
-            The first server's answer.
+            The answer of the first lane's first server; None if no lane's step is closed.
 
         Raises:
             PServerError: a server or another trainer is lost, or refused the step.
         """
-        answers, self._answers = self._answers, []
-        if self.plan.clips_on_servers:
-            self._clip(answers)
-        done = self._await(answers)
-        self._unload()
-        return done
+        closed, self._closed = sorted(self._closed), set()
+        return next(iter([self.lanes[index].finish() for index in closed]), None)
 
-    def _clip(self, answers: list[Future[Done]]) -> None:
-        """Where norms clip on servers: their parts of the squared norms make the coefficient that they multiply with."""
-        clip = self.plan.clip
-        assert clip is not None
-        if clip.kind == "value":
-            return
-        for client, answer in zip(self.clients, answers, strict=True):
-            both: list[Future[Any]] = [client.norms, answer]
-            wait(both, return_when=FIRST_COMPLETED)  # a server without gradients, or after an overflow elsewhere, says DONE alone
-        parts = [client.norms.result() if client.norms.done() else {} for client in self.clients]
-        coefficients = clip_coefficients(clip, parts)
+    def has_sent(self, lane: int) -> bool:
+        """Whether gradients of a step that is not closed yet have been sent in a lane."""
+        return lane in self._open
+
+    def is_closed(self, lane: int) -> bool:
+        """Whether a lane's step has been closed and not yet finished."""
+        return lane in self._closed
+
+    def check(self) -> None:
+        """Raises what ended the job, if something did."""
         for client in self.clients:
-            if client.norms.done():
-                client.scale(self.step, coefficients)
+            client.check()
 
-    def _await(self, answers: list[Future[Done]]) -> Done:
-        """All answers, or the first failure; the clients' heartbeats see to it that this ends."""
-        done, _ = wait(answers, return_when=FIRST_EXCEPTION)
-        for answer in done:
-            answer.result()
-        return answers[0].result()
+    def refresh(self) -> None:
+        """Takes in parameters that have arrived without a step: at the entry of a forward."""
+        for lane in self.lanes:
+            lane.refresh()
+
+    # ---- values and states ---------------------------------------------------------------------------------------
+
+    def _request(self, ask: Callable[[Client], Future[Done] | None]) -> None:
+        """One request to every server, on lane 0, while nothing computes."""
+        with self.lanes[0].turn:
+            answers = [answer for client in self.clients if (answer := ask(client)) is not None]
+            if answers:
+                Request(0, answers).wait()
+        self._all.unload()
 
     def pull(self) -> None:
         """Receives every placed variable: parameters, and what the servers hold without updating it."""
-        answers = []
-        for client in self.clients:
-            answers.append(client.expect())
-            client.pull([], self.step)
-        self._await(answers)
-        self._unload()
+
+        def ask(client: Client) -> Future[Done]:
+            answer = client.channels[0].begin()
+            client.channels[0].pull([], 0)
+            return answer
+
+        self._direct = True
+        try:
+            self._request(ask)
+        finally:
+            self._direct = False
 
     def push(self) -> None:
         """Trainer 0's values and optimizer states become the servers'; every trainer calls this and has the values afterwards."""
+        for lane in self.lanes:
+            lane.drain()
         self.barrier("push")
         if self.trainer_id == 0:
-            for client in self.clients:
-                self._upload(client)
+            with self.lanes[0].turn:
+                for client in self.clients:
+                    self._upload(client)
         self.barrier("pushed")
         self.pull()
+        for index, lane in enumerate(self.lanes):
+            lane.start([client.channels[index] for client in self.clients], lane.step)
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The optimizer's state, whole, by parameter name and state name: element-wise ones in the parameter's shape."""
-        answers = []
+        """The servers' optimizer states, whole, by parameter name and state name: element-wise ones in the parameter's shape."""
+        for lane in self.lanes:
+            lane.drain()
         self._collected = {}
-        for client in self.clients:
-            names = [name for states in self._states[client.index].values() for name in states.values()]
-            if names:
-                answers.append(client.expect())
-                client.pull(names, self.step)
-        if answers:
-            self._await(answers)
-        return {p.name: states for p in self.plan.placements if p.group is not None and (states := self._assembled(p))}
 
-    def _assembled(self, placement: Placement) -> dict[str, torch.Tensor]:
+        def ask(client: Client) -> Future[Done] | None:
+            names = [name for states in self._states[client.index].values() for name in states.values()]
+            if not names:
+                return None
+            answer = client.channels[0].begin()
+            client.channels[0].pull(names, 0)
+            return answer
+
+        try:
+            self._request(ask)
+            placed = [p for p in self.plan.placements if p.group is not None and not self.plan.lane_of(p).local]
+            return {placement.name: states for placement in placed if (states := self._assembled(placement, self._collected))}
+        finally:
+            self._collected = None
+
+    def _assembled(self, placement: Placement, collected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         states: dict[str, torch.Tensor] = {}
         names = [self._states[piece.server][piece.name] for piece in placement.slices]
         for state in names[0]:
-            pieces = [self._collected[name[state]] for name in names if name[state] in self._collected]
+            pieces = [collected[name[state]] for name in names if name[state] in collected]
             if pieces and pieces[0].dim() == 0:  # a number that every slice has: the count of steps
                 states[state] = pieces[0]
             elif pieces:
@@ -291,35 +332,35 @@ class Communicator:
         self._barriers += 1
         self.clients[0].barrier(f"{self._barriers}: {name}")
 
-    # ---- landing -------------------------------------------------------------------------------------------------
+    def _landing(self, lane: LaneSender) -> Landing:
+        """Where a part of a value goes that arrives on a lane's channels."""
 
-    def _cut(self, tensor: torch.Tensor, piece: Slice) -> torch.Tensor:
-        """A slice of a variable as contiguous main memory; a view of it where the variable is that already."""
-        flat = tensor.detach().to("cpu").contiguous().view(-1)
-        return flat[piece.begin : piece.end].view(piece.shape)
+        def landing(part: Part) -> torch.Tensor:
+            if self._collected is not None and part.name not in self._all:
+                return self._collected.setdefault(part.name, torch.empty(list(part.shape), dtype=DTYPES[part.dtype]))
+            return self._all.landing(part.name) if self._direct else lane.landing(part)
 
-    def _landing(self, part: Part) -> torch.Tensor:
-        """Where a part of a value goes.  See [Note: landing]; called in the clients' inbox threads."""
-        if part.name not in self._owners:
-            if part.name not in self._collected:
-                self._collected[part.name] = torch.empty(list(part.shape), dtype=getattr(torch, part.dtype))
-            return self._collected[part.name]
-        placement, piece = self._owners[part.name]
-        tensor = self._tensors[placement.name].detach()
-        if tensor.device.type == "cpu" and tensor.is_contiguous():
-            return tensor.view(-1)[piece.begin : piece.end].view(piece.shape)
-        if part.name not in self._buffers:
-            self._buffers[part.name] = torch.empty(piece.shape, dtype=tensor.dtype)
-        self._landed.add(part.name)
-        return self._buffers[part.name]
+        return landing
 
-    def _unload(self) -> None:
-        """Copies what has landed in buffers to where it belongs."""
-        for placement in self.plan.placements if self._landed else ():
-            if placement.slices[0].name in self._landed:
-                whole = torch.cat([self._buffers[piece.name].reshape(-1) for piece in placement.slices])
-                self._tensors[placement.name].detach().copy_(whole.view(placement.shape))
-        self._landed.clear()
+
+def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> LaneSender:
+    """The sender for a lane's mode."""
+    lane = plan.lanes[index]
+    slices = LiveSlices([p for p in plan.placements if p.lane == index and p.group is not None], tensors)
+    if lane.mode == "sync":
+        return Together(slices, plan.clip if plan.clips_on_servers else None)
+    return Local(lane, slices, plan.trainers) if lane.local else Queued(lane, slices)
+
+
+def _identity(deployment: Deployment, connection: Connection) -> Identity:
+    assert deployment.trainer_id is not None
+    return Identity(
+        trainer_id=deployment.trainer_id,
+        incarnation=secrets.token_hex(8),
+        fingerprint=deployment.plan.fingerprint(),
+        manifest=deployment.plan.manifest(),
+        carriers=CARRIERS if connection.transport == "auto" else (connection.transport,),
+    )
 
 
 def _states(program: Program) -> dict[str, dict[str, str]]:

@@ -24,11 +24,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from pserver.server import serve
 from torch import nn
-from transpiler.strategy import DistributedStrategy
 
 from pserver.config import ServerConfig
+from pserver.server import serve
 from trainer import resume
 from trainer.communicator import Communicator
 from trainer.optimizer import DistributedOptimizer
@@ -39,12 +38,13 @@ from trainer.role import UserDefinedRoleMaker as UserDefinedRoleMaker
 from trainer.shard import shard as _shard
 from transpiler.clip import GradClip
 from transpiler.distribute import plan_parameters
+from transpiler.lanes import describe
+from transpiler.modes import SUPPORTED, lanes_of
 from transpiler.optimizers import rule_of
 from transpiler.plan import Deployment, Plan
+from transpiler.strategy import DistributedStrategy
 
 log = logging.getLogger(__name__)
-
-SUPPORTED = ("a_sync",)  # what of a strategy has an effect
 
 
 class _Job:
@@ -114,6 +114,7 @@ def _check_strategy(strategy: DistributedStrategy | None) -> None:
     if not isinstance(strategy, DistributedStrategy):
         raise TypeError(f"strategy: expected a DistributedStrategy, got {type(strategy).__name__}")
     unsupported = strategy.unsupported(SUPPORTED)
+    lanes_of(strategy)
     if unsupported:
         raise ValueError(f"strategy.{unsupported[0]}: has no effect in this version; leave it at its default")
 
@@ -164,17 +165,27 @@ def distributed_optimizer(
 
 
 def _connect(job: _Job, distributed: DistributedOptimizer, strategy: DistributedStrategy | None) -> Communicator | None:
-    plan = _plan(job, distributed, "async" if strategy is not None and strategy.a_sync else "sync")
+    plan = _plan(job, distributed, strategy)
     if job.role.role is Role.SINGLE:
         return None
-    log.info("training %s", plan.mode if strategy is not None else f"{plan.mode} (no strategy given)")
+    for lane in plan.lanes:
+        log.info("training %s%s", describe(lane, plan.trainers), "" if strategy is not None else " (no strategy given)")
     deployment = Deployment(plan, job.role.server_endpoints, trainer_id=job.role.trainer_id)
     communicator = Communicator(deployment, job.tensors(), distributed.inner)
     communicator.start()
+    if any(lane.independent_recv_thread for lane in plan.lanes):
+        for model in job.models:
+            model.register_forward_pre_hook(lambda *_: _refresh(communicator))
     return communicator
 
 
-def _plan(job: _Job, distributed: DistributedOptimizer, mode: str) -> Plan:
+def _refresh(communicator: Communicator) -> None:
+    """At the entry of a forward: parameters that have arrived by themselves.  Not in a backward that calls a forward again."""
+    if torch._C._current_graph_task_id() == -1:
+        communicator.refresh()
+
+
+def _plan(job: _Job, distributed: DistributedOptimizer, strategy: DistributedStrategy | None) -> Plan:
     rules = [rule_of(distributed.inner, group) for group in distributed.param_groups]
     tensors, listed = job.tensors(), []
     groups: dict[str, int] = {}
@@ -192,7 +203,8 @@ def _plan(job: _Job, distributed: DistributedOptimizer, mode: str) -> Plan:
         listed.append((name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), groups.get(name)))
     clip = None if distributed.grad_clip is None else distributed.grad_clip.to_clip()
     servers = max(1, len(job.role.server_endpoints))
-    return plan_parameters(listed, rules, mode=mode, trainers=job.role.trainers, servers=servers, clip=clip)
+    lanes = lanes_of(strategy)
+    return plan_parameters(listed, rules, lanes=lanes, trainers=job.role.trainers, servers=servers, clip=clip)
 
 
 def finish() -> None:
@@ -321,6 +333,12 @@ def server_endpoints() -> list[str]:
 def worker_endpoints() -> list[str]:
     """Always empty: trainers listen on no port.  Their number is ``worker_num()``."""
     return []
+
+
+def metrics() -> dict[str, float]:
+    """Counters of this trainer: steps, messages, bytes_out, bytes_in (payload), steps_merged, steps_queued, blocked_seconds."""
+    communicator = _present().communicator
+    return {} if communicator is None else communicator.metrics()
 
 
 def carrier() -> str:

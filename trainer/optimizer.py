@@ -11,6 +11,7 @@ from trainer.communicator import Communicator
 from transpiler.clip import GradClip, apply
 from transpiler.optimizers import row_of, rule_of
 
+Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
 Connect = Callable[["DistributedOptimizer"], Communicator | None]
 
 
@@ -98,7 +99,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 gradient.mul_(inverse.to(gradient.device))
         return overflow
 
-    def _gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+    def _gradients(self) -> Gradients:
         return {p: p.grad for group in self.param_groups for p in group["params"] if p.grad is not None}
 
     def _clip_here(self) -> None:
@@ -118,10 +119,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()
-            for parameter, gradient in self._gradients().items():
+            here, there = self._divided(communicator)
+            if here:
+                self._step_here(here)
+            for parameter, gradient in there.items():
                 communicator.send_whole(self.names[parameter], gradient)
         done = communicator.commit(self.rows(), overflow)
-        self.steps += 0 if done.overflow else 1
+        self.steps += 0 if overflow or done.overflow else 1
+
+    def _divided(self, communicator: Communicator) -> tuple[Gradients, Gradients]:
+        """The gradients of parameters that this process updates itself (the k-step modes), and those of the servers'."""
+        plan = communicator.plan
+        local = {p.name for p in plan.placements if plan.lane_of(p).local}
+        gradients = self._gradients()
+        here = {parameter: gradient for parameter, gradient in gradients.items() if self.names[parameter] in local}
+        return here, {parameter: gradient for parameter, gradient in gradients.items() if parameter not in here}
+
+    def _step_here(self, gradients: Gradients) -> None:
+        """The user's own optimizer steps these parameters, and no others."""
+        others = {parameter: gradient for parameter, gradient in self._gradients().items() if parameter not in gradients}
+        for parameter in others:
+            parameter.grad = None
+        try:
+            self._inner.step()
+        finally:
+            for parameter, gradient in others.items():
+                parameter.grad = gradient
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """The present hyper-parameters of every group, by group number."""

@@ -1,20 +1,21 @@
 """What the communication ops of a trainer program mean: each op's kernel, over one communicator.
 
 In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for what comes back; an async program has neither, and
-its first ``recv`` does both.  Parameters arrive in the module's own memory, so ``recv`` names what has arrived there, and
-``concat`` finds its slices in their places already.
+its first ``recv`` does both, as does the one ``send`` of a k-step program.  Parameters arrive in the module's own memory, so
+``recv`` names what has arrived there, and ``concat`` finds its slices in their places already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from trainer.communicator import Communicator, Rows
+from trainer.communicator import Communicator
+from trainer.lane import Rows
 from transpiler.lower import Kernel
 from transpiler.optimizers import row_of
 from transpiler.plan import Deployment
@@ -72,35 +73,46 @@ class ClusterRuntime:
         return {index: row_of(rule.type, group) for index, (rule, group) in enumerate(zip(groups, live, strict=True))}
 
     def _send(self, program: Program, op: Op, x: Sequence[torch.Tensor], **_: Any) -> tuple[()]:
-        parameter = program.main.variables[next(refs(op.arguments["x"]))].of
-        pieces = self._deployment.plan.placement(parameter).slices
-        for piece, gradient in zip(pieces, x, strict=True):
+        plan = self._deployment.plan
+        placement = plan.placement(program.main.variables[next(refs(op.arguments["x"]))].of or next(refs(op.arguments["x"])))
+        if plan.lane_of(placement).local:  # the optimizer ops before it have stepped
+            self._close(range(len(plan.lanes)), "geo", "diloco")
+            self._finish()
+            return ()
+        for piece, gradient in zip(placement.slices, x, strict=True):
             self.communicator.send(piece.name, gradient)
         return ()
 
+    def _close(self, lanes: Iterable[int], *modes: str) -> None:
+        """Closes the step in those of the lanes that are in one of the modes."""
+        plan = self._deployment.plan
+        chosen = [index for index in lanes if plan.lanes[index].mode in modes]
+        if chosen:
+            self.communicator.close_step(self._rows(), lanes=chosen)
+
     def _send_barrier(self, op: Op, **_: Any) -> tuple[()]:
-        self.communicator.close_step(self._rows())
+        lanes = range(len(self._deployment.plan.lanes))
+        self._close(lanes, "half_async" if op.arguments.get("half_async") else "sync")
         return ()
 
     def _recv(self, op: Op, param: str, **_: Any) -> Any:
-        if self._deployment.plan.mode == "async" and self.communicator.has_sent:
-            self.communicator.close_step(self._rows())
+        placement = self._deployment.plan.placement(param)
+        if self.communicator.has_sent(placement.lane):
+            self._close([placement.lane], "async", "half_async")
+        if self._deployment.plan.lane_of(placement).mode != "sync" and self.communicator.is_closed(placement.lane):
             self._finish()
         whole = self._storage.tensors[param]
-        placement = self._deployment.plan.placement(param)
         if not placement.split:
             return [whole]
         flat = whole.detach().reshape(-1)
         return [flat[piece.begin : piece.end].view(piece.shape) for piece in placement.slices]
 
     def _fetch_barrier(self, op: Op, **_: Any) -> tuple[()]:
-        if self.communicator.closed:
-            self._finish()
+        self._finish()
         return ()
 
     def _finish(self) -> None:
-        self.communicator.finish_step()
-        if self._storage.optimizer is not None:
+        if self.communicator.finish_step() is not None and self._storage.optimizer is not None:
             self._storage.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
 
     def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:

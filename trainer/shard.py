@@ -99,7 +99,7 @@ def _order(loader: DataLoader[Any], seed: int | None, epoch: int) -> Sequence[in
     if not permutes and seed is None:
         return range(samples)
     generator = torch.Generator().manual_seed((seed or 0) + epoch)
-    return torch.randperm(samples, generator=generator).tolist()  # type: ignore[no-any-return]  # torch's annotation
+    return torch.randperm(samples, generator=generator).tolist()
 
 
 def _every_nth(batches: Iterable[Any], trainers: int, trainer_id: int) -> Iterator[Any]:

@@ -162,7 +162,7 @@ class Plan:
         """The plan as facts, one a line, sorted: what two processes compare when their fingerprints differ."""
         facts = {"mode": self.mode, "trainers": str(self.trainers), "servers": str(self.servers), "graph": self.graph}
         for index, lane in enumerate(self.lanes):
-            facts.update({f"lane {index}: {field.name}": repr(getattr(lane, field.name)) for field in fields(lane)})
+            facts.update({f"lane {index}: {field.name}": _fact(getattr(lane, field.name)) for field in fields(lane)})
         facts["clip"] = "none" if self.clip is None else f"{self.clip.kind} {self.clip.low!r} {self.clip.high!r}"
         for index, rule in enumerate(self.groups):
             facts[f"group {index}: optimizer"] = rule.type
@@ -177,6 +177,13 @@ class Plan:
         """32 hexadecimal digits over the manifest: never a trainer's number, a host, a port or a value."""
         lines = "\n".join(f"{key} = {value}" for key, value in self.manifest().items())
         return hashlib.blake2b(lines.encode(), digest_size=16).hexdigest()
+
+
+def _fact(value: object) -> str:
+    """A value in words that do not depend on the order of a mapping."""
+    if isinstance(value, Rule):
+        return f"{value.type} {sorted(value.numbers.items())} {sorted(value.flags.items())}"
+    return repr(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,8 +309,8 @@ def test_a_strategys_unbuilt_switch_raises_and_names_itself() -> None:
     with pytest.raises(ValueError, match="amp"):
         fleet.init(strategy=strategy)
     strategy = DistributedStrategy()
-    strategy.a_sync_configs = {"k_steps": 4}
-    with pytest.raises(ValueError, match="k_steps"):
+    strategy.a_sync_configs = {"overlap": True}
+    with pytest.raises(ValueError, match="overlap"):
         fleet.init(strategy=strategy)
     with pytest.raises(ValueError, match="is_collective"):
         fleet.init(is_collective=True)

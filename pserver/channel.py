@@ -1,0 +1,217 @@
+"""A trainer's tensor stream to one server, for one lane: one request at a time, asked again after a broken connection.
+
+Two threads serve a channel, so that tensors leave while the script computes and arrive while it waits for another server::
+
+    outbox      sends queued frames, in order
+    inbox       receives frames: values to where they belong, answers to whoever waits for them
+
+[Note: asking again]  A request (a step, a pull, an upload) is a run of frames that ends in one answer, DONE.  Until the answer
+has come the channel keeps the frames (references, no copies).  When the stream breaks, the inbox opens another, says HELLO and
+queues the same frames again: the server applies a step once, however often it comes, and answers it again.  An ``epoch`` counts
+the streams, so that frames queued for an earlier one are not sent twice.  A server that stays silent for the deadline is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from pserver import codec
+from pserver.errors import CorruptFrame, PServerError, ServerLost, Unreachable, from_wire
+from pserver.stream import Buffer, Stream
+from pserver.wire_pb2 import Commit, Done, Frame, Kind, Part
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.2  # between two tries to open a stream again
+
+Outgoing = tuple[Frame, Sequence[Buffer]]
+
+
+class Channel:
+    """See the module's docstring.
+
+    Args:
+        open_stream: connects and says HELLO.
+        landing: where the values of a variable go, as ``codec.scatter`` wants it; called in the inbox thread.
+        deadline_seconds: how long a broken stream may stay broken.
+        name: for messages: "server 0 at HOST:PORT".
+    """
+
+    def __init__(
+        self, open_stream: Callable[[], Stream], landing: Callable[[Part], torch.Tensor], deadline_seconds: float, name: str
+    ) -> None:
+        self.bytes_out = 0
+        self.bytes_in = 0
+        self.reconnects = 0
+        self.failure: PServerError | None = None
+        self._open_stream = open_stream
+        self._landing = landing
+        self._deadline = deadline_seconds
+        self._name = name
+        self._lock = threading.Lock()  # guards the six below; nothing blocks under it
+        self._stream = open_stream()
+        self._epoch = 0
+        self._request: list[Outgoing] = []
+        self._answer: Future[Done] = Future()
+        self._norms: Future[Mapping[str, float]] = Future()
+        self._closing = False
+        self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=f"{target.__name__} {name}", daemon=True)
+            for target in (self._outbox, self._inbox)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Future[Done]:
+        """A new request: its answer, or the failure that came instead.  The one before has been answered."""
+        with self._lock:
+            self._request, self._answer, self._norms = [], Future(), Future()
+            if self.failure is not None:
+                self._answer.set_exception(self.failure)
+                self._norms.set_exception(self.failure)
+            return self._answer
+
+    @property
+    def norms(self) -> Future[Mapping[str, float]]:
+        """This server's part of the squared norms in the step under way, where norms clip on servers."""
+        return self._norms
+
+    def post(self, kind: Kind, step: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Queues tensors to be sent; their memory stays as it is until the answer has come."""
+        for frame in codec.frames(kind, step, tensors):
+            self._put(frame)
+
+    def commit(self, step: int, commit: Commit) -> None:
+        """Queues the end of a step, or (step 0) of an upload."""
+        self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))
+
+    def scale(self, step: int, coefficients: Mapping[str, float]) -> None:
+        """Queues the answer to the norms."""
+        self._put((Frame(kind=Kind.SCALE, step=step, commit=Commit(scale=dict(coefficients))), ()))
+
+    def pull(self, names: Iterable[str], step: int) -> None:
+        """Queues a request for values; none named means every slice that the server holds."""
+        self._put((Frame(kind=Kind.PULL, step=step, parts=[Part(name=name) for name in names]), ()))
+
+    def _put(self, frame: Outgoing) -> None:
+        with self._lock:
+            self._request.append(frame)
+            self._outgoing.put((self._epoch, frame))
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def fail(self, error: PServerError) -> None:
+        """Ends the channel: whoever waits for it, or asks next, gets the error.  The first error stays."""
+        with self._lock:
+            if self.failure is not None or self._closing:
+                return
+            self.failure = error
+            for future in (self._answer, self._norms):
+                if not future.done():
+                    future.set_exception(error)
+            stream = self._stream
+        stream.cancel()
+
+    def close(self, abruptly: bool = False) -> None:
+        """Says BYE and ends the threads; ``abruptly`` says nothing."""
+        with self._lock:
+            self._closing = True
+            abruptly = abruptly or self.failure is not None
+            if not abruptly:
+                self._outgoing.put((self._epoch, (Frame(kind=Kind.BYE), ())))
+            self._outgoing.put(None)
+        self._threads[0].join(timeout=0.0 if abruptly else 2.0)
+        if not abruptly:
+            self._stream.close()
+        self._threads[1].join(timeout=0.0 if abruptly else 2.0)
+        if self._threads[1].is_alive():  # the server does not end its side: it may be gone
+            self._stream.cancel()
+
+    # ---- the two threads -----------------------------------------------------------------------------------------
+
+    def _outbox(self) -> None:
+        while (item := self._outgoing.get()) is not None:
+            epoch, (header, payload) = item
+            with self._lock:
+                stream, stale = self._stream, epoch != self._epoch
+            if stale:
+                continue
+            try:
+                stream.send(header, payload)
+                self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+            except Unreachable:
+                continue  # the inbox sees it too, and asks again
+            except PServerError as error:
+                self.fail(error)
+
+    def _inbox(self) -> None:
+        while not self._closing and self.failure is None:
+            try:
+                self._receive()
+                raise Unreachable(f"{self._name}: the stream ended")
+            except Unreachable as error:
+                if self._closing or self.failure is not None or not self._reopen(error):
+                    return
+            except PServerError as error:
+                self.fail(error)
+            except Exception as error:
+                log.exception("receiving from %s", self._name)
+                self.fail(CorruptFrame(f"{self._name}: {type(error).__name__}: {error}"))
+
+    def _receive(self) -> None:
+        while (received := self._stream.receive()) is not None:
+            header, payload = received
+            self.bytes_in += payload.nbytes
+            if header.kind == Kind.VALUE:
+                codec.scatter(header, payload, self._landing)
+            elif header.kind == Kind.DONE:
+                self._resolve(self._answer, header.done)
+            elif header.kind == Kind.NORMS:
+                self._resolve(self._norms, dict(header.norms.squared))
+            elif header.kind == Kind.FAILURE:
+                self.fail(from_wire(header.failure.error, f"{self._name}: {header.failure.message}"))
+            elif header.kind == Kind.DRAIN:
+                self.fail(ServerLost(f"{self._name} is shutting down"))
+            else:
+                raise CorruptFrame(f"{self._name}: expected VALUE, DONE, NORMS, FAILURE or DRAIN, got kind {header.kind}")
+
+    def _resolve(self, future: Future[Any], result: object) -> None:
+        """An answer; one that comes again, after the request was sent again, says nothing new."""
+        with self._lock:
+            if not future.done():
+                future.set_result(result)
+
+    def _reopen(self, reason: Unreachable) -> bool:
+        """Opens a stream in place of the broken one and asks again.  See [Note: asking again]."""
+        began = time.monotonic()
+        while not self._closing and self.failure is None:
+            try:
+                stream = self._open_stream()
+            except PServerError as error:
+                if not isinstance(error, Unreachable) or time.monotonic() - began > self._deadline:
+                    self.fail(
+                        error if not isinstance(error, Unreachable) else ServerLost(f"{self._name}: {error} (after: {reason})")
+                    )
+                    return False
+                time.sleep(RETRY_SECONDS)
+                continue
+            with self._lock:
+                self._stream = stream
+                self._epoch += 1
+                self.reconnects += 1
+                for frame in self._request if not self._answer.done() else ():
+                    self._outgoing.put((self._epoch, frame))
+            log.warning("%s: opened a stream again (%s)", self._name, reason)
+            return True
+        return False

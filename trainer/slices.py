@@ -1,0 +1,93 @@
+"""The slices of one lane as the trainer sees them: parts of live tensors, wherever those are.
+
+[Note: landing]  A parameter that is contiguous main memory receives its slices in place.  One that is not (on a GPU, or
+channels-last) receives them in buffers, and ``unload`` copies them to where they belong when everything has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from pserver.codec import DTYPES
+from transpiler.plan import Placement, Slice
+
+
+class LiveSlices:
+    """See the module's docstring.
+
+    Args:
+        placements: the variables; ``tensors``: all live tensors by variable name.
+    """
+
+    def __init__(self, placements: list[Placement], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._placements = placements
+        self._owners = {piece.name: (placement, piece) for placement in placements for piece in placement.slices}
+        self.names = [piece.name for placement in placements if placement.group is not None for piece in placement.slices]
+        servers = {self._owners[name][1].server for name in self.names}
+        self._order = {server: [name for name in self.names if self._owners[name][1].server == server] for server in servers}
+        self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step
+        self._landed: set[str] = set()  # slices whose buffer holds something new
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._owners
+
+    def order(self, server: int) -> list[str]:
+        """The updated slices on a server, in the order of the plan."""
+        return self._order.get(server, [])
+
+    def held(self, server: int) -> list[str]:
+        """All slices on a server, those that are never updated too."""
+        return [name for name, (_, piece) in self._owners.items() if piece.server == server]
+
+    def on(self, server: int) -> set[str]:
+        """The same, as a set."""
+        return set(self.order(server))
+
+    def server(self, name: str) -> int:
+        """Who holds a slice."""
+        return self._owners[name][1].server
+
+    def owner(self, name: str) -> tuple[Placement, Slice]:
+        """The variable that a slice belongs to, and the slice.
+
+        Raises:
+            KeyError: the lane has no such slice.
+        """
+        return self._owners[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        """A slice as contiguous main memory: a view of the live tensor where it is that already."""
+        placement, piece = self._owners[name]
+        flat = self._tensors[placement.name].detach().to("cpu").contiguous().view(-1)
+        return flat[piece.begin : piece.end].view(piece.shape)
+
+    def blank(self, name: str) -> torch.Tensor:
+        """New main memory for a slice."""
+        placement, piece = self._owners[name]
+        return torch.empty(piece.shape, dtype=DTYPES[placement.dtype])
+
+    def landing(self, name: str) -> torch.Tensor:
+        """Where a slice's value goes.  See [Note: landing]."""
+        placement, piece = self._owners[name]
+        tensor = self._tensors[placement.name].detach()
+        if tensor.device.type == "cpu" and tensor.is_contiguous():
+            return tensor.view(-1)[piece.begin : piece.end].view(piece.shape)
+        if name not in self._buffers:
+            self._buffers[name] = self.blank(name)
+        self._landed.add(name)
+        return self._buffers[name]
+
+    def write(self, name: str, value: torch.Tensor) -> None:
+        """Puts a value where it belongs; ``unload`` follows when all slices have been written."""
+        self.landing(name).copy_(value)
+
+    def unload(self) -> None:
+        """Copies what has landed in buffers to where it belongs."""
+        for placement in self._placements if self._landed else ():
+            if placement.slices[0].name in self._landed:
+                whole = torch.cat([self._buffers[piece.name].reshape(-1) for piece in placement.slices])
+                self._tensors[placement.name].detach().copy_(whole.view(placement.shape))
+        self._landed.clear()

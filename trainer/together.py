@@ -1,0 +1,92 @@
+"""The sync lane: every trainer's step is one step."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+import torch
+
+from pserver.channel import Channel
+from pserver.merge import clip_coefficients
+from pserver.wire_pb2 import Done, Kind, Part
+from trainer.lane import Request, Rows, commit_of
+from trainer.slices import LiveSlices
+from transpiler.plan import Clip
+
+
+class Together:
+    """Sync.  Gradients leave as they come; new parameters land in the parameters' own memory while the script waits."""
+
+    def __init__(self, slices: LiveSlices, clip: Clip | None) -> None:
+        self.turn = threading.Lock()
+        self._step = 0
+        self._slices = slices
+        self._clip = clip if clip is not None and clip.kind != "value" else None  # whose norms span servers
+        self._channels: list[Channel] = []
+        self._answers: list[Future[Done]] = []  # of the step under way
+        self._sent: set[str] = set()
+
+    @property
+    def step(self) -> int:
+        """See :class:`LaneSender`."""
+        return self._step
+
+    def landing(self, part: Part) -> torch.Tensor:
+        """See :class:`LaneSender`."""
+        return self._slices.landing(part.name)
+
+    def start(self, channels: list[Channel], step: int) -> None:
+        """See :class:`LaneSender`."""
+        self._channels, self._step = channels, step
+
+    def send(self, name: str, gradient: torch.Tensor) -> None:
+        """See :class:`LaneSender`."""
+        if not self._answers:
+            self._answers = [channel.begin() for channel in self._channels]
+        self._sent.add(name)
+        self._channels[self._slices.server(name)].post(Kind.GRADIENT, self.step + 1, [(name, gradient)])
+
+    def close(self, rows: Rows, overflow: bool) -> None:
+        """See :class:`LaneSender`."""
+        if not self._answers:
+            self._answers = [channel.begin() for channel in self._channels]
+        self._step += 1
+        for server, channel in enumerate(self._channels):
+            channel.commit(self.step, commit_of(rows, self._slices.on(server) - self._sent, overflow))
+        self._sent = set()
+
+    def finish(self) -> Done:
+        """See :class:`LaneSender`."""
+        answers, self._answers = self._answers, []
+        if self._clip is not None:
+            self._scale(self._clip, answers)
+        done = Request(self.step, answers).wait()
+        self._slices.unload()
+        return done
+
+    def _scale(self, clip: Clip, answers: list[Future[Done]]) -> None:
+        """Where norms clip on servers: their parts of the squared norms make the coefficient that they multiply with."""
+        for channel, answer in zip(self._channels, answers, strict=True):
+            both: list[Future[Any]] = [channel.norms, answer]
+            wait(both, return_when=FIRST_COMPLETED)  # a server without gradients, or after an overflow elsewhere, says DONE alone
+        coefficients = clip_coefficients(
+            clip, [channel.norms.result() if channel.norms.done() else {} for channel in self._channels]
+        )
+        for channel in self._channels:
+            if channel.norms.done():
+                channel.scale(self.step, coefficients)
+
+    def refresh(self) -> None:
+        """Nothing arrives between steps."""
+
+    def drain(self) -> None:
+        """Nothing is under way between steps."""
+
+    def stop(self) -> None:
+        """No threads."""
+
+    def metrics(self) -> dict[str, float]:
+        """See :class:`LaneSender`."""
+        return {"messages": self.step}
