@@ -50,9 +50,7 @@ def test_a_required_variable_that_is_missing_or_empty_is_named(role: str, name: 
 
 
 @pytest.mark.parametrize(("role", "name"), REQUIRED)
-def test_fleet_names_the_missing_variable_of_the_real_environment(
-    monkeypatch: pytest.MonkeyPatch, role: str, name: str
-) -> None:
+def test_fleet_names_the_missing_variable_of_the_real_environment(monkeypatch: pytest.MonkeyPatch, role: str, name: str) -> None:
     """``fleet.init()`` reads the same variables, and starts no job without them."""
     for key, text in COMPLETE[role].items():
         monkeypatch.setenv(key, text)
@@ -79,7 +77,12 @@ def test_fleet_names_the_missing_variable_of_the_real_environment(
         ("TRAINER", "PSERVER_ENDPOINTS", "10.0.0.1:99999", "0 to 65535"),
         ("TRAINER", "PSERVER_ENDPOINTS", ",", "at least one"),
         ("TRAINER", "PSERVER_ENDPOINTS", "a:1,b:1,a:1", "each endpoint once"),
-        ("PSERVER", "CURRENT_ENDPOINT", "10.0.0.3:6174", r"expected one of PSERVER_ENDPOINTS \(10\.0\.0\.1:6174, 10\.0\.0\.2:6174\)"),
+        (
+            "PSERVER",
+            "CURRENT_ENDPOINT",
+            "10.0.0.3:6174",
+            r"expected one of PSERVER_ENDPOINTS \(10\.0\.0\.1:6174, 10\.0\.0\.2:6174\)",
+        ),
         ("PSERVER", "TRAINERS", "many", "expected a whole number, got 'many'"),
     ],
 )

@@ -51,7 +51,9 @@ class Stream(IterableDataset[int]):
 def parts(loader: Any, trainers: int, seed: int | None = None) -> list[list[list[int]]]:
     """For each trainer, its batches of one epoch.  Each has a loader of its own, as each has in its own process."""
     loaders = [loader() for _ in range(trainers)]
-    return [[torch.as_tensor(batch).tolist() for batch in shard(each, trainers, number, seed)] for number, each in enumerate(loaders)]
+    return [
+        [torch.as_tensor(batch).tolist() for batch in shard(each, trainers, number, seed)] for number, each in enumerate(loaders)
+    ]
 
 
 def samples(of_a_trainer: list[list[int]]) -> list[int]:
