@@ -81,6 +81,10 @@ class Ring:
         self.used += 1
         return self._memory[start : start + SLOT_BYTES]
 
+    def release(self) -> None:
+        """Lets go of the memory; views that were given out keep it."""
+        self._memory = memoryview(b"")
+
 
 def slots_of(size: int) -> Iterator[int]:
     """How many bytes of a payload of ``size`` bytes stand in each slot that it takes."""

@@ -114,9 +114,8 @@ class ShmStream:
                 self._give_back()
                 return self._frame()
             except OSError as error:
-                broken = self._broken(error)
                 self._hang_up()
-                raise broken from error
+                raise self._broken(error) from error  # no name for it: a cycle would keep the last payload, hence the segment
 
     def _give_back(self) -> None:
         """The slots that the last frame was read from."""
@@ -184,8 +183,10 @@ class ShmStream:
         with self._receiving:
             self._file.close()
             self._in.close()
+            self._reading.release()
         with self._sending:
             self._out.close()
+            self._filling.release()
 
     def _broken(self, error: Exception) -> Unreachable:
         return Unreachable(f"{self.peer}: the stream {'was cancelled' if self._cancelled else f'broke: {error}'}")

@@ -1,0 +1,303 @@
+"""Shared memory: what is left after a kill, what a stranger can do, and that a slot belongs to one end at a time."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import resource
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Queue
+from threading import Event
+
+import pytest
+
+from pserver.carriers import ring, shm, suited
+from pserver.errors import CorruptFrame, Unreachable
+from pserver.stream import Stream
+from pserver.wire_pb2 import HELLO, VALUE, Frame
+
+SECONDS = 20.0
+PROMPT = 2.0
+
+CLIENT = """
+import sys
+from pserver.carriers import shm
+from pserver.wire_pb2 import VALUE, Frame
+stream = shm.connect("127.0.0.1", int(sys.argv[1]), deadline_seconds=20.0)
+while True:
+    stream.send(Frame(kind=VALUE), [bytes(2**21)])
+"""
+SERVER = """
+import threading
+from pserver.carriers import shm
+from pserver.wire_pb2 import VALUE, Frame
+def handle(stream):
+    stream.receive()
+    while True:
+        stream.send(Frame(kind=VALUE), [bytes(2**21)])
+print(shm.listen(handle).port, flush=True)
+threading.Event().wait(60)
+"""
+
+
+@contextmanager
+def process(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python process of its own, gone at the end."""
+    child = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate(timeout=SECONDS)
+
+
+def traces(port: int) -> tuple[list[str], int, bool]:
+    """What a stream could leave behind: files in /dev/shm, descriptors of this process, a name in the abstract namespace."""
+    with open("/proc/net/unix") as names:
+        bound = f"@pserver-{port}" in names.read().split()
+    return sorted(os.listdir("/dev/shm")), len(os.listdir("/dev/fd")), bound
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Whether the condition comes true in time."""
+    deadline = time.monotonic() + SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def outcomes() -> tuple[Queue[object], Callable[[Stream], None]]:
+    """A queue, and a handler that puts every frame's size there, and what ended the stream."""
+    seen: Queue[object] = Queue()
+
+    def handle(stream: Stream) -> None:
+        try:
+            while (got := stream.receive()) is not None:
+                seen.put(got[1].nbytes)
+            seen.put(None)
+        except Exception as error:
+            seen.put(type(error)(str(error)))  # without its traceback, which holds the stream
+
+    return seen, handle
+
+
+def test_a_killed_client_is_noticed_at_once_and_leaves_nothing() -> None:
+    """After kill -9 of a client that is sending, the server's wait ends promptly; no file, descriptor or segment stays."""
+    seen, handle = outcomes()
+    listener = shm.listen(handle)
+    before = traces(listener.port)
+    with process(CLIENT, str(listener.port)) as client:
+        for _ in range(10):
+            assert seen.get(timeout=SECONDS) == 2**21
+        during = traces(listener.port)
+        os.kill(client.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        while isinstance(end := seen.get(timeout=SECONDS), int):
+            continue
+        took = time.monotonic() - killed
+    gone = until(lambda: traces(listener.port) == before)
+    listener.close(1.0)
+
+    assert isinstance(end, Unreachable) and took < PROMPT
+    assert during[0] == before[0] and during[1] > before[1]
+    assert gone
+
+
+def test_a_killed_server_is_noticed_at_once_and_leaves_nothing() -> None:
+    """After kill -9 of a server that is sending, the client's wait ends promptly; its name and the segment are gone."""
+    with process(SERVER) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        before = traces(port)
+        stream = shm.connect("127.0.0.1", port, deadline_seconds=SECONDS)
+        stream.send(Frame(kind=HELLO))
+        for _ in range(10):
+            assert stream.receive() is not None
+        os.kill(server.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(Unreachable, match=f"127.0.0.1:{port}: the stream broke"):
+            while stream.receive() is not None:
+                continue
+        took = time.monotonic() - killed
+        del stream
+        gone = until(lambda: traces(port) == (before[0], before[1], False))
+
+    assert took < PROMPT
+    assert before[2] and gone
+    with pytest.raises(Unreachable, match="Connection refused"):
+        shm.connect("127.0.0.1", port, deadline_seconds=1.0)
+
+
+def test_a_payload_stays_until_the_next_receive() -> None:
+    """However much the sender has to send, the slot that a receiver looks at is not written, nor is it a copy."""
+    senders: list[shm.ShmStream] = []
+    sent, done = Event(), Event()
+
+    def handle(stream: Stream) -> None:
+        assert isinstance(stream, shm.ShmStream)
+        senders.append(stream)
+        for index in range(ring.SLOTS + 2):
+            stream.send(Frame(kind=VALUE, step=index), [bytes([index]) * ring.SLOT_BYTES])
+        sent.set()
+        done.wait(SECONDS)
+
+    listener = shm.listen(handle)
+    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    first = stream.receive()
+    assert first is not None
+    assert until(lambda: senders[0]._filling.full)
+    assert not sent.is_set()  # the sender waits for a slot
+    assert (bytes(first[1][:1]), bytes(first[1][-1:])) == (b"\0", b"\0")
+    again = [stream.receive() for _ in range(ring.SLOTS + 1)]
+    assert [got[0].step for got in again if got] == list(range(1, ring.SLOTS + 2))
+    last = again[-1]
+    assert last is not None and first[1][0] == ring.SLOTS  # that slot has been used again
+    done.set()
+    assert stream.receive() is None
+    assert last[1][0] == ring.SLOTS + 1  # the memory outlives the stream
+    listener.close(1.0)
+
+
+def test_slots_and_inline_frames_keep_their_order() -> None:
+    """Frames on both sides of the inline limit, and of one and several slots, arrive in the order in which they left."""
+    seen, handle = outcomes()
+    listener = shm.listen(handle)
+    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    edges = [0, 1, shm.INLINE_BYTES, shm.INLINE_BYTES + 1, ring.SLOT_BYTES, ring.SLOT_BYTES + 1, 5 * ring.SLOT_BYTES]
+    for size in edges * 3:
+        stream.send(Frame(kind=VALUE), [bytes(size)])
+    stream.close()
+    got = [seen.get(timeout=SECONDS) for _ in range(len(edges) * 3 + 1)]
+    assert stream.receive() is None
+    listener.close(1.0)
+
+    assert got == [*edges * 3, None]
+
+
+def test_a_frame_beyond_the_limit_is_refused_before_it_leaves() -> None:
+    """64 MB is the most of one frame; the stream goes on after the error."""
+    seen, handle = outcomes()
+    listener = shm.listen(handle)
+    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    with pytest.raises(ValueError, match="expected a frame of at most 67108864 bytes"):
+        stream.send(Frame(kind=VALUE), [bytes(shm.FRAME_BYTES + 1)])
+    stream.send(Frame(kind=VALUE), [b"abc"])
+    stream.close()
+    assert (seen.get(timeout=SECONDS), seen.get(timeout=SECONDS)) == (3, None)
+    assert stream.receive() is None
+    listener.close(1.0)
+
+
+def unsealed() -> int:
+    """A segment that its maker can still shorten."""
+    descriptor = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, ring.SEGMENT_BYTES)
+    return descriptor
+
+
+def short() -> int:
+    """A sealed segment that is too small."""
+    descriptor = os.memfd_create("short", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 4096)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return descriptor
+
+
+def greet(port: int, greeting: bytes, descriptors: list[int]) -> bytes:
+    """What a listener answers to any greeting."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.settimeout(SECONDS)
+        stranger.connect(f"\0pserver-{port}")
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        stranger.sendmsg([greeting], rights)
+        try:
+            return stranger.recv(10)
+        except ConnectionResetError:
+            return b""
+
+
+def test_a_stranger_gets_no_stream() -> None:
+    """Another greeting, no segment, one that can shrink or is too small, a file for a socket: hung up on; the next is served."""
+    seen, handle = outcomes()
+    listener = shm.listen(handle)
+    before = traces(listener.port)
+    near, far = socket.socketpair()
+    segments = [ring.make(), unsealed(), short()]
+    good, *bad = segments
+    with near, far, open(os.devnull) as file:
+        attempts = [(b"hello", [good, far.fileno()]), (shm.GREETING, []), (shm.GREETING, [good])]
+        attempts += [(shm.GREETING, [good, good]), (shm.GREETING, [file.fileno(), far.fileno()])]
+        attempts += [(shm.GREETING, [segment, far.fileno()]) for segment in bad]
+        assert [greet(listener.port, *attempt) for attempt in attempts] == [b""] * len(attempts)
+    for segment in segments:
+        os.close(segment)
+    assert until(lambda: traces(listener.port) == before)
+    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    stream.send(Frame(kind=VALUE), [b"fine"])
+    stream.close()
+    assert stream.receive() is None
+    listener.close(1.0)
+
+    assert (seen.get(timeout=SECONDS), seen.get(timeout=SECONDS)) == (4, None)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\7" * shm.PRELUDE.size, shm.PRELUDE.pack(shm.INLINE, 2**32 - 1, 0), shm.PRELUDE.pack(shm.IN_SLOTS, 0, 2**63)],
+    ids=["kind", "header", "payload"],
+)
+def test_a_prelude_that_cannot_be_is_a_corrupt_frame(garbage: bytes) -> None:
+    """Sizes that no frame has are not believed, and nothing is allocated for them."""
+    seen, handle = outcomes()
+    listener = shm.listen(handle)
+    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    stream._out.sendall(garbage)
+    error = seen.get(timeout=SECONDS)
+    stream.cancel()
+    listener.close(1.0)
+
+    assert isinstance(error, CorruptFrame)
+
+
+def test_no_room_is_unreachable_and_leaves_nothing() -> None:
+    """Where the system gives a segment no room, connecting says so in one sentence, at either end."""
+    listener = shm.listen(lambda stream: None)
+    before = traces(listener.port)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ring.SEGMENT_BYTES // 2, limits[1]))
+    try:
+        with pytest.raises(Unreachable, match=f"no shared memory with 127.0.0.1:{listener.port} within 5 s: File too large"):
+            shm.connect("127.0.0.1", listener.port, deadline_seconds=5.0)
+        with pytest.raises(OSError, match="File too large"):
+            shm.listen(lambda stream: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert traces(listener.port) == before
+    listener.close(1.0)
+
+
+def test_a_number_is_taken_once() -> None:
+    """Two listeners of one number are a mistake that is said, and nobody answers for a number that nobody has."""
+    listener = shm.listen(lambda stream: None)
+    with pytest.raises(OSError, match=f"cannot listen on shared memory's number {listener.port}: Address already in use"):
+        shm.listen(lambda stream: None, port=listener.port)
+    listener.close(1.0)
+    with pytest.raises(Unreachable, match="Connection refused"):
+        shm.connect("127.0.0.1", 1 + secrets.randbelow(2**31), deadline_seconds=1.0)
+
+
+def test_only_a_server_of_this_host_is_asked_for_shared_memory() -> None:
+    """A trainer whose server is elsewhere does not ask for what cannot work, unless its user named nothing else."""
+    names = ["shm", "flight", "grpc"]
+
+    assert suited(names, "127.0.0.1") == suited(names, "localhost") == names
+    assert suited(names, "192.0.2.1") == ["flight", "grpc"]
+    assert suited(["shm"], "192.0.2.1") == ["shm"]
