@@ -50,7 +50,8 @@ def load(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedO
         kind, _, rest = name.partition("/")
         if kind == "state":
             key, _, parameter = rest.partition("/")
-            optimizer.state[tensors[parameter]][key] = tensor
+            owner = tensors[parameter]
+            optimizer.state[owner][key] = tensor if key == "step" else tensor.to(owner.device)  # as torch keeps them
     optimizer.steps = int(meta["step"])
 
 
