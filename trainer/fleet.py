@@ -159,7 +159,8 @@ def distributed_optimizer(
     def connect(distributed: DistributedOptimizer) -> Communicator | None:
         return _connect(job, distributed, strategy)
 
-    job.optimizer = DistributedOptimizer(optimizer, names, connect, grad_clip)
+    overlap = strategy is not None and strategy.a_sync_configs["overlap"]
+    job.optimizer = DistributedOptimizer(optimizer, names, connect, grad_clip, overlap)
     atexit.register(_at_exit, job)
     return job.optimizer
 
@@ -170,7 +171,8 @@ def _connect(job: _Job, distributed: DistributedOptimizer, strategy: Distributed
         return None
     for lane in plan.lanes:
         log.info("training %s%s", describe(lane, plan.trainers), "" if strategy is not None else " (no strategy given)")
-    deployment = Deployment(plan, job.role.server_endpoints, trainer_id=job.role.trainer_id)
+    wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
+    deployment = Deployment(plan, job.role.server_endpoints, trainer_id=job.role.trainer_id, wait_port=wait)
     communicator = Communicator(deployment, job.tensors(), distributed.inner)
     communicator.start()
     if any(lane.independent_recv_thread for lane in plan.lanes):

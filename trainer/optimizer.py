@@ -26,6 +26,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         names: every parameter's name in the job.
         connect: makes the connection to the servers, or gives None for a process that trains alone.
         grad_clip: applied to the merged gradient, as a single node would.
+        overlap: the script promises one backward per step and not to touch ``p.grad`` before ``step()``: each gradient leaves as
+            soon as it stands, while backward goes on.
+
+    Raises:
+        ValueError: ``overlap`` together with a ``grad_clip`` that has to wait for all gradients on the trainer.
     """
 
     # GradScaler then always calls step(), and tells it of an overflow: every trainer of a sync job must hear of the step.
@@ -37,8 +42,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         names: Mapping[torch.Tensor, str],
         connect: Connect,
         grad_clip: GradClip | None = None,
+        overlap: bool = False,
     ) -> None:
         self._inner = optimizer
+        self._overlap = overlap
+        self._left: set[torch.Tensor] = set()  # parameters whose gradient of this step has left already
         self.names = names
         self._connect = connect
         self.grad_clip = grad_clip
@@ -46,6 +54,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
         self._communicator = connect(self)
+        if overlap:
+            self._send_early()
 
     def _share(self) -> None:
         """One set of groups and states under both optimizers, so that a scheduler made for either moves both."""
@@ -93,6 +103,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         scale = getattr(self, "grad_scale", None)
         found = getattr(self, "found_inf", None)
         overflow = found is not None and bool(found.item())
+        if self._left and scale is not None:
+            raise RuntimeError("overlap: the gradients have left with GradScaler's scale in them; leave overlap off")
         if scale is not None and not overflow:
             inverse = scale.double().reciprocal().float()
             for gradient in self._gradients().values():
@@ -123,9 +135,35 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if here:
                 self._step_here(here)
             for parameter, gradient in there.items():
-                communicator.send_whole(self.names[parameter], gradient)
+                if parameter not in self._left:
+                    communicator.send_whole(self.names[parameter], gradient)
+        self._left.clear()
         done = communicator.commit(self.rows(), overflow)
         self.steps += 0 if overflow or done.overflow else 1
+
+    def _send_early(self) -> None:
+        """Hooks that send each gradient when backward has finished with it."""
+        if self._communicator is None:
+            return
+        if self.grad_clip is not None and not self._communicator.plan.clips_on_servers:
+            raise ValueError("overlap: gradients cannot leave early where grad_clip needs all of them on the trainer")
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.requires_grad):
+            parameter.register_post_accumulate_grad_hook(self._send_one)
+
+    def _send_one(self, parameter: torch.Tensor) -> None:
+        if parameter in self._left:
+            raise RuntimeError(
+                f"overlap: {self.names[parameter]!r} has a second gradient in one step, and the first one has left"
+            )
+        communicator, gradient = self._communicator, parameter.grad
+        if (
+            communicator is None
+            or gradient is None
+            or communicator.plan.lane_of(communicator.plan.placement(self.names[parameter])).local
+        ):
+            return
+        self._left.add(parameter)
+        communicator.send_whole(self.names[parameter], gradient)
 
     def _divided(self, communicator: Communicator) -> tuple[Gradients, Gradients]:
         """The gradients of parameters that this process updates itself (the k-step modes), and those of the servers'."""
@@ -183,7 +221,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         by_name = {name: parameter for parameter, name in self.names.items()}
         for name, states in self._communicator.states().items():
-            self.state[by_name[name]] = states
+            device = by_name[name].device  # where torch keeps all of a state but its count of steps
+            self.state[by_name[name]] = {key: value if key == "step" else value.to(device) for key, value in states.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads groups and states.  Every trainer of the job calls this, between steps; trainer 0's states go to the servers."""

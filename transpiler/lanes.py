@@ -8,7 +8,7 @@ from dataclasses import fields
 from types import MappingProxyType
 
 from transpiler.ops import check_rule
-from transpiler.plan import Lane, Rule
+from transpiler.plan import Lane, Placement, Plan, Rule, Slice
 
 _QUEUE = ("merge", "max_merge_var_num", "thread_pool_size")
 # The fields that each mode reads.  Whatever it does not read has its default: nothing is set without effect.
@@ -25,7 +25,7 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "dc_asgd",
         ),
         "half_async": _QUEUE,
-        "geo": ("k_steps", "send_queue_size", "thread_pool_size"),
+        "geo": ("k_steps", "thread_pool_size"),
         "diloco": ("k_steps", "outer"),
     }
 )
@@ -65,6 +65,29 @@ def check_lane(lane: Lane, what: str = "lane") -> None:
             check_rule(lane.outer)
         except ValueError as error:
             raise ValueError(f"{what}, outer: {error}") from error
+
+
+def applied(plan: Plan, placement: Placement) -> tuple[int, Rule] | None:
+    """The rule by which servers update a variable, with its number; None where they apply none.
+
+    An outer optimizer's number comes after those of the parameter groups: no step brings a row for it.
+    """
+    lane = plan.lane_of(placement)
+    if placement.group is None or lane.mode == "geo":
+        return None
+    if lane.outer is not None:
+        return len(plan.groups) + placement.lane, lane.outer
+    return placement.group, plan.groups[placement.group]
+
+
+def delta_name(piece: Slice) -> str:
+    """The name of what k steps changed of a slice: ``fc.weight.block0.delta``."""
+    return f"{piece.name}.delta"
+
+
+def backup_names(piece: Slice, trainers: int) -> tuple[str, ...]:
+    """The names of a slice as each trainer last received it, where delays are compensated."""
+    return tuple(f"{piece.name}.trainer_{trainer}_bak" for trainer in range(trainers))
 
 
 def _steps(count: int) -> str:

@@ -48,6 +48,7 @@ SUPPORTED: frozenset[str] = frozenset(
                 "dc_asgd",
                 "outer_optimizer",
                 "modes",
+                "overlap",
             )
         ),
     }
@@ -186,6 +187,7 @@ def _read(words: Sequence[str], own: str, staleness: int | None) -> set[str]:
     read = {name for word in words for name in READ["sync" if barred and word == "async" else word]}
     read |= {"modes", "launch_barrier"} | ({"staleness"} if barred else set())
     read |= {"outer_optimizer"} if "diloco" in words else set()
+    read |= {"overlap"} if set(words) - {"geo", "diloco"} else set()
     return read | ({"half_async"} if own == "half_async" and own in words else set())
 
 

@@ -309,8 +309,8 @@ def test_a_strategys_unbuilt_switch_raises_and_names_itself() -> None:
     with pytest.raises(ValueError, match="amp"):
         fleet.init(strategy=strategy)
     strategy = DistributedStrategy()
-    strategy.a_sync_configs = {"overlap": True}
-    with pytest.raises(ValueError, match="overlap"):
+    strategy.a_sync_configs = {"runtime_split_send_recv": True}
+    with pytest.raises(ValueError, match="runtime_split_send_recv"):
         fleet.init(strategy=strategy)
     with pytest.raises(ValueError, match="is_collective"):
         fleet.init(is_collective=True)
