@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,10 +21,12 @@ import torch
 from pserver import server as server_module
 from pserver.allocator import keep_memory
 from pserver.carriers import connect
+from pserver.carriers.ring import SEGMENT_BYTES
+from pserver.channel import Channel
 from pserver.client import Client, Identity
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control import ControlClient
-from pserver.errors import Draining, Refused, ServerLost, TrainerLost
+from pserver.errors import Draining, Refused, ServerLost, TrainerLost, Unreachable
 from pserver.server import Server
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, JoinRequest, Kind, Part, Row, StatusRequest
 from transpiler.distribute import plan_parameters, pserver_program
@@ -32,6 +35,7 @@ from transpiler.plan_message import numbers_to_proto
 from transpiler.program import Storage
 
 SECONDS = 20.0
+CARRIERS = ("shm", "flight", "grpc")
 NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 
 
@@ -43,34 +47,39 @@ def plan_of(trainers: int = 1) -> Plan:
 class Trainer:
     """A trainer with one parameter, which starts as ones."""
 
-    def __init__(self, endpoint: str, number: int = 0, trainers: int = 1, carriers: tuple[str, ...] = ("flight", "grpc")) -> None:
+    def __init__(self, endpoint: str, number: int = 0, trainers: int = 1, carriers: tuple[str, ...] = CARRIERS) -> None:
         self.value = torch.ones(1000)
         plan = plan_of(trainers)
         identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), carriers)
-        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, self._landing)
+        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._landing])
         if self.client.join().install:
             self.client.install(pserver_program(Deployment(plan, (endpoint,), server_index=0)))
-            self.client.post(Kind.VALUE, 0, [("w", self.value)])
-            answer = self.client.expect()
-            self.client.commit(0, Commit())
+            answer = self.channel.begin()
+            self.channel.post(Kind.VALUE, 0, [("w", self.value)])
+            self.channel.commit(0, Commit())
             answer.result(timeout=SECONDS)
 
     def _landing(self, part: Part) -> torch.Tensor:
         return self.value
 
+    @property
+    def channel(self) -> Channel:
+        """Of the only lane."""
+        return self.client.channels[0]
+
     def step(self, step: int, gradient: float) -> Done:
         """One step, whole."""
-        answer = self.client.expect()
-        self.client.post(Kind.GRADIENT, step, [("w", torch.full((1000,), gradient))])
-        self.client.commit(step, Commit(rows=[Row(group=0, numbers=numbers_to_proto(NUMBERS))]))
+        answer = self.channel.begin()
+        self.channel.post(Kind.GRADIENT, step, [("w", torch.full((1000,), gradient))])
+        self.channel.commit(step, Commit(rows=[Row(group=0, numbers=numbers_to_proto(NUMBERS))]))
         return answer.result(timeout=SECONDS)
 
 
-@pytest.mark.parametrize("transport", ["auto", "flight", "grpc"])
+@pytest.mark.parametrize("transport", ["auto", *CARRIERS])
 def test_a_trainer_trains_over_every_transport(transport: str) -> None:
     """Whichever carriers are offered, a trainer joins, installs, steps and leaves; the others are not offered."""
     with Server(ServerConfig(transport=transport)) as server:
-        expected = {"auto": ["flight", "grpc"], "flight": ["flight"], "grpc": ["grpc"]}[transport]
+        expected = ["flight", "grpc", "shm"] if transport == "auto" else [transport]
         control = ControlClient(server.endpoint, SECONDS)
         assert list(control.status().carriers) == expected
         trainer = Trainer(server.endpoint)
@@ -78,10 +87,74 @@ def test_a_trainer_trains_over_every_transport(transport: str) -> None:
         trainer.client.leave()
         control.close()
 
-        assert trainer.client.carrier == ("grpc" if transport == "grpc" else "flight")
+        assert trainer.client.carrier == ("shm" if transport == "auto" else transport)
         assert done.version == 1
         assert torch.equal(trainer.value, torch.full((1000,), 0.5))
         assert server.job.ended.is_set() and server.job.failure is None
+
+
+def unreachable_name(server: Server) -> None:
+    """The server's socket is not where the trainer looks, as in a container with a network of its own."""
+    server.job.carriers["shm"] ^= 1
+
+
+def no_room(server: Server) -> None:
+    """From here on this process may not make a segment."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SEGMENT_BYTES // 2, resource.RLIM_INFINITY))
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[None]:
+    """Restores the limit that :func:`no_room` sets."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("hinder", "reason"),
+    [(unreachable_name, "Connection refused"), (no_room, "File too large")],
+    ids=["unreachable", "too small"],
+)
+def test_a_trainer_that_cannot_share_memory_takes_the_next_carrier(
+    hinder: Callable[[Server], None], reason: str, caplog: pytest.LogCaptureFixture, file_size_limit: None
+) -> None:
+    """Shared memory that is offered and does not work costs one log line; the job runs over Flight, and status says so."""
+    with Server(ServerConfig()) as server, caplog.at_level(logging.WARNING):
+        hinder(server)
+        trainer = Trainer(server.endpoint)
+        assert trainer.step(1, 1.0).version == 1
+        carriers = [each.carrier for each in server.job.status(StatusRequest()).trainers]
+        trainer.client.leave()
+
+    assert carriers == [trainer.client.carrier] == ["flight"]
+    assert torch.equal(trainer.value, torch.full((1000,), 0.5))
+    (line,) = [record.message for record in caplog.records]
+    assert line.endswith("taking flight instead of shm") and reason in line
+
+
+def test_a_trainer_told_to_share_memory_takes_nothing_else() -> None:
+    """Where shared memory was the user's only choice and does not work, that is an error."""
+    with Server(ServerConfig()) as server:
+        unreachable_name(server)
+        with pytest.raises(Unreachable, match="no shared memory with 127.0.0.1"):
+            Trainer(server.endpoint, carriers=("shm",))
+
+
+def test_a_server_without_the_facility_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where a system has no memfd the server offers the rest, with one log line; told to offer nothing else, it fails."""
+    monkeypatch.delattr(os, "memfd_create")
+    with caplog.at_level(logging.WARNING), Server(ServerConfig()) as server:
+        assert list(server.job.carriers) == ["flight", "grpc"]
+        trainer = Trainer(server.endpoint)
+        assert trainer.client.carrier == "flight"
+        trainer.client.leave()
+    with pytest.raises(OSError, match="no shared memory: this system has no memfd_create"):
+        Server(ServerConfig(transport="shm")).start()
+
+    assert [record.message for record in caplog.records] == [
+        "no shared memory here, trainers take another carrier: this system has no memfd_create"
+    ]
 
 
 def test_no_carrier_in_common_is_refused() -> None:
@@ -126,13 +199,13 @@ def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
         assert isinstance(server.job.failure, TrainerLost)
 
 
-@pytest.mark.parametrize("carrier", ["flight", "grpc"])
+@pytest.mark.parametrize("carrier", CARRIERS)
 def test_stopping_tells_an_idle_trainer(carrier: str) -> None:
     """A trainer that computes while its server drains gets a DRAIN frame, not a broken line; the server does not wait long."""
     with Server(ServerConfig(transport=carrier)) as server:
         trainer = Trainer(server.endpoint)
         trainer.step(1, 1.0)
-        answer = trainer.client.expect()
+        answer = trainer.channel.begin()
         started = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
             stopping = pool.submit(server.stop, 3.0)
@@ -144,7 +217,7 @@ def test_stopping_tells_an_idle_trainer(carrier: str) -> None:
     assert time.monotonic() - started < 3.0
 
 
-@pytest.mark.parametrize("carrier", ["flight", "grpc"])
+@pytest.mark.parametrize("carrier", CARRIERS)
 def test_stopping_tells_a_trainer_that_waits_for_another(carrier: str) -> None:
     """A trainer whose step waits for the others hears that the server drains, and can still say goodbye."""
     with Server(ServerConfig(transport=carrier)) as server, ThreadPoolExecutor(2) as pool:
@@ -166,7 +239,7 @@ def test_stopping_tells_a_trainer_that_waits_for_another(carrier: str) -> None:
     assert time.monotonic() - started < 5.0
 
 
-@pytest.mark.parametrize("carrier", ["flight", "grpc"])
+@pytest.mark.parametrize("carrier", CARRIERS)
 def test_a_trainer_that_does_not_listen_cannot_hold_a_server(carrier: str) -> None:
     """A stream whose client ignores DRAIN is cut after the grace."""
     with Server(ServerConfig(transport=carrier)) as server:
@@ -225,7 +298,7 @@ def process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         assert running.stdout is not None
         line = running.stdout.readline()
-        ready = re.fullmatch(r"pserver ready at (127\.0\.0\.1:\d+) \(flight \d+, grpc\)\n", line)
+        ready = re.fullmatch(r"pserver ready at (127\.0\.0\.1:\d+) \((?:shm, )?flight \d+, grpc\)\n", line)
         assert ready, line
         yield running, ready[1]
     finally:
@@ -246,7 +319,7 @@ def test_a_signal_drains_and_ends_with_0(number: signal.Signals) -> None:
     with process() as (running, endpoint):
         trainer = Trainer(endpoint)
         trainer.step(1, 1.0)
-        answer = trainer.client.expect()
+        answer = trainer.channel.begin()
         running.send_signal(number)
         with pytest.raises(ServerLost, match="is shutting down"):
             answer.result(timeout=SECONDS)
