@@ -50,7 +50,7 @@ def _greet(stream: Stream, job: Job) -> tuple[Member, int]:
         raise Unreachable("it ended before HELLO")
     header, _ = received
     if header.kind != Kind.HELLO:
-        raise Refused(f"expected HELLO as the first frame, got {Kind.Name(header.kind)}")
+        raise Refused(f"expected HELLO as the first frame, got {_kind(header)}")
     member = job.member(header.hello.session)
     if member.trainer != header.hello.trainer_id:
         raise Refused(f"the session of HELLO belongs to trainer {member.trainer}, not to trainer {header.hello.trainer_id}")
@@ -114,7 +114,10 @@ class Exchange:
         self._step = header.step
         codec.scatter(header, payload, self._gradient_buffer)
         for part in header.parts:
-            self._received[part.name] = self._received.get(part.name, 0) + part.size
+            begin = self._received.get(part.name, 0)
+            if part.offset != begin:
+                raise CorruptFrame(f"gradient of {part.name!r}: expected bytes from {begin} on, got them from {part.offset}")
+            self._received[part.name] = begin + part.size
 
     def _steps(self) -> Steps:
         return self._job.installed().lane(self._lane)

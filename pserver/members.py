@@ -84,7 +84,7 @@ class Members:
             Refused: there is none.
         """
         for member in self.by_trainer.values():
-            if secrets.compare_digest(member.session, session):
+            if secrets.compare_digest(member.session.encode(), session.encode()):
                 return member
         raise Refused("this session is not known here: join first (has the server been restarted?)")
 
