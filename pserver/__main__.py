@@ -29,6 +29,8 @@ EXAMPLES = """examples:
       host a's part of a larger one; the same on b, with --host b
   pserver serve --endpoint 0.0.0.0:6174
       one parameter server, for trainers that are started by other means
+  pserver plan train.py --servers 4 --trainers 8
+      what that would put where, without starting any of it
   pserver status a:6174,b:6174
       who is up, and what they hold
 """
@@ -52,6 +54,7 @@ def parser() -> Parser:
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     _add_serve(commands.add_parser("serve", help="run one parameter server", description=serve.__doc__))
     _add_launch(commands.add_parser("launch", help="run a cluster here, or this host's part of one", description=launch.__doc__))
+    _add_plan(commands.add_parser("plan", help="show the split, bytes and memory of a job", description=plan.__doc__))
     status_parser = commands.add_parser("status", help="ask running servers how they are", description=status.__doc__)
     status_parser.add_argument("endpoints", metavar="HOST:PORT[,HOST:PORT...]")
     status_parser.set_defaults(run=status)
@@ -91,6 +94,18 @@ def _add_launch(sub: argparse.ArgumentParser) -> None:
     add("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="given to the script as they are")
 
 
+def _add_plan(sub: argparse.ArgumentParser) -> None:
+    sub.set_defaults(run=plan)
+    sub.add_argument("script", metavar="SCRIPT", help="what each trainer would run")
+    _add_numbers(sub)
+    sub.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="given to the script as they are")
+
+
+def _add_numbers(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--servers", metavar="N", type=int, help="how many there would be")
+    sub.add_argument("--trainers", metavar="N", type=int, help="how many there would be")
+
+
 def serve(arguments: argparse.Namespace) -> int:
     """Runs one parameter server.  It prints one line when it is ready, and ends with 0 on SIGTERM or Ctrl-C after draining."""
     names = {field.name for field in dataclasses.fields(ServerConfig)}
@@ -126,6 +141,22 @@ def launch(arguments: argparse.Namespace) -> int:
         )
 
     return launch.launch(_checked(described), os.environ)
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Shows which server would hold what, the bytes of a step and the memory of each server.
+
+    It runs SCRIPT up to where it would join the servers, and starts none.
+    """
+    from pserver import plan
+
+    after = Parser(prog="pserver plan", add_help=False, allow_abbrev=False)  # the numbers may stand behind the script's arguments
+    _add_numbers(after)
+    numbers, rest = after.parse_known_args(arguments.arguments)
+    servers, trainers = (getattr(numbers, name) or getattr(arguments, name) for name in ("servers", "trainers"))
+    if not servers or not trainers or servers < 1 or trainers < 1:
+        raise _Usage("expected both --servers and --trainers, as numbers of 1 or more")
+    return plan.show(arguments.script, rest, servers, trainers, os.environ)
 
 
 def status(arguments: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ from trainer.together import Together
 from transpiler.distribute import pserver_program
 from transpiler.optimizers import RULES, slice_state
 from transpiler.plan import Deployment, Placement, Plan
+from transpiler.plan_text import plan_text
 from transpiler.program import Program, Ref
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Communicator:
         self.plan = deployment.plan
         self.trainer_id = deployment.trainer_id
         self.step = 0  # closed by the script
+        self._plan_only = connection.plan_only
         self._tensors = tensors
         self._optimizer = optimizer
         self._programs = [pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)]
@@ -86,7 +88,11 @@ class Communicator:
 
         Raises:
             PServerError: a server cannot be reached or says no; then no server keeps this trainer.
+            SystemExit: only the plan was asked for; it has been printed.
         """
+        if self._plan_only:
+            print(plan_text(self.plan), flush=True)
+            raise SystemExit(0)
         keep_memory()
         try:
             replies = [self._join(client, program) for client, program in zip(self.clients, self._programs, strict=True)]

@@ -34,11 +34,13 @@ class Connection:
         deadline_seconds: the longest silence of a server that is not yet a loss, until the server tells its own on joining.
         start_deadline_seconds: how long to wait for servers to come up and to be installed.
         transport: "auto", or the one carrier to use.
+        plan_only: print the plan and end, instead of joining servers: what ``pserver plan`` asks of a script.
     """
 
     deadline_seconds: float = DEADLINE_SECONDS
     start_deadline_seconds: float = START_DEADLINE_SECONDS
     transport: str = "auto"
+    plan_only: bool = False
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
@@ -55,6 +57,7 @@ class Connection:
             _seconds(environ, "PSERVER_DEADLINE", DEADLINE_SECONDS),
             _seconds(environ, "PSERVER_START_DEADLINE", START_DEADLINE_SECONDS),
             environ.get("PSERVER_TRANSPORT", "auto"),
+            environ.get("PSERVER_PLAN_ONLY", "") == "1",
         )
 
 

@@ -1,0 +1,84 @@
+"""A plan for people: the split, the bytes of a step and the memory of each server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transpiler.lanes import describe
+from transpiler.optimizers import state_of
+from transpiler.placement import element_bytes
+from transpiler.plan import Placement, Plan, Slice
+
+SCALAR_BYTES = 4  # of a state that is one number
+
+
+def plan_text(plan: Plan) -> str:
+    """Who holds what, and what it costs: one line per variable and one per server.
+
+    Bytes of a step are those that one trainer sends and receives in one message of all lanes; in the k-step modes there is one
+    every k steps.  Memory is that of slices, optimizer states and, in the modes that wait for all trainers, their gradients.
+    """
+    head = [f"{plan.mode}: {plan.trainers} trainers, {plan.servers} servers"]
+    head += [f"  lane {index}: {lane.mode}, {describe(lane, plan.trainers)}" for index, lane in enumerate(plan.lanes)]
+    variables = [("variable", "shape", "update", "lane", "held by")]
+    variables += [_variable(plan, placement) for placement in plan.placements]
+    servers = [("server", "slices", "parameters", "states", "sent to it", "received", "memory")]
+    servers += [_server(plan, index) for index in range(plan.servers)]
+    return "\n".join([*head, "", *_table(variables), "", *_table(servers)])
+
+
+def _variable(plan: Plan, placement: Placement) -> tuple[str, ...]:
+    where = ", ".join(
+        f"{piece.server}: {piece.end - piece.begin}" if placement.split else str(piece.server) for piece in placement.slices
+    )
+    rule = "held" if placement.group is None else plan.groups[placement.group].type
+    shape = f"{placement.dtype}{list(placement.shape)}"
+    return placement.name, shape, rule, "" if placement.group is None else str(placement.lane), where
+
+
+def _server(plan: Plan, server: int) -> tuple[str, ...]:
+    held = [(p, piece) for p in plan.placements for piece in p.slices if piece.server == server]
+    updated = [(p, piece) for p, piece in held if p.group is not None]
+    parameters = sum(_bytes(p, piece) for p, piece in held)
+    states = sum(_state_bytes(plan, p, piece) for p, piece in updated)
+    travels = sum(_bytes(p, piece) for p, piece in updated)
+    buffers = plan.trainers * travels
+    return (
+        str(server),
+        str(len(held)),
+        size(parameters),
+        size(states),
+        size(travels),
+        size(travels),
+        size(parameters + states + buffers),
+    )
+
+
+def _bytes(placement: Placement, piece: Slice) -> int:
+    return (piece.end - piece.begin) * element_bytes(placement.dtype)
+
+
+def _state_bytes(plan: Plan, placement: Placement, piece: Slice) -> int:
+    """Of the states that the slice's rule keeps on the server."""
+    lane = plan.lane_of(placement)
+    assert placement.group is not None
+    rule = lane.outer if lane.mode == "diloco" else None if lane.mode == "geo" else plan.groups[placement.group]
+    if rule is None:
+        return 0
+    shaped = state_of(rule).values()
+    return sum(_bytes(placement, piece) if whole else SCALAR_BYTES for whole in shaped)
+
+
+def size(count: int) -> str:
+    """Bytes for people: ``"1.5 MB"``."""
+    value, unit = float(count), "B"
+    for larger in ("KB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
