@@ -9,8 +9,10 @@ The eager path (``fleet``) and the program path (``Executor``) both end here.  A
 
 from __future__ import annotations
 
+import atexit
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -94,6 +96,7 @@ class Communicator:
             print(plan_text(self.plan), flush=True)
             raise SystemExit(0)
         keep_memory()
+        atexit.register(self._abandoned)
         try:
             replies = [self._join(client, program) for client, program in zip(self.clients, self._programs, strict=True)]
             self._take_over(installed=all(reply.install for reply in replies))
@@ -144,6 +147,7 @@ class Communicator:
 
         Never raises but for what stopped the sending; harmless when called twice.
         """
+        atexit.unregister(self._abandoned)
         try:
             if not failure and all(client.channels for client in self.clients):
                 for lane in self.lanes:
@@ -153,6 +157,13 @@ class Communicator:
                 lane.stop()
             for client in self.clients:
                 client.leave(failure)
+
+    def _abandoned(self) -> None:
+        """The process ends, and nobody has left: an exception, or a forgotten ``fleet.finish()`` or ``Executor.close()``."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if error is None:
+            log.warning("trainer %d ends without fleet.finish() or Executor.close()", self.trainer_id)
+        self.leave("" if error is None else f"{type(error).__name__}: {error}")
 
     @property
     def carrier(self) -> str:

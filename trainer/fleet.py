@@ -17,9 +17,7 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -161,7 +159,6 @@ def distributed_optimizer(
 
     overlap = strategy is not None and strategy.a_sync_configs["overlap"]
     job.optimizer = DistributedOptimizer(optimizer, names, connect, grad_clip, overlap)
-    atexit.register(_at_exit, job)
     return job.optimizer
 
 
@@ -214,18 +211,7 @@ def finish() -> None:
     global _job
     job, _job = _job, None
     if job is not None and job.optimizer is not None:
-        atexit.unregister(_at_exit)
         job.optimizer.close()
-
-
-def _at_exit(job: _Job) -> None:
-    """A script that ends without ``finish``: by an exception, or forgotten."""
-    error = getattr(sys, "last_value", None)
-    if job is not _job or job.optimizer is None:
-        return
-    if error is None:
-        log.warning("the script ended without fleet.finish()")
-    job.optimizer.close("" if error is None else f"{type(error).__name__}: {error}")
 
 
 # ---- data -------------------------------------------------------------------------------------------------------------

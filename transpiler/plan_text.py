@@ -20,9 +20,9 @@ def plan_text(plan: Plan) -> str:
     """
     head = [f"{plan.mode}: {plan.trainers} trainers, {plan.servers} servers"]
     head += [f"  lane {index}: {lane.mode}, {describe(lane, plan.trainers)}" for index, lane in enumerate(plan.lanes)]
-    variables = [("variable", "shape", "update", "lane", "held by")]
+    variables: list[tuple[str, ...]] = [("variable", "shape", "update", "lane", "held by")]
     variables += [_variable(plan, placement) for placement in plan.placements]
-    servers = [("server", "slices", "parameters", "states", "sent to it", "received", "memory")]
+    servers: list[tuple[str, ...]] = [("server", "slices", "parameters", "states", "sent to it", "received", "memory")]
     servers += [_server(plan, index) for index in range(plan.servers)]
     return "\n".join([*head, "", *_table(variables), "", *_table(servers)])
 
