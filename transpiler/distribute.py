@@ -3,7 +3,8 @@
 ::
 
     plan_program          who holds what                        (planning.py)
-    TRAINER_PASSES        leave_clipping_to_servers, send_gradients, drop_updates, receive_parameters   (trainer_passes.py)
+    TRAINER_PASSES        leave_clipping_to_servers, send_gradients, drop_updates, send_changes, receive_parameters
+                                                                (trainer_passes.py)
     STARTUP_PASSES        receive_everything
     PSERVER_PASSES        define_slices, append_optimize_blocks, listen                                 (pserver_passes.py)
     verify                the laws that hold after each pass    (verify.py)
@@ -15,11 +16,12 @@ import logging
 from dataclasses import dataclass, replace
 
 from transpiler.distribute_config import DistributeTranspilerConfig
-from transpiler.plan import Deployment, Plan
+from transpiler.modes import uniform
+from transpiler.plan import Deployment, Lane, Plan
 from transpiler.planning import MODES, plan_parameters, plan_program
 from transpiler.program import Block, Op, Program, Role, Storage, freeze
 from transpiler.pserver_passes import PSERVER_PASSES, pserver_program, pserver_startup
-from transpiler.trainer_passes import STARTUP_PASSES, TRAINER_PASSES
+from transpiler.trainer_passes import STARTUP_PASSES, TRAINER_PASSES, startup_passes, trainer_passes
 from transpiler.verify import run, verify_servers
 
 __all__ = [
@@ -41,22 +43,28 @@ __all__ = [
 _log = logging.getLogger("transpiler")
 
 
-def trainer_program(program: Program, deployment: Deployment) -> Program:
+def trainer_program(program: Program, deployment: Deployment, split_at_run_time: bool = False) -> Program:
     """A trainer's main program, from the single-node one.
+
+    Args:
+        split_at_run_time: no split and concat ops; send and recv carry the sections.
 
     Raises:
         IllegalProgram: the program breaks a law, or a gradient has no op that produces it.
     """
-    return run(replace(program, deployment=deployment), deployment.plan, TRAINER_PASSES)
+    return run(replace(program, deployment=deployment), deployment.plan, trainer_passes(split_at_run_time))
 
 
-def trainer_startup(startup: Program, deployment: Deployment) -> Program:
+def trainer_startup(startup: Program, deployment: Deployment, split_at_run_time: bool = False) -> Program:
     """A trainer's startup program, from the single-node one.
+
+    Args:
+        split_at_run_time: as in :func:`trainer_program`.
 
     Raises:
         IllegalProgram: the startup program initialises other variables than the plan places.
     """
-    return run(replace(startup, deployment=deployment), deployment.plan, STARTUP_PASSES)
+    return run(replace(startup, deployment=deployment), deployment.plan, startup_passes(split_at_run_time))
 
 
 def parse_endpoints(pservers: str, what: str = "pservers") -> tuple[str, ...]:
@@ -144,13 +152,6 @@ class DistributeTranspiler:
         self.config = config if config is not None else DistributeTranspilerConfig()
         self._made: _Transpiled | None = None
 
-    def _mode(self, sync_mode: bool | None) -> str:
-        if sync_mode is not None and not isinstance(sync_mode, bool):
-            raise TypeError(f"sync_mode: expected True, False or None, got {sync_mode!r}")
-        if sync_mode is not None and self.config.is_set("sync_mode") and sync_mode != self.config.sync_mode:
-            raise ValueError(f"sync_mode: the configuration says {self.config.sync_mode} and transpile says {sync_mode}")
-        return "sync" if (self.config.sync_mode if sync_mode is None else sync_mode) else "async"
-
     def transpile(
         self,
         trainer_id: int,
@@ -174,27 +175,27 @@ class DistributeTranspiler:
 
         Raises:
             TypeError: an argument has another type.
-            ValueError: a number is out of range, an endpoint malformed, the configuration contradicts ``sync_mode`` or asks for
-                what does not exist, an optimizer cannot be sliced, or the startup program is another program's.
+            ValueError: a number is out of range, an endpoint malformed, the configuration contradicts ``sync_mode`` or itself or
+                asks for what does not exist, an optimizer cannot be sliced, or the startup program is another program's.
         """
         self.config.check_effects()
-        mode, endpoints = self._mode(sync_mode), parse_endpoints(pservers)
+        lane, endpoints = self.config.lane(sync_mode), parse_endpoints(pservers)
         parse_endpoints(current_endpoint, "current_endpoint")
         trainers = _whole_number("trainers", trainers, 1)
         trainer_id = _whole_number("trainer_id", trainer_id, 0, trainers)
         program, startup = _programs(program, startup_program)
-        plan = self._plan(program, mode, trainers, len(endpoints))
+        plan = self._plan(program, lane, trainers, len(endpoints))
         _check_belongs(plan, startup)
         deployment = Deployment(plan, endpoints, trainer_id, None, self.config.wait_port)
-        main = trainer_program(program, deployment)
+        main = trainer_program(program, deployment, self.config.runtime_split_send_recv)
         verify_servers([pserver_program(deployment.of_server(index)) for index in range(plan.servers)], plan)
         self._made = _Transpiled(deployment, main, startup)
 
-    def _plan(self, program: Program, mode: str, trainers: int, servers: int) -> Plan:
+    def _plan(self, program: Program, lane: Lane, trainers: int, servers: int) -> Plan:
         config = self.config
         plan = plan_program(
             program,
-            mode=mode,
+            lanes=uniform(lane),
             trainers=trainers,
             servers=servers,
             min_block_size=config.min_block_size,
@@ -268,7 +269,7 @@ class DistributeTranspiler:
         if pserver_program is not None:
             endpoint = self._endpoint_of(pserver_program, endpoint)
         if endpoint is None:
-            return trainer_startup(startup, made.deployment)
+            return trainer_startup(startup, made.deployment, self.config.runtime_split_send_recv)
         return pserver_startup(self._server(endpoint), self._storage(startup))
 
     def _storage(self, startup: Program) -> Storage | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transpiler.placement import Dispatcher, RoundRobin
+from transpiler.plan import Lane
 
 
 class UnknownField(AttributeError, ValueError):
@@ -60,20 +61,35 @@ _FIELDS: dict[str, _Field] = {
     "split_method": _METHOD,
     "min_block_size": _count(8192, 1),
     "mode": _choice("pserver", "pserver", "nccl2", "collective", works=False),
-    "enable_dc_asgd": _switch(False, works=False),
+    "enable_dc_asgd": _switch(False),
     "print_log": _switch(False),
     "wait_port": _switch(True),
-    "runtime_split_send_recv": _switch(False, works=False),
+    "runtime_split_send_recv": _switch(False),
     "sync_mode": _switch(True),
-    "half_async": _switch(False, works=False),
-    "completely_not_async": _switch(False, works=False),
-    "geo_sgd_mode": _switch(False, works=False),
-    "geo_sgd_need_push_nums": _count(100, 1, works=False),
+    "half_async": _switch(False),
+    "completely_not_async": _switch(False),
+    "geo_sgd_mode": _switch(False),
+    "geo_sgd_need_push_nums": _count(100, 1),
     "nccl_comm_num": _count(1, 1, works=False),
     "use_hierarchical_allreduce": _switch(False, works=False),
     "hierarchical_allreduce_inter_nranks": _count(0, 0, works=False),
     "collective_mode": _choice(None, "grad_allreduce", "local_sgd", works=False),
 }
+
+
+_EXCLUDE = (
+    ("geo_sgd_mode", "half_async"),
+    ("geo_sgd_mode", "enable_dc_asgd"),
+    ("geo_sgd_mode", "completely_not_async"),
+    ("geo_sgd_mode", "runtime_split_send_recv"),
+    ("half_async", "enable_dc_asgd"),
+    ("completely_not_async", "enable_dc_asgd"),
+)
+_NOT_SYNC = (
+    "half_async",
+    "enable_dc_asgd",
+    "completely_not_async",
+)  # by these a job runs over a queue; see runtime_split_send_recv
 
 
 class DistributeTranspilerConfig:
@@ -86,9 +102,14 @@ class DistributeTranspilerConfig:
         sync_mode: servers wait for all trainers at every step.  ``transpile(sync_mode=...)`` decides where it is given.
         wait_port: trainers wait, with a deadline, until the servers answer.
         print_log: ``transpile`` logs the plan (logger ``transpiler``, level INFO).
-        mode, enable_dc_asgd, runtime_split_send_recv, half_async, completely_not_async, geo_sgd_mode, geo_sgd_need_push_nums,
-        nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks, collective_mode: accepted names whose
-            effect does not exist yet: ``transpile`` raises if one is set to anything but its default.
+        half_async: a trainer waits for the result of its own step and for no other trainer.
+        geo_sgd_mode: trainers step by themselves; every ``geo_sgd_need_push_nums`` steps what changed is added on the servers.
+        enable_dc_asgd: asynchronous, with delay compensation (lambda 1).
+            These three say the mode themselves: ``sync_mode`` need not be assigned, and must not be True.
+        completely_not_async: sync, whatever ``sync_mode`` and ``half_async`` say: the result is that of ``sync_mode=True``.
+        runtime_split_send_recv: no split and concat ops: send and recv carry the sections.  Not with ``sync_mode=True``.
+        mode, nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks, collective_mode: accepted names
+            whose effect does not exist yet: ``transpile`` raises if one is set to anything but its default.
 
     Raises:
         AttributeError and ValueError (:class:`UnknownField`): an unknown name; the message has the closest known ones.
@@ -146,6 +167,47 @@ class DistributeTranspilerConfig:
     def is_set(self, name: str) -> bool:
         """Whether the field was assigned, be it to its default."""
         return name in vars(self)
+
+    def lane(self, sync_mode: bool | None = None) -> Lane:
+        """The one lane of a job that is transpiled with this configuration.
+
+        Args:
+            sync_mode: what ``transpile`` was given; None is as the configuration says.
+
+        Raises:
+            TypeError: ``sync_mode`` is no bool.
+            ValueError: two fields contradict each other, or one has no effect because of another; the message names both.
+        """
+        if sync_mode is not None and not isinstance(sync_mode, bool):
+            raise TypeError(f"sync_mode: expected True, False or None, got {sync_mode!r}")
+        if sync_mode is not None and self.is_set("sync_mode") and sync_mode != self.sync_mode:
+            raise ValueError(f"sync_mode: the configuration says {self.sync_mode} and transpile says {sync_mode}")
+        said = sync_mode if sync_mode is not None else self.sync_mode if self.is_set("sync_mode") else None
+        self._check_combination(said)
+        if self.geo_sgd_mode:
+            return Lane("geo", k_steps=self.geo_sgd_need_push_nums)
+        if self.completely_not_async:
+            return Lane("sync")
+        if self.half_async:
+            return Lane("half_async")
+        if self.enable_dc_asgd:
+            return Lane("async", merge="auto", dc_asgd=1.0)
+        return Lane("async", merge="auto") if said is False else Lane("sync")
+
+    def _check_combination(self, sync_mode: bool | None) -> None:
+        """Raises where two fields contradict each other; ``sync_mode`` is None where nobody has said it."""
+        for one, other in _EXCLUDE:
+            if getattr(self, one) and getattr(self, other):
+                raise ValueError(f"{one}=True contradicts {other}=True: switch one of them off")
+        for name in ("half_async", "geo_sgd_mode", "enable_dc_asgd", "runtime_split_send_recv"):
+            if getattr(self, name) and sync_mode:
+                raise ValueError(f"{name}=True contradicts sync_mode=True: assign sync_mode=False")
+        if self.geo_sgd_need_push_nums != _FIELDS["geo_sgd_need_push_nums"].default and not self.geo_sgd_mode:
+            raise ValueError(
+                f"geo_sgd_need_push_nums={self.geo_sgd_need_push_nums} has no effect with geo_sgd_mode=False: switch it on"
+            )
+        if self.runtime_split_send_recv and sync_mode is None and not any(getattr(self, name) for name in _NOT_SYNC):
+            raise ValueError("runtime_split_send_recv=True contradicts sync_mode=True, its default: assign sync_mode=False")
 
     def check_effects(self) -> None:
         """Raises where a field asks for what does not exist yet.

@@ -129,7 +129,6 @@ def describe(lane: Lane, trainers: int) -> str:
         return ", ".join([own, "waits for its own result", *pool])
     every = f"every {_steps(lane.k_steps)}"
     if lane.mode == "geo":
-        queue = [f"at most {lane.send_queue_size} on the way"] if lane.send_queue_size > 1 else []
-        return ", ".join([f"{every} what changed, divided by {trainers}, is added", *queue, *pool])
+        return ", ".join([f"{every} what changed, divided by {trainers}, is added", *pool])
     assert lane.outer is not None, "checked with the plan"
     return f"{every} the mean of what changed is the gradient of {_rule(lane.outer)}"

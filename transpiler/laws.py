@@ -49,7 +49,7 @@ def _given(program: Program) -> set[str]:
     """What is there before the first op runs: fed, held, or (on a server) received."""
     given = {v.name for v in program.main.variables.values() if v.role in PERSISTENT or v.role is Role.INPUT}
     if program.deployment is not None and program.deployment.server_index is not None:
-        given.update(v.name for v in program.main.variables_of(Role.GRADIENT))
+        given.update(v.name for v in program.main.variables_of(Role.GRADIENT, Role.DELTA))
     return given
 
 

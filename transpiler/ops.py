@@ -56,6 +56,7 @@ def _with(schema: Schema, **kinds: Kind) -> Schema:
 
 _EXTENT = either(SIZE, REAL)  # a size, or a number made of sizes
 _ENDPOINTS = many(NAME)
+_NAMES = many(NAME)
 _SECTIONS = many(INDEX)
 
 # fmt: off
@@ -78,11 +79,15 @@ _OWN: dict[str, Schema] = {
     "global_norm_scale": _schema(1, x=VARIABLES, max_norm=BOUND),  # the coefficient
     "scale_by":         _schema(1, x=VARIABLE, coefficient=VARIABLE),
     "norm_scale":       _schema(1, x=VARIABLE, by=TEXT),           # by a parameter's coefficient, or "" for the common one
+    # delay compensation: grad + factor * (param - the one trainer's backup) * grad * grad; one backup for each trainer
+    "dc_compensate":    _schema(1, grad=VARIABLE, param=VARIABLE, backups=VARIABLES, factor=NUMBER),
     # communication: one endpoint for each variable (or, split at run time, for each section)
     "split":            _schema(None, 1, x=VARIABLE, sections=_SECTIONS),
     "concat":           _schema(1, x=VARIABLES, axis=INTEGER),
-    "send":             _with(_schema(0, x=VARIABLES, endpoints=_ENDPOINTS, trainer_id=INDEX), sections=_SECTIONS),
-    "send_barrier":     _schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
+    # (with delta: what k steps changed of every x leaves, slice by slice under these names)
+    "send":             _with(_schema(0, x=VARIABLES, endpoints=_ENDPOINTS, trainer_id=INDEX),
+                              sections=_SECTIONS, delta=_NAMES, mode=NAME, k_steps=COUNT),
+    "send_barrier":     _with(_schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX), half_async=BOOLEAN),
     "recv":             _with(_schema(None, 1, param=NAME, endpoints=_ENDPOINTS), trainer_id=INDEX, sections=_SECTIONS),
     "fetch_barrier":    _schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
     "listen_and_serv":  _schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT, mode=NAME, optimize_blocks=many(INDEX)),
@@ -90,7 +95,9 @@ _OWN: dict[str, Schema] = {
 # fmt: on
 
 COMMUNICATION = frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"})
-SERVER_OPS = frozenset({"listen_and_serv", "sum", "scale", "clip", "norm_scale", "init"})  # and every optimizer op
+SERVER_OPS = frozenset(
+    {"listen_and_serv", "sum", "scale", "dc_compensate", "clip", "norm_scale", "init"}
+)  # and every optimizer op
 
 
 @functools.cache
@@ -213,8 +220,12 @@ def _expect_counts(op: Op) -> str:
         return f"argument 'sections': expected one for each of the {results} results, got {_count(op, 'sections')}"
     if op.type in ("send", "recv"):
         parts = _count(op, "sections") if "sections" in op.arguments else _count(op, "x") if op.type == "send" else results
-        if _count(op, "endpoints") != parts:
-            return f"argument 'endpoints': expected {parts}, one for each slice, got {_count(op, 'endpoints')}"
+        for name in ("endpoints", *({"delta"} & set(op.arguments))):
+            if _count(op, name) != parts:
+                return f"argument {name!r}: expected {parts}, one for each slice, got {_count(op, name)}"
+        told = {"sections", "delta", "mode", "k_steps"} & set(op.arguments)
+        if "delta" in told and len(told) < 4 or "delta" not in told and told - {"sections"}:
+            return f"expected sections, delta, mode and k_steps together, got {', '.join(sorted(told))}"
     if is_optimizer(op.type) and op.outputs != tuple(op.inputs[:1]) and op.outputs:
         param = op.arguments["param"]
         if op.outputs[0] != getattr(param, "name", ""):

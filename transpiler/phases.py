@@ -12,7 +12,7 @@ MERGE = "merge"  # of gradients: sum, scale, clip
 UPDATE = "update"
 
 _EXCHANGE = frozenset({"split", "send", "send_barrier", "recv", "fetch_barrier", "concat", "listen_and_serv"})
-_MERGE = frozenset({"sum", "scale", "clip", "clip_by_norm", "global_norm_scale", "scale_by", "norm_scale"})
+_MERGE = frozenset({"sum", "scale", "clip", "clip_by_norm", "global_norm_scale", "scale_by", "norm_scale", "dc_compensate"})
 
 
 def _own(op: Op) -> str | None:

@@ -72,7 +72,7 @@ def _placement_to_proto(placement: Placement) -> pb.Placement:
 
 
 def plan_from_proto(message: pb.Plan) -> Plan:
-    """The plan of a message, as it is: whether it makes sense is for ``admission.check_plan`` to say.
+    """The plan of a message, as it is: whether it makes sense is for ``plan_admission.check_plan`` to say.
 
     Raises:
         ValueError: a number that is none or several.

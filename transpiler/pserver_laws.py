@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from transpiler.lanes import applied, backup_names, delta_name
 from transpiler.laws import Fault, at
 from transpiler.ops import allowed_on_server, is_optimizer
 from transpiler.placement import name_beside
 from transpiler.plan import Placement, Plan, Slice
-from transpiler.program import Block, Program, Role
+from transpiler.program import Block, Op, Program, Role, refs
 
 
 def _index(program: Program) -> int:
@@ -71,10 +72,28 @@ def listens_once(program: Program, plan: Plan) -> Iterator[Fault]:
 
 
 def _expected_types(placement: Placement, plan: Plan) -> list[str]:
-    assert placement.group is not None
-    merging = ["sum", "scale"] if plan.mode == "sync" else []
+    lane, found = plan.lane_of(placement), applied(plan, placement)
+    if found is None:
+        return ["sum"]
+    merging = ["sum", "scale"] if lane.rounds else ["dc_compensate"] if lane.dc_asgd else []
     clipping = [] if not plan.clips_on_servers or plan.clip is None else ["clip" if plan.clip.kind == "value" else "norm_scale"]
-    return [*merging, *clipping, plan.groups[placement.group].type]
+    return [*merging, *clipping, found[1].type]
+
+
+def _expected_facts(op: Op, placement: Placement, piece: Slice, plan: Plan) -> dict[str, object]:
+    """The arguments of a merging op: of variables their names."""
+    lane = plan.lane_of(placement)
+    arriving = delta_name(piece) if lane.local else name_beside(placement, piece, "GRAD")
+    if op.type == "sum" and lane.mode == "geo":
+        return {"x": (piece.name, arriving)}
+    if op.type == "sum":
+        several = tuple(f"{arriving}.trainer_{trainer}" for trainer in range(plan.trainers))
+        return {"x": several if plan.trainers > 1 else (arriving,)}
+    if op.type == "scale":
+        return {"x": (arriving,), "scale": (-1.0 if lane.local else 1.0) / plan.trainers}
+    if op.type == "dc_compensate":
+        return {"param": (piece.name,), "backups": backup_names(piece, plan.trainers), "factor": lane.dc_asgd}
+    return {}
 
 
 def _block_faults(block: Block, placement: Placement, piece: Slice, plan: Plan) -> Iterator[Fault]:
@@ -82,17 +101,16 @@ def _block_faults(block: Block, placement: Placement, piece: Slice, plan: Plan) 
     if types != expected:
         yield Fault(f"block {block.index}", piece.name, f"expected {', '.join(expected)}; got {', '.join(types)}")
         return
-    if block.ops[-1].arguments.get("group") != placement.group:
-        yield Fault(at(block.index, len(types) - 1, block.ops[-1]), piece.name, f"expected group {placement.group}")
-    merged = name_beside(placement, piece, "GRAD")
-    if plan.mode == "sync":
-        several = tuple(f"{merged}.trainer_{trainer}" for trainer in range(plan.trainers))
-        wanted = several if plan.trainers > 1 else (merged,)
-        if block.ops[0].inputs != wanted:
-            why = f"expected each trainer's gradient in order: {', '.join(wanted)}; got {', '.join(block.ops[0].inputs)}"
-            yield Fault(at(block.index, 0, block.ops[0]), piece.name, why)
-        if block.ops[1].arguments.get("scale") != 1.0 / plan.trainers:
-            yield Fault(at(block.index, 1, block.ops[1]), merged, f"expected a scale of 1/{plan.trainers}")
+    found = applied(plan, placement)
+    if found is not None and block.ops[-1].arguments.get("group") != found[0]:
+        yield Fault(at(block.index, len(types) - 1, block.ops[-1]), piece.name, f"expected group {found[0]}")
+    for index, op in enumerate(block.ops):
+        for key, wanted in _expected_facts(op, placement, piece, plan).items():
+            argument = op.arguments.get(key)
+            got = tuple(refs(argument)) or argument
+            if got != wanted:
+                yield Fault(at(block.index, index, op), piece.name, f"{key}: expected {wanted} in a lane of mode "
+                            f"{plan.lane_of(placement).mode}, got {got}")  # fmt: skip
     for before, (index, op) in zip(block.ops, list(enumerate(block.ops))[1:], strict=False):
         if before.outputs[0] not in op.inputs:
             yield Fault(at(block.index, index, op), before.outputs[0], "it does not read what the op before it gives")
@@ -101,14 +119,16 @@ def _block_faults(block: Block, placement: Placement, piece: Slice, plan: Plan) 
 def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
     """Each slice that a server updates has exactly one block, complete for the mode; without any there is one empty block."""
     due = {name: pair for name, pair in _held(program, plan).items() if pair[0].group is not None}
-    blocks = program.blocks[1:]
+    blocks, trained = program.blocks[1:], set(due)
     if not due and (len(blocks) != 1 or blocks[0].ops):
         yield Fault("", "", f"a server that updates nothing has one empty block; got {len(blocks)} blocks")
         return
     for block in blocks if due else []:
-        updates = [(index, op) for index, op in enumerate(block.ops) if is_optimizer(op.type)]
+        updates = [(i, op) for i, op in enumerate(block.ops) if is_optimizer(op.type) or trained & set(op.outputs)]
         if len(updates) != 1:
-            yield Fault(f"block {block.index}", "", f"expected one optimizer op, got {len(updates)}")
+            yield Fault(
+                f"block {block.index}", "", f"expected one optimizer op, got {len(updates)} (or one sum into a parameter)"
+            )
             continue
         index, op = updates[0]
         name = next(iter(op.outputs), "")

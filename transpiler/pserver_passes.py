@@ -1,7 +1,15 @@
 """A server's two programs, from the plan alone: an eager script, which has no graph, gets the same ones.
 
 Block 0 defines what the server holds and receives, and listens.  Each block after it updates one slice; they share no variable
-that any of them writes, so a server may run them in any order or together.
+that any of them writes, so a server may run them in any order or together.  By the mode of the slice's lane::
+
+    sync                sum over trainers, scale, (clip or norm_scale), the optimizer op
+    async, half_async   (dc_compensate), the optimizer op
+    geo                 sum of the parameter and a delta
+    diloco              sum over trainers, scale by -1/trainers, the outer optimizer op
+
+[Note: backups]  ``dc_compensate`` compares a slice with what the gradient's trainer last received of it: one backup for each
+trainer, which begins as the slice's first value and is renewed with every answer to that trainer.
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ from dataclasses import replace
 
 import torch
 
+from transpiler.lanes import applied, backup_names, delta_name
 from transpiler.optimizers import state_of
 from transpiler.placement import name_beside
 from transpiler.plan import Deployment, Placement, Plan, Slice
@@ -45,9 +54,10 @@ def held(plan: Plan, server: int) -> Iterator[tuple[Placement, Slice]]:
 
 
 def received(placement: Placement, piece: Slice, plan: Plan) -> tuple[str, ...]:
-    """The names under which a slice's gradients arrive: one for each trainer where they are merged, otherwise a single one."""
-    merged = name_beside(placement, piece, "GRAD")
-    if plan.mode != "sync" or plan.trainers == 1:
+    """The names under which a slice's gradients or deltas arrive: one for each trainer where a server merges, otherwise one."""
+    lane = plan.lane_of(placement)
+    merged = delta_name(piece) if lane.local else name_beside(placement, piece, "GRAD")
+    if not lane.rounds or plan.trainers == 1:
         return (merged,)
     return tuple(f"{merged}.trainer_{trainer}" for trainer in range(plan.trainers))
 
@@ -57,17 +67,30 @@ def _variable(placement: Placement, piece: Slice) -> Variable:
     return Variable(piece.name, piece.shape, placement.dtype, role, placement.name)
 
 
-def _gradient_names(placement: Placement, piece: Slice, plan: Plan) -> list[str]:
-    """All gradients of a slice: as they arrive, merged, clipped."""
-    names = [*received(placement, piece, plan), name_beside(placement, piece, "GRAD")]
+def _gradients(placement: Placement, piece: Slice, plan: Plan) -> dict[str, Role]:
+    """All gradients and deltas of a slice: as they arrive, merged, clipped."""
+    lane = plan.lane_of(placement)
+    found = dict.fromkeys(received(placement, piece, plan), Role.DELTA if lane.local else Role.GRADIENT)
+    if lane.local:
+        found[delta_name(piece)] = Role.DELTA
+    if lane.mode != "geo":
+        found[name_beside(placement, piece, "GRAD")] = Role.GRADIENT
     if plan.clips_on_servers:
-        names.append(name_beside(placement, piece, "GRAD@CLIP"))
-    return list(dict.fromkeys(names))
+        found[name_beside(placement, piece, "GRAD@CLIP")] = Role.GRADIENT
+    return found
+
+
+def _states(placement: Placement, piece: Slice, plan: Plan) -> dict[str, bool]:
+    """What a server keeps besides a slice: True for what has its shape, False for a scalar."""
+    found = applied(plan, placement)
+    states = {} if found is None else {name_beside(placement, piece, key): shaped for key, shaped in state_of(found[1]).items()}
+    if plan.lane_of(placement).dc_asgd:
+        states |= dict.fromkeys(backup_names(piece, plan.trainers), True)
+    return states
 
 
 def define_slices(program: Program, plan: Plan) -> Program:
     """Block 0 defines every slice that the server holds, with its gradients and states."""
-    states = [state_of(rule) for rule in plan.groups]
     variables: dict[str, Variable] = {}
 
     def define(variable: Variable) -> None:
@@ -77,11 +100,11 @@ def define_slices(program: Program, plan: Plan) -> Program:
         define(_variable(placement, piece))
         if placement.group is None:
             continue
-        for name in _gradient_names(placement, piece, plan):
-            define(Variable(name, piece.shape, placement.dtype, Role.GRADIENT, placement.name))
-        for state, shaped in states[placement.group].items():
+        for name, role in _gradients(placement, piece, plan).items():
+            define(Variable(name, piece.shape, placement.dtype, role, placement.name))
+        for name, shaped in _states(placement, piece, plan).items():
             shape, dtype = (piece.shape, placement.dtype) if shaped else ((), "float32")
-            define(Variable(name_beside(placement, piece, state), shape, dtype, Role.STATE, placement.name))
+            define(Variable(name, shape, dtype, Role.STATE, placement.name))
     return program.with_blocks(Block(0, freeze(variables), ()))
 
 
@@ -94,32 +117,43 @@ def _clip_op(placement: Placement, piece: Slice, plan: Plan) -> Op:
     return Op("norm_scale", {"x": x, "by": placement.name if plan.clip.kind == "norm" else ""}, (clipped,))
 
 
-def _optimizer_op(placement: Placement, piece: Slice, plan: Plan, grad: str, states: dict[str, bool]) -> Op:
-    assert placement.group is not None
-    rule = plan.groups[placement.group]
+def _optimizer_op(placement: Placement, piece: Slice, plan: Plan, grad: str) -> Op:
+    found = applied(plan, placement)
+    assert found is not None, "a lane whose servers only add has no rule"
+    group, rule = found
     arguments: dict[str, Argument] = {"param": Ref(piece.name), "grad": Ref(grad)}
-    arguments.update({state: Ref(name_beside(placement, piece, state)) for state in sorted(states)})
-    arguments.update({"group": placement.group, **rule.numbers, **rule.flags})
+    arguments.update({state: Ref(name_beside(placement, piece, state)) for state in sorted(state_of(rule))})
+    arguments.update({"group": group, **rule.numbers, **rule.flags})
     return Op(rule.type, arguments, (piece.name,))
 
 
-def _optimize_ops(placement: Placement, piece: Slice, plan: Plan, states: dict[str, bool]) -> list[Op]:
+def _merge_ops(placement: Placement, piece: Slice, plan: Plan, grad: str) -> list[Op]:
+    """The mean over trainers.  Of deltas its negative: an outer optimizer goes down what it takes for a gradient."""
+    lane, several = plan.lane_of(placement), tuple(map(Ref, received(placement, piece, plan)))
+    merged, scale = (delta_name(piece), -1.0 / plan.trainers) if lane.local else (grad, 1.0 / plan.trainers)
+    return [Op("sum", {"x": several}, (merged,)), Op("scale", {"x": Ref(merged), "scale": scale}, (grad,))]
+
+
+def _optimize_ops(placement: Placement, piece: Slice, plan: Plan) -> list[Op]:
     """One slice's update.  ``scale`` says one over the configured trainers; a server divides by those that committed the step."""
-    ops, grad = [], name_beside(placement, piece, "GRAD")
-    if plan.mode == "sync":
-        ops.append(Op("sum", {"x": tuple(map(Ref, received(placement, piece, plan)))}, (grad,)))
-        ops.append(Op("scale", {"x": Ref(grad), "scale": 1.0 / plan.trainers}, (grad,)))
+    lane, grad = plan.lane_of(placement), name_beside(placement, piece, "GRAD")
+    if lane.mode == "geo":
+        return [Op("sum", {"x": (Ref(piece.name), Ref(delta_name(piece)))}, (piece.name,))]
+    ops = _merge_ops(placement, piece, plan, grad) if lane.rounds else []
+    if lane.dc_asgd:
+        backups = tuple(map(Ref, backup_names(piece, plan.trainers)))
+        arguments: dict[str, Argument] = {"grad": Ref(grad), "param": Ref(piece.name), "backups": backups, "factor": lane.dc_asgd}
+        ops.append(Op("dc_compensate", arguments, (grad,)))
     if plan.clips_on_servers:
         ops.append(_clip_op(placement, piece, plan))
         grad = name_beside(placement, piece, "GRAD@CLIP")
-    return [*ops, _optimizer_op(placement, piece, plan, grad, states)]
+    return [*ops, _optimizer_op(placement, piece, plan, grad)]
 
 
 def append_optimize_blocks(program: Program, plan: Plan) -> Program:
     """One block for each slice that the server updates, in the order of the plan; a single empty one if there is none."""
-    states = [state_of(rule) for rule in plan.groups]
     updates = [
-        tuple(_optimize_ops(placement, piece, plan, states[placement.group]))
+        tuple(_optimize_ops(placement, piece, plan))
         for placement, piece in held(plan, server_of(program))
         if placement.group is not None
     ] or [()]

@@ -23,6 +23,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
 from transpiler.aten import aten_overload
+from transpiler.lanes import describe
 from transpiler.ops import check, is_optimizer, rule_of_op
 from transpiler.phases import BACKWARD, UPDATE, phases
 from transpiler.plan import Deployment
@@ -86,6 +87,9 @@ def _exchange(op: Op) -> str | None:
         parts = zip(op.outputs, _items(arguments["sections"]), strict=False)
         return f"split({op.inputs[0]} -> {', '.join(f'{name} ({value(size)})' for name, size in parts)})"
     if op.type == "send":
+        if "delta" in arguments:
+            routes = _routes([str(name) for name in _items(arguments["delta"])], "->", arguments["endpoints"])
+            return f"send({routes}, {arguments['mode']}, every {_count(int(str(arguments['k_steps'])), 'step')})"
         return f"send({_routes(op.inputs, '->', arguments['endpoints'])})"
     if op.type == "concat":
         axis = "" if arguments["axis"] == 0 else f", axis={value(arguments['axis'])}"
@@ -93,7 +97,8 @@ def _exchange(op: Op) -> str | None:
     if op.type == "recv":
         return f"recv({_routes(op.outputs, '<-', arguments['endpoints'])})"
     if op.type in ("send_barrier", "fetch_barrier"):
-        return f"{op.type}({', '.join(value(item).strip(chr(39)) for item in _items(arguments['endpoints']))})"
+        own = ["half_async"] if arguments.get("half_async") else []
+        return f"{op.type}({', '.join([*(value(item).strip(chr(39)) for item in _items(arguments['endpoints'])), *own])})"
     if op.type == "listen_and_serv":
         blocks = _ranges([index for index in _items(arguments["optimize_blocks"]) if isinstance(index, int)])
         who = f"{arguments['endpoint']}, {arguments['mode']}, trainers={arguments['trainers']}"
@@ -236,15 +241,19 @@ def _count(number: int, noun: str) -> str:
 
 
 def header(deployment: Deployment | None) -> str:
-    """Whose program it is, in one line."""
+    """Whose program it is, and each lane's mode, merge rule and bounds: in one line if there is one lane."""
     if deployment is None:
         return "single-node program"
     plan = deployment.plan
-    merged = "mean over trainers" if plan.mode == "sync" else "each gradient as it comes"
+    lines = [describe(lane, plan.trainers) for lane in plan.lanes]
+    merged = f": {lines[0]}"
+    if len(lines) > 1:
+        named = zip(plan.lanes, lines, strict=True)
+        merged = "".join(f"\n  lane {index}: {lane.mode}, {line}" for index, (lane, line) in enumerate(named))
     if deployment.server_index is not None:
         where = f"server {deployment.server_index} of {plan.servers} ({deployment.endpoints[deployment.server_index]})"
-        return f"{where}, {plan.mode}, {_count(plan.trainers, 'trainer')}: {merged}"
-    return f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, {_count(plan.servers, 'server')}: {merged}"
+        return f"{where}, {plan.mode}, {_count(plan.trainers, 'trainer')}{merged}"
+    return f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, {_count(plan.servers, 'server')}{merged}"
 
 
 def text(program: Program) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from transpiler.lanes import delta_name
 from transpiler.laws import Fault, at, numbered
 from transpiler.ops import is_optimizer
 from transpiler.placement import name_beside
@@ -17,8 +18,9 @@ def is_startup(program: Program) -> bool:
     return any(op.type in ("init", "fake_init") for op in program.main.ops)
 
 
-def _updated(plan: Plan) -> list[Placement]:
-    return [placement for placement in plan.placements if placement.group is not None]
+def _updated(plan: Plan, local: bool) -> list[Placement]:
+    """What is updated by trainers (local), or by servers."""
+    return [placement for placement in plan.placements if placement.group is not None and plan.lane_of(placement).local == local]
 
 
 def _expected_endpoints(program: Program, placement: Placement) -> tuple[str, ...]:
@@ -26,35 +28,55 @@ def _expected_endpoints(program: Program, placement: Placement) -> tuple[str, ..
     return tuple(program.deployment.endpoints[piece.server] for piece in placement.slices)
 
 
-def no_update_on_a_trainer(program: Program, plan: Plan) -> Iterator[Fault]:
-    """No optimizer op and no optimizer state is left on a trainer, nor a clip op where the servers clip."""
+def _sections(placement: Placement) -> tuple[int, ...]:
+    return tuple(piece.end - piece.begin for piece in placement.slices)
+
+
+def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Fault]:
+    """A trainer runs exactly one optimizer op for each parameter of a k-step lane, and has no other op or state of an optimizer,
+    nor a clip op where the servers clip."""
+    due = {placement.name for placement in _updated(plan, local=True)}
+    local = set(due)
     for index, op in enumerate(program.main.ops):
         if is_optimizer(op.type):
-            yield Fault(at(0, index, op), next(iter(op.outputs), ""), "the servers update this parameter")
+            name = next(iter(op.outputs), "")
+            if name not in due:
+                yield Fault(at(0, index, op), name, "a second update" if name in local else "the servers update this parameter")
+            due.discard(name)
         if plan.clips_on_servers and op.type in ("clip", "clip_by_norm", "global_norm_scale", "scale_by"):
             yield Fault(at(0, index, op), next(iter(op.outputs), ""), "the servers clip the merged gradient")
+    for name in sorted(due):
+        yield Fault("", name, "expected one update on this trainer, got none")
     for variable in program.main.variables_of(Role.STATE):
-        yield Fault("", variable.name, "the servers hold this state")
+        if variable.of not in local:
+            yield Fault("", variable.name, "the servers hold this state")
 
 
-def _is_sent_as(program: Program, names: tuple[str, ...], placement: Placement) -> bool:
-    """Whether these are the variables in which a placement's gradient is sent."""
-    if placement.split:
+def _is_sent_as(program: Program, op: Op, placement: Placement) -> bool:
+    """Whether a send has a placement's gradient: in slices, or whole, with the sections where there are several."""
+    names = tuple(refs(op.arguments["x"]))
+    if placement.split and "sections" not in op.arguments:
         return names == tuple(name_beside(placement, piece, "GRAD") for piece in placement.slices)
     variable = program.main.variables.get(names[0]) if len(names) == 1 else None
-    return variable is not None and variable.role is Role.GRADIENT and variable.of == placement.name
+    return (
+        variable is not None
+        and variable.role is Role.GRADIENT
+        and (variable.of, variable.shape) == (placement.name, placement.shape)
+    )
 
 
 def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
     """Each gradient is sent exactly once, whole, every slice to the server that holds it; nothing else is sent."""
-    unsent = {placement.name: placement for placement in _updated(plan)}
+    unsent = {placement.name: placement for placement in _updated(plan, local=False)}
     for index, op in numbered(program, "send"):
+        if "delta" in op.arguments:
+            continue  # changes_sent_once
         names = tuple(refs(op.arguments["x"]))
         owner = program.main.variables[names[0]].of if names and names[0] in program.main.variables else ""
         placement = unsent.pop(owner, None)
         if placement is None:
             yield Fault(at(0, index, op), ", ".join(names), "it is sent a second time, or is no gradient of an updated parameter")
-        elif not _is_sent_as(program, names, placement):
+        elif not _is_sent_as(program, op, placement):
             yield Fault(at(0, index, op), ", ".join(names), f"expected the gradient of {owner} in {len(placement.slices)} slices")
         elif op.arguments["endpoints"] != _expected_endpoints(program, placement):
             why = f"expected {_expected_endpoints(program, placement)}, got {op.arguments['endpoints']}"
@@ -63,33 +85,71 @@ def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
         yield Fault("", f"{name}@GRAD", "it is never sent")
 
 
+def changes_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
+    """What changes in a k-step lane leaves in exactly one send, after the lane's last update: every slice of every parameter,
+    to the server that holds it."""
+    found = [(index, op) for index, op in numbered(program, "send") if "delta" in op.arguments]
+    lanes = [index for index, lane in enumerate(plan.lanes) if lane.local]
+    if len(found) != len(lanes):
+        where = at(0, *found[-1]) if found else ""
+        yield Fault(where, "", f"expected {len(lanes)} sends of changes, one for each k-step lane, got {len(found)}")
+        return
+    for lane, (index, op) in zip(lanes, found, strict=True):
+        placements = [placement for placement in _updated(plan, local=True) if placement.lane == lane]
+        expected: dict[str, object] = {
+            "x": tuple(placement.name for placement in placements),
+            "delta": tuple(delta_name(piece) for placement in placements for piece in placement.slices),
+            "endpoints": tuple(e for placement in placements for e in _expected_endpoints(program, placement)),
+            "sections": tuple(size for placement in placements for size in _sections(placement)),
+            "mode": plan.lanes[lane].mode,
+            "k_steps": plan.lanes[lane].k_steps,
+        }
+        for key, wanted in expected.items():
+            got = op.inputs if key == "x" else op.arguments.get(key)
+            if got != wanted:
+                yield Fault(at(0, index, op), ", ".join(op.inputs), f"{key}: expected {wanted}, got {got}")
+        for later, update in list(enumerate(program.main.ops))[index:]:
+            if is_optimizer(update.type) and set(update.outputs) & {placement.name for placement in placements}:
+                yield Fault(at(0, later, update), update.outputs[0], f"it changes after {at(0, index, op)}")
+
+
 def sent_when_final(program: Program, plan: Plan) -> Iterator[Fault]:
-    """A gradient is split and sent after the op that produces it, and nothing writes it after that."""
+    """A gradient is split and sent after the op that produces it, in its slices' sizes, and nothing writes it after that."""
     writes: dict[str, list[int]] = {}
     for index, op in enumerate(program.main.ops):
         for name in op.outputs:
             writes.setdefault(name, []).append(index)
-    for index, op in numbered(program, "split", "send"):
+    gradients = [(index, op) for index, op in numbered(program, "split", "send") if "delta" not in op.arguments]
+    for index, op in gradients:
         for name in op.inputs:
             last = max(writes.get(name, [len(program.main.ops)]))
             if last > index:
                 yield Fault(at(0, index, op), name, "it leaves before the op that produces it has run")
-    for index, op in numbered(program, "split"):
-        elements = [piece.end - piece.begin for placement in plan.placements for piece in placement.slices if placement.split
-                    and name_beside(placement, piece, "GRAD") in op.outputs]  # fmt: skip
-        if op.arguments["sections"] != tuple(elements):
-            yield Fault(at(0, index, op), ", ".join(op.inputs), f"expected sections {elements}, got {op.arguments['sections']}")
+    sizes = {placement.name: _sections(placement) for placement in plan.placements if placement.split}
+    for index, op in gradients:
+        name = next(iter(op.inputs), "")
+        wanted = sizes.get(program.main.variables[name].of) if name in program.main.variables else None
+        if "sections" in op.arguments and op.arguments["sections"] != wanted:
+            yield Fault(at(0, index, op), name, f"expected sections {wanted}, got {op.arguments['sections']}")
+
+
+def _arrives_as(op: Op, placement: Placement) -> bool:
+    """Whether a recv has a placement's slices; or all of it, with their sections."""
+    if "sections" in op.arguments:
+        return op.outputs == (placement.name,) and op.arguments["sections"] == _sections(placement)
+    return op.outputs == tuple(piece.name for piece in placement.slices)
 
 
 def parameters_received_once(program: Program, plan: Plan) -> Iterator[Fault]:
-    """Each updated parameter (at startup: each variable on servers) is received exactly once, from the servers that hold it."""
-    missing = {placement.name: placement for placement in (plan.placements if is_startup(program) else _updated(plan))}
+    """Each parameter that servers update (at startup: each variable on servers) is received exactly once, from where it lives."""
+    due = plan.placements if is_startup(program) else _updated(plan, local=False)
+    missing = {placement.name: placement for placement in due}
     for index, op in numbered(program, "recv"):
         name = str(op.arguments["param"])
         placement = missing.pop(name, None)
         if placement is None:
             yield Fault(at(0, index, op), name, "it is received a second time, or is nothing that servers update")
-        elif op.outputs != tuple(piece.name for piece in placement.slices):
+        elif not _arrives_as(op, placement):
             yield Fault(at(0, index, op), name, f"expected {len(placement.slices)} slices, got {', '.join(op.outputs)}")
         elif op.arguments["endpoints"] != _expected_endpoints(program, placement):
             why = f"expected {_expected_endpoints(program, placement)}, got {op.arguments['endpoints']}"
@@ -112,19 +172,21 @@ def received_after_sending(program: Program, plan: Plan) -> Iterator[Fault]:
             yield Fault(at(0, index, op), "", "it computes with parameters that may be of the next step")
 
 
-def _barriers(program: Program, kind: str, wanted: int) -> Iterator[Fault]:
-    found = numbered(program, kind)
+def _barriers(program: Program, kind: str, wanted: int, own: bool = False) -> Iterator[Fault]:
+    found = [(index, op) for index, op in numbered(program, kind) if bool(op.arguments.get("half_async")) == own]
     if len(found) != wanted:
         where = at(0, *found[-1]) if found else ""
-        yield Fault(where, "", f"expected {wanted} {kind}, got {len(found)}")
+        yield Fault(where, "", f"expected {wanted} {kind}{' of its own' if own else ''}, got {len(found)}")
 
 
-def barriers_exactly_in_sync(program: Program, plan: Plan) -> Iterator[Fault]:
-    """In sync mode one send_barrier stands between sends and receives, one fetch_barrier after them; in async mode there is none
-    (a startup program has the fetch_barrier in every mode, and no send_barrier)."""
-    startup = is_startup(program)
-    yield from _barriers(program, "send_barrier", int(plan.mode == "sync" and not startup))
-    yield from _barriers(program, "fetch_barrier", int(plan.mode == "sync" or startup))
+def barriers_exactly_where_due(program: Program, plan: Plan) -> Iterator[Fault]:
+    """Where a lane is sync one send_barrier stands between sends and receives and one fetch_barrier after them; where one is
+    half_async, a send_barrier of the trainer's own; otherwise none (a startup program has the fetch_barrier in every mode, and no
+    send_barrier)."""
+    startup, modes = is_startup(program), {lane.mode for lane in plan.lanes}
+    yield from _barriers(program, "send_barrier", int("sync" in modes and not startup))
+    yield from _barriers(program, "send_barrier", int("half_async" in modes and not startup), own=True)
+    yield from _barriers(program, "fetch_barrier", int("sync" in modes or startup))
     order = {"send": 0, "send_barrier": 1, "recv": 2, "fetch_barrier": 3}
     latest = 0
     for index, op in numbered(program, *order):
@@ -144,7 +206,7 @@ def _concat_faults(index: int, op: Op, placement: Placement, arrived: set[str]) 
 
 def concatenated_after_arrival(program: Program, plan: Plan) -> Iterator[Fault]:
     """Each sliced parameter that is received is put together exactly once, from its slices in order, after they have arrived."""
-    received = {str(op.arguments["param"]) for _, op in numbered(program, "recv")}
+    received = {str(op.arguments["param"]) for _, op in numbered(program, "recv") if "sections" not in op.arguments}
     sliced = {placement.name: placement for placement in plan.placements if placement.split and placement.name in received}
     counts = Counter(op.outputs[0] for _, op in numbered(program, "concat") if op.outputs and op.outputs[0] in sliced)
     for name in sliced:

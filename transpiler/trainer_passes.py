@@ -1,12 +1,17 @@
 """A trainer's two programs: the single-node ones with communication in place of the updates.
 
-Main program, in sync mode (async is the same without the two barriers)::
+Main program, in sync mode::
 
     forward and backward, and right after the last op that writes a gradient:  split (if its parameter is sliced), send
     send_barrier    every gradient of this step has left
     recv            one for each updated parameter
     fetch_barrier   everything has arrived
     concat          one for each sliced parameter
+
+In async mode it is the same without the two barriers; in half_async mode with a send_barrier that is this trainer's own.  In geo
+and diloco mode the optimizer ops stay, and after them there is one send of what changes, and nothing else: parameters arrive
+between steps.  In a job of several lanes each parameter is sent in the form of its lane, and there is each barrier that a lane
+asks for.  Split at run time means no split and no concat: send and recv tell the sections.
 
 Every pass takes a program and returns another: none changes what it was given.
 """
@@ -15,21 +20,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
+from transpiler.lanes import delta_name
 from transpiler.ops import is_optimizer
 from transpiler.placement import name_beside
 from transpiler.plan import Deployment, Placement, Plan
 from transpiler.planning import gradient_of, optimizer_ops, parameter_of
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze, refs
 from transpiler.trainer_laws import (
-    barriers_exactly_in_sync,
+    barriers_exactly_where_due,
+    changes_sent_once,
     concatenated_after_arrival,
-    no_update_on_a_trainer,
     parameters_initialised,
     parameters_received_once,
     received_after_sending,
     sent_exactly_once,
     sent_when_final,
+    updated_in_one_place,
 )
 from transpiler.verify import Stage
 
@@ -77,28 +85,40 @@ def leave_clipping_to_servers(program: Program, plan: Plan) -> Program:
     return program.with_blocks(_without(program.main, dropped, ops), *program.blocks[1:])
 
 
-def _sending(placement: Placement, gradient: str, program: Program) -> tuple[list[Op], list[Variable]]:
-    """The ops that send one gradient, and the slices that they define."""
+def _sections(placement: Placement) -> tuple[int, ...]:
+    return tuple(piece.end - piece.begin for piece in placement.slices)
+
+
+def _endpoints(placement: Placement, program: Program) -> tuple[str, ...]:
     deployment = _deployment(program)
-    whole = program.main.variables[gradient]
-    endpoints = tuple(deployment.endpoints[piece.server] for piece in placement.slices)
-    arguments: dict[str, Argument] = {"x": (Ref(gradient),), "endpoints": endpoints, "trainer_id": deployment.trainer_id}
+    return tuple(deployment.endpoints[piece.server] for piece in placement.slices)
+
+
+def _sending(placement: Placement, gradient: str, program: Program, whole: bool) -> tuple[list[Op], list[Variable]]:
+    """The ops that send one gradient, and the slices that they define; ``whole`` leaves the cutting to the send."""
+    arguments: dict[str, Argument] = {
+        "x": (Ref(gradient),),
+        "endpoints": _endpoints(placement, program),
+        "trainer_id": _deployment(program).trainer_id,
+    }
     if not placement.split:
         return [Op("send", arguments)], []
+    if whole:
+        return [Op("send", {**arguments, "sections": _sections(placement)})], []
+    dtype = program.main.variables[gradient].dtype
     slices = [
-        Variable(name_beside(placement, piece, "GRAD"), piece.shape, whole.dtype, Role.GRADIENT, placement.name)
+        Variable(name_beside(placement, piece, "GRAD"), piece.shape, dtype, Role.GRADIENT, placement.name)
         for piece in placement.slices
     ]
     names = tuple(variable.name for variable in slices)
-    sections = tuple(piece.end - piece.begin for piece in placement.slices)
-    split = Op("split", {"x": Ref(gradient), "sections": sections}, names)
+    split = Op("split", {"x": Ref(gradient), "sections": _sections(placement)}, names)
     return [split, Op("send", {**arguments, "x": tuple(map(Ref, names))})], slices
 
 
-def send_gradients(program: Program, plan: Plan) -> Program:
+def send_gradients(program: Program, plan: Plan, whole: bool = False) -> Program:
     """Right after the last op that writes a gradient, the gradient is split if its parameter is sliced, and sent."""
-    placements = {placement.name: placement for placement in plan.placements}
-    updated = {gradient_of(op): placements[parameter_of(op)] for op in optimizer_ops(program)}
+    placements = {placement.name: placement for placement in plan.placements if not plan.lane_of(placement).local}
+    updated = {gradient_of(op): parameter_of(op) for op in optimizer_ops(program) if parameter_of(op) in placements}
     final = {name: index for index, op in enumerate(program.main.ops) for name in op.outputs if name in updated}
     ops: list[Op] = []
     variables: list[Variable] = []
@@ -106,26 +126,53 @@ def send_gradients(program: Program, plan: Plan) -> Program:
         ops.append(op)
         for gradient in dict.fromkeys(op.outputs):
             if final.get(gradient) == index:
-                sending, slices = _sending(updated[gradient], gradient, program)
+                sending, slices = _sending(placements[updated[gradient]], gradient, program, whole)
                 ops += sending
                 variables += slices
     return program.with_blocks(_with(program.main, ops, variables), *program.blocks[1:])
 
 
 def drop_updates(program: Program, plan: Plan) -> Program:
-    """The optimizer ops go, and the optimizer states with them: they live on the servers."""
-    states = {variable.name for variable in program.main.variables_of(Role.STATE)}
-    kept = [op for op in program.main.ops if not is_optimizer(op.type)]
+    """The optimizer ops of what servers update go, and their states with them: they live on the servers."""
+    gone = {placement.name for placement in plan.placements if not plan.lane_of(placement).local}
+    states = {variable.name for variable in program.main.variables_of(Role.STATE) if variable.of in gone}
+    kept = [op for op in program.main.ops if not (is_optimizer(op.type) and parameter_of(op) in gone)]
     return program.with_blocks(_without(program.main, states, kept), *program.blocks[1:])
 
 
-def _receiving(placements: Iterable[Placement], program: Program) -> tuple[list[Op], list[Op], list[Variable]]:
+def _sending_changes(lane: int, program: Program, plan: Plan) -> Op:
+    """The send of what changes in one lane."""
+    placements = [placement for placement in plan.placements if placement.lane == lane and placement.group is not None]
+    arguments: dict[str, Argument] = {
+        "x": tuple(Ref(placement.name) for placement in placements),
+        "endpoints": tuple(endpoint for placement in placements for endpoint in _endpoints(placement, program)),
+        "trainer_id": _deployment(program).trainer_id,
+        "sections": tuple(size for placement in placements for size in _sections(placement)),
+        "delta": tuple(delta_name(piece) for placement in placements for piece in placement.slices),
+        "mode": plan.lanes[lane].mode,
+        "k_steps": plan.lanes[lane].k_steps,
+    }
+    return Op("send", arguments)
+
+
+def send_changes(program: Program, plan: Plan) -> Program:
+    """After the updates that a trainer runs itself there is one send for each such lane, for every ``k_steps`` steps."""
+    sends = [_sending_changes(index, program, plan) for index, lane in enumerate(plan.lanes) if lane.local]
+    return program.with_blocks(_with(program.main, [*program.main.ops, *sends]), *program.blocks[1:])
+
+
+def _receiving(placements: Iterable[Placement], program: Program, whole: bool) -> tuple[list[Op], list[Op], list[Variable]]:
     """The ops that receive these variables, those that put slices together, and the slices."""
-    deployment = _deployment(program)
     receives, concats, slices = [], [], []
     for placement in placements:
-        endpoints = tuple(deployment.endpoints[piece.server] for piece in placement.slices)
-        arguments: dict[str, Argument] = {"param": placement.name, "endpoints": endpoints, "trainer_id": deployment.trainer_id}
+        arguments: dict[str, Argument] = {
+            "param": placement.name,
+            "endpoints": _endpoints(placement, program),
+            "trainer_id": _deployment(program).trainer_id,
+        }
+        if whole and placement.split:
+            receives.append(Op("recv", {**arguments, "sections": _sections(placement)}, (placement.name,)))
+            continue
         names = tuple(piece.name for piece in placement.slices)
         receives.append(Op("recv", arguments, names))
         if placement.split:
@@ -136,36 +183,49 @@ def _receiving(placements: Iterable[Placement], program: Program) -> tuple[list[
     return receives, concats, slices
 
 
-def receive_parameters(program: Program, plan: Plan) -> Program:
-    """At the end every updated parameter is received; in sync mode after a barrier of the sends, and before one of its own."""
-    updated = [placement for placement in plan.placements if placement.group is not None]
-    receives, concats, slices = _receiving(updated, program)
-    if plan.mode == "sync":
+def receive_parameters(program: Program, plan: Plan, whole: bool = False) -> Program:
+    """At the end every parameter that servers update is received, after and before the barriers that its lane asks for."""
+    updated = [p for p in plan.placements if p.group is not None and not plan.lane_of(p).local]
+    modes = {lane.mode for lane in plan.lanes}
+    receives, concats, slices = _receiving(updated, program, whole)
+    if "half_async" in modes:
+        receives = [Op("send_barrier", {**_place(program), "half_async": True}), *receives]
+    if "sync" in modes:
         receives = [Op("send_barrier", _place(program)), *receives, Op("fetch_barrier", _place(program))]
     ops = [*program.main.ops, *receives, *concats]
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 
 
-def receive_everything(program: Program, plan: Plan) -> Program:
+def receive_everything(program: Program, plan: Plan, whole: bool = False) -> Program:
     """After its own initialisation a trainer receives every variable that servers hold: all trainers start from trainer 0's."""
-    receives, concats, slices = _receiving(plan.placements, program)
+    receives, concats, slices = _receiving(plan.placements, program, whole)
     ops = [*program.main.ops, *receives, Op("fetch_barrier", _place(program)), *concats]
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 
 
-TRAINER_PASSES: tuple[Stage, ...] = (
-    Stage(leave_clipping_to_servers),
-    Stage(send_gradients, (sent_exactly_once, sent_when_final)),
-    Stage(drop_updates, (no_update_on_a_trainer,)),
-    Stage(
-        receive_parameters,
-        (parameters_received_once, received_after_sending, barriers_exactly_in_sync, concatenated_after_arrival),
-    ),
-)
+def trainer_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
+    """The passes that make a trainer's main program."""
+    whole = split_at_run_time
+    return (
+        Stage(leave_clipping_to_servers),
+        Stage(partial(send_gradients, whole=whole), (sent_exactly_once, sent_when_final)),
+        Stage(drop_updates, (updated_in_one_place,)),
+        Stage(send_changes, (changes_sent_once,)),
+        Stage(
+            partial(receive_parameters, whole=whole),
+            (parameters_received_once, received_after_sending, barriers_exactly_where_due, concatenated_after_arrival),
+        ),
+    )
 
-STARTUP_PASSES: tuple[Stage, ...] = (
-    Stage(
-        receive_everything,
-        (parameters_initialised, parameters_received_once, barriers_exactly_in_sync, concatenated_after_arrival),
-    ),
-)
+
+def startup_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
+    """The passes that make a trainer's startup program."""
+    return (
+        Stage(
+            partial(receive_everything, whole=split_at_run_time),
+            (parameters_initialised, parameters_received_once, barriers_exactly_where_due, concatenated_after_arrival),
+        ),
+    )
+
+
+TRAINER_PASSES, STARTUP_PASSES = trainer_passes(), startup_passes()

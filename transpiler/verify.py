@@ -38,18 +38,19 @@ class Stage:
 
 ALWAYS: tuple[Law, ...] = (slices_tile, defined_before_use)
 TRAINER: tuple[Law, ...] = (
-    trainer_laws.no_update_on_a_trainer,
+    trainer_laws.updated_in_one_place,
     trainer_laws.sent_exactly_once,
+    trainer_laws.changes_sent_once,
     trainer_laws.sent_when_final,
     trainer_laws.parameters_received_once,
     trainer_laws.received_after_sending,
-    trainer_laws.barriers_exactly_in_sync,
+    trainer_laws.barriers_exactly_where_due,
     trainer_laws.concatenated_after_arrival,
 )
 TRAINER_STARTUP: tuple[Law, ...] = (
     trainer_laws.parameters_initialised,
     trainer_laws.parameters_received_once,
-    trainer_laws.barriers_exactly_in_sync,
+    trainer_laws.barriers_exactly_where_due,
     trainer_laws.concatenated_after_arrival,
 )
 PSERVER: tuple[Law, ...] = (

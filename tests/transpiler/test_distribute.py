@@ -713,12 +713,6 @@ def test_bad_values_raise_and_name_the_field(name: str, value: object, error: ty
     [
         ("mode", "nccl2"),
         ("mode", "collective"),
-        ("enable_dc_asgd", True),
-        ("runtime_split_send_recv", True),
-        ("half_async", True),
-        ("completely_not_async", True),
-        ("geo_sgd_mode", True),
-        ("geo_sgd_need_push_nums", 10),
         ("nccl_comm_num", 2),
         ("use_hierarchical_allreduce", True),
         ("hierarchical_allreduce_inter_nranks", 2),

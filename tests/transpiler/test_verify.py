@@ -9,7 +9,8 @@ import pytest
 from transpiler import laws, pserver_laws, trainer_laws
 from transpiler.distribute import plan_program, pserver_program, pserver_startup, trainer_program, trainer_startup
 from transpiler.laws import Fault, IllegalProgram
-from transpiler.plan import Clip, Deployment, Plan, Slice
+from transpiler.modes import LanePlan, uniform
+from transpiler.plan import Clip, Deployment, Lane, Plan, Rule, Slice
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
 from transpiler.verify import Stage, laws_of, run, verify, verify_servers
 
@@ -37,15 +38,28 @@ def single_node() -> tuple[Program, Program]:
     return Program((Block(0, freeze({v.name: v for v in variables}), tuple(ops)),)), Program((startup,))
 
 
+OUTER = Rule("sgd", {name: value for name, value in SGD.items() if not isinstance(value, bool)}, {"nesterov": False})
+LANES = {
+    "sync": uniform(Lane("sync")),
+    "async": uniform(Lane("async")),
+    "run time": uniform(Lane("async")),
+    "half_async": uniform(Lane("half_async")),
+    "dc": uniform(Lane("async", dc_asgd=0.5)),
+    "geo": uniform(Lane("geo", k_steps=5)),
+    "diloco": uniform(Lane("diloco", k_steps=5, outer=OUTER)),
+    "mixed": LanePlan((("w", Lane("geo", k_steps=5)), ("*", Lane("sync")))),
+}
+
+
 def job(mode: str = "sync", trainers: int = 2) -> dict[str, Program]:
-    """The programs of a job with two servers."""
+    """The programs of a job with two servers; in the mode "run time" gradients are split there."""
     main, startup = single_node()
-    plan = plan_program(main, mode=mode, trainers=trainers, servers=2, min_block_size=6)
+    plan = plan_program(main, lanes=LANES[mode], trainers=trainers, servers=2, min_block_size=6)
     trainer = Deployment(plan, ENDPOINTS, 0)
     server = Deployment(plan, ENDPOINTS, None, 0)
     return {
-        "trainer": trainer_program(main, trainer),
-        "trainer startup": trainer_startup(startup, trainer),
+        "trainer": trainer_program(main, trainer, mode == "run time"),
+        "trainer startup": trainer_startup(startup, trainer, mode == "run time"),
         "server": pserver_program(server),
         "server startup": pserver_startup(server),
     }
@@ -138,8 +152,8 @@ COMPUTE = Op("aten.add.Tensor", {"self": Ref("b"), "other": Ref("b")}, ("h",))
 
 BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
     # law, mode, which program, op or variable named, how it is broken, what the message says
-    ("no_update_on_a_trainer", "sync", "trainer", "sgd", added(UPDATE, 4), "the servers update"),
-    ("no_update_on_a_trainer", "sync", "trainer", "b@m",
+    ("updated_in_one_place", "sync", "trainer", "sgd", added(UPDATE, 4), "the servers update"),
+    ("updated_in_one_place", "sync", "trainer", "b@m",
      lambda p: with_variable(p, Variable("b@m", (3,), "float32", Role.STATE, "b")), "the servers hold"),
     ("sent_exactly_once", "sync", "trainer", "b@GRAD", without("send"), "never sent"),
     ("sent_exactly_once", "async", "trainer", "b@GRAD", twice("send"), "a second time"),
@@ -158,12 +172,12 @@ BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
     ("parameters_received_once", "sync", "trainer startup", "scale", without("recv", 2), "never received"),
     ("received_after_sending", "async", "trainer", "recv", moved("recv", 0), "received before"),
     ("received_after_sending", "sync", "trainer", "aten.add.Tensor", added(COMPUTE, -1), "of the next step"),
-    ("barriers_exactly_in_sync", "sync", "trainer", "send_barrier", without("send_barrier"), "expected 1 send_barrier, got 0"),
-    ("barriers_exactly_in_sync", "sync", "trainer", "fetch_barrier", twice("fetch_barrier"), "expected 1 fetch_barrier, got 2"),
-    ("barriers_exactly_in_sync", "async", "trainer", "send_barrier",
+    ("barriers_exactly_where_due", "sync", "trainer", "send_barrier", without("send_barrier"), "expected 1 send_barrier, got 0"),
+    ("barriers_exactly_where_due", "sync", "trainer", "fetch_barrier", twice("fetch_barrier"), "expected 1 fetch_barrier, got 2"),
+    ("barriers_exactly_where_due", "async", "trainer", "send_barrier",
      added(Op("send_barrier", {"endpoints": ENDPOINTS, "trainer_id": 0}), 8), "expected 0 send_barrier, got 1"),
-    ("barriers_exactly_in_sync", "sync", "trainer", "recv", moved("send_barrier", 9), "expected the order"),
-    ("barriers_exactly_in_sync", "sync", "trainer startup", "fetch_barrier", without("fetch_barrier"), "expected 1"),
+    ("barriers_exactly_where_due", "sync", "trainer", "recv", moved("send_barrier", 9), "expected the order"),
+    ("barriers_exactly_where_due", "sync", "trainer startup", "fetch_barrier", without("fetch_barrier"), "expected 1"),
     ("concatenated_after_arrival", "sync", "trainer", "w", without("concat"), "expected one concat"),
     ("concatenated_after_arrival", "sync", "trainer", "w",
      changed("concat", x=(Ref("w.block1"), Ref("w.block0"))), "in this order"),
@@ -181,13 +195,62 @@ BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
     ("optimize_blocks_complete", "async", "server", "w.block0",
      added(Op("scale", {"x": Ref("w@GRAD.block0"), "scale": 0.5}, ("w@GRAD.block0",)), 0, block=1), "got scale, sgd"),
     ("optimize_blocks_complete", "sync", "server", "trainer_1",
-     changed("sum", block=1, x=(Ref("w@GRAD.block0.trainer_0"),)), "each trainer's gradient"),
-    ("optimize_blocks_complete", "sync", "server", "scale", changed("scale", block=1, scale=1.0), "a scale of 1/2"),
+     changed("sum", block=1, x=(Ref("w@GRAD.block0.trainer_0"),)),
+     "x: expected ('w@GRAD.block0.trainer_0', 'w@GRAD.block0.trainer_1')"),
+    ("optimize_blocks_complete", "sync", "server", "scale", changed("scale", block=1, scale=1.0), "scale: expected 0.5"),
     ("optimize_blocks_complete", "sync", "server", "block 1", without("sgd", block=1), "one optimizer op, got 0"),
     ("optimize_blocks_complete", "sync", "server", "w.block0", changed("sgd", block=1, group=1), "expected group 0"),
     ("optimize_blocks_complete", "sync", "server", "sgd", changed("sgd", block=1, grad=Ref("b@GRAD")), "the op before it"),
     ("optimize_blocks_complete", "sync", "server", "b", changed("sgd", block=1, outputs=("b",)), "expected"),
     ("optimize_blocks_complete", "sync", "server", "b", lambda p: p.with_blocks(*p.blocks[:2]), "no block updates it"),
+    # k-step lanes
+    ("updated_in_one_place", "geo", "trainer", "w", without("sgd"), "expected one update on this trainer, got none"),
+    ("updated_in_one_place", "geo", "trainer", "w", twice("sgd"), "a second update"),
+    ("updated_in_one_place", "mixed", "trainer", "b", added(UPDATE, 4), "the servers update"),
+    ("changes_sent_once", "geo", "trainer", "", without("send"), "expected 1 sends of changes"),
+    ("changes_sent_once", "diloco", "trainer", "send", twice("send"), "expected 1 sends of changes"),
+    ("changes_sent_once", "sync", "trainer", "send", changed("send", sections=(3,), delta=("b.delta",), mode="geo", k_steps=5),
+     "expected 0 sends of changes"),
+    ("changes_sent_once", "geo", "trainer", "w", moved("send", 4), "it changes after"),
+    ("changes_sent_once", "geo", "trainer", "b", changed("send", delta=("w.block0.delta", "b.delta", "w.block1.delta")),
+     "delta:"),
+    ("changes_sent_once", "geo", "trainer", "w", changed("send", x=(Ref("w"),)), "x: expected ('w', 'b')"),
+    ("changes_sent_once", "geo", "trainer", "w", changed("send", endpoints=("h:1",) * 3), "endpoints: expected"),
+    ("changes_sent_once", "geo", "trainer", "w", changed("send", sections=(6, 5, 4)), "sections: expected (6, 6, 3)"),
+    ("changes_sent_once", "geo", "trainer", "w", changed("send", mode="diloco"), "mode: expected geo"),
+    ("changes_sent_once", "diloco", "trainer", "w", changed("send", k_steps=6), "k_steps: expected 5"),
+    ("sent_exactly_once", "mixed", "trainer", "w@GRAD", added(
+        Op("send", {"x": (Ref("w@GRAD"),), "endpoints": ("h:1", "h:2"), "sections": (6, 6), "trainer_id": 0}), 4),
+     "is no gradient of an updated parameter"),
+    ("parameters_received_once", "geo", "trainer", "b",
+     added(Op("recv", {"param": "b", "endpoints": ("h:1",), "trainer_id": 0}, ("b",)), -1), "nothing that servers update"),
+    ("barriers_exactly_where_due", "half_async", "trainer", "send_barrier", changed("send_barrier", half_async=False),
+     "expected 0 send_barrier, got 1"),
+    ("barriers_exactly_where_due", "half_async", "trainer", "", without("send_barrier"),
+     "expected 1 send_barrier of its own, got 0"),
+    ("barriers_exactly_where_due", "mixed", "trainer", "", without("send_barrier"), "expected 1 send_barrier, got 0"),
+    ("barriers_exactly_where_due", "geo", "trainer", "fetch_barrier",
+     added(Op("fetch_barrier", {"endpoints": ENDPOINTS, "trainer_id": 0}), -1), "expected 0 fetch_barrier, got 1"),
+    ("optimize_blocks_complete", "geo", "server", "w.block0",
+     changed("sum", block=1, x=(Ref("w.block0"), Ref("b.delta"))), "x: expected ('w.block0', 'w.block0.delta')"),
+    ("optimize_blocks_complete", "geo", "server", "w.block0",
+     changed("sum", block=1, outputs=("w.block0.delta",)), "expected one optimizer op, got 0"),
+    ("optimize_blocks_complete", "diloco", "server", "w.block0", changed("scale", block=1, scale=0.5), "scale: expected -0.5"),
+    ("optimize_blocks_complete", "diloco", "server", "w.block0", changed("sgd", block=1, group=0), "expected group 1"),
+    ("optimize_blocks_complete", "diloco", "server", "w.block0",
+     changed("sum", block=1, x=(Ref("w.block0.delta.trainer_0"),)), "x: expected ('w.block0.delta.trainer_0', 'w.block0."),
+    ("optimize_blocks_complete", "dc", "server", "w.block0", without("dc_compensate", block=1), "expected dc_compensate, sgd"),
+    ("optimize_blocks_complete", "dc", "server", "w.block0", changed("dc_compensate", block=1, factor=0.25),
+     "factor: expected 0.5"),
+    ("optimize_blocks_complete", "dc", "server", "w.block0",
+     changed("dc_compensate", block=1, backups=(Ref("w.block0.trainer_1_bak"),) * 2), "backups: expected"),
+    ("optimize_blocks_complete", "mixed", "server", "w.block0",
+     added(Op("scale", {"x": Ref("w.block0"), "scale": 0.5}, ("w.block0",)), 1, block=1), "expected one optimizer op, got 2"),
+    # split at run time
+    ("sent_when_final", "run time", "trainer", "w@GRAD", changed("send", 1, sections=(3, 9)), "expected sections (6, 6)"),
+    ("sent_exactly_once", "run time", "trainer", "w@GRAD", changed("send", 1, endpoints=("h:2", "h:1")), "expected"),
+    ("parameters_received_once", "run time", "trainer", "w", changed("recv", 0, sections=(3, 9)), "expected 2 slices"),
+    ("parameters_received_once", "run time", "trainer startup", "w", without("recv"), "never received"),
     ("slices_initialised", "sync", "server startup", "b", without("init", 1), "got 0"),
     ("defined_before_use", "sync", "trainer", "ghost",
      added(Op("aten.neg", {"self": Ref("ghost")}, ("h",)), 0), "no table has"),
@@ -215,7 +278,7 @@ def test_a_broken_law_is_named(case: tuple[str, str, str, str, Edit, str]) -> No
 def test_every_law_has_a_test_that_breaks_it() -> None:
     """Whatever law a complete program is held against stands in the table above, or in a test of its own below."""
     broken = {case[0] for case in BROKEN} | {"slices_tile"}
-    used = {law.__name__ for programs in (job("sync"), job("async")) for program in programs.values() for law in laws_of(program)}
+    used = {law.__name__ for programs in map(job, LANES) for program in programs.values() for law in laws_of(program)}
     assert used == broken
 
 
@@ -300,7 +363,7 @@ def test_the_message_names_op_variable_and_law() -> None:
 
 def test_a_law_is_a_sentence() -> None:
     """Every law's docstring begins with the sentence that its error quotes."""
-    for mode in ("sync", "async"):
+    for mode in LANES:
         for program in job(mode).values():
             for law in laws_of(program):
                 assert (inspect.getdoc(law) or "").split("\n\n")[0].endswith(".")

@@ -44,8 +44,8 @@ def lanes(made: DistributedStrategy | None, *rules: Rule) -> tuple[Lane, ...]:
         (strategy(staleness=2), Lane("async", "sum", send_queue_size=16, staleness=2)),
         (strategy(staleness=0), Lane("sync")),
         (strategy(dc_asgd=0.04), Lane("async", "sum", send_queue_size=16, dc_asgd=0.04)),
-        (strategy(k_steps=100), Lane("geo", send_queue_size=16, k_steps=100)),
-        (strategy(k_step=100, send_queue_size=32), Lane("geo", send_queue_size=32, k_steps=100)),
+        (strategy(k_steps=100), Lane("geo", k_steps=100)),
+        (strategy(k_step=100, thread_pool_size=2), Lane("geo", thread_pool_size=2, k_steps=100)),
     ],
 )
 def test_every_row_of_the_table(made: DistributedStrategy | None, lane: Lane) -> None:
@@ -91,7 +91,7 @@ def test_modes_by_name() -> None:
     made = strategy(modes={"emb.*": "async", "*": "sync"}, send_queue_size=3)
     assert lanes(made) == (Lane("sync"), Lane("async", "sum", send_queue_size=3))
     own = strategy(False, modes={"emb.*": "k_steps"}, k_steps=5)
-    assert lanes(own) == (Lane("sync"), Lane("geo", send_queue_size=16, k_steps=5))
+    assert lanes(own) == (Lane("sync"), Lane("geo", k_steps=5))
     three = strategy(modes={"*.weight": "half_async", "*": "sync"})
     assert lanes(three) == (Lane("half_async"),)
     outer = strategy(modes={"emb.*": "geo", "*": "k_step"}, k_steps=5, outer_optimizer=NESTEROV)
@@ -129,6 +129,7 @@ CONTRADICTIONS: list[tuple[DistributedStrategy, str, str]] = [
     (strategy(k_steps=3, staleness=1), "staleness=1", "k_steps=3"),
     (strategy(k_steps=3, staleness=0), "staleness=0", "k_steps=3"),
     (strategy(k_steps=3, dc_asgd=0.1), "dc_asgd=0.1", "k_steps=3"),
+    (strategy(k_steps=3, send_queue_size=2), "send_queue_size=2", "k_steps=3"),
     (strategy(k_steps=3, max_merge_var_num=2), "max_merge_var_num=2", "k_steps=3"),
     (strategy(outer_optimizer=NESTEROV), "outer_optimizer=", "k_steps=0"),
     (strategy(False, outer_optimizer=NESTEROV, k_steps=3), "k_steps=3", "a_sync=False"),
@@ -144,7 +145,7 @@ CONTRADICTIONS: list[tuple[DistributedStrategy, str, str]] = [
     (strategy(modes={"a": "diloco"}, k_steps=3), "modes['a']='diloco'", "outer_optimizer"),
     (strategy(k_steps=3, outer_optimizer={"type": "nesterov"}), "type='nesterov'", "momentum=0"),
     (strategy(k_steps=3, outer_optimizer={"type": "adam", "momentum": 0.9}), "type='adam'", "momentum=0.9"),
-    (strategy(overlap=True), "'overlap'", "no such effect yet"),
+    (strategy(k_steps=3, overlap=True), "overlap=True", "k_steps=3"),
     (strategy(runtime_split_send_recv=True), "'runtime_split_send_recv'", "no such effect yet"),
 ]
 
@@ -161,7 +162,7 @@ def test_a_key_without_effect_raises_and_so_do_keys_that_contradict(case: tuple[
 def test_supported_names_are_names_of_a_strategy() -> None:
     """Everything that has an effect exists, and all keys of a_sync_configs do but those that raise."""
     keys = {f"a_sync_configs.{key}" for key in CONFIGS["a_sync_configs"]}
-    assert keys - SUPPORTED == {"a_sync_configs.overlap", "a_sync_configs.runtime_split_send_recv"}
+    assert keys - SUPPORTED == {"a_sync_configs.runtime_split_send_recv"}
     assert SUPPORTED - keys == {"a_sync"}
     assert strategy(launch_barrier=False, k_steps=4).unsupported(SUPPORTED) == []
 
