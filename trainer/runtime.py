@@ -79,8 +79,11 @@ class ClusterRuntime:
             self._close(range(len(plan.lanes)), "geo", "diloco")
             self._finish()
             return ()
-        for piece, gradient in zip(placement.slices, x, strict=True):
-            self.communicator.send(piece.name, gradient)
+        if len(x) < len(placement.slices):  # split here, at run time
+            self.communicator.send_whole(placement.name, x[0])
+        else:
+            for piece, gradient in zip(placement.slices, x, strict=True):
+                self.communicator.send(piece.name, gradient)
         return ()
 
     def _close(self, lanes: Iterable[int], *modes: str) -> None:
@@ -102,7 +105,7 @@ class ClusterRuntime:
         if self._deployment.plan.lane_of(placement).mode != "sync" and self.communicator.is_closed(placement.lane):
             self._finish()
         whole = self._storage.tensors[param]
-        if not placement.split:
+        if len(op.outputs) == 1:
             return [whole]
         flat = whole.detach().reshape(-1)
         return [flat[piece.begin : piece.end].view(piece.shape) for piece in placement.slices]
