@@ -1,4 +1,4 @@
-"""Every mode of DistributeTranspilerConfig on the program path: captured, transpiled, run against real servers in this process."""
+"""Every mode of DistributeTranspilerConfig on the program path: captured, transpiled, run against real servers."""
 
 from __future__ import annotations
 
