@@ -92,7 +92,8 @@ def _expected_facts(op: Op, placement: Placement, piece: Slice, plan: Plan) -> d
     if op.type == "scale":
         return {"x": (arriving,), "scale": (-1.0 if lane.local else 1.0) / plan.trainers}
     if op.type == "dc_compensate":
-        return {"param": (piece.name,), "backups": backup_names(piece, plan.trainers), "factor": lane.dc_asgd}
+        backups = backup_names(piece, plan.trainers)
+        return {"grad": (arriving,), "param": (piece.name,), "backups": backups, "factor": lane.dc_asgd}
     return {}
 
 

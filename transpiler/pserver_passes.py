@@ -68,13 +68,15 @@ def _variable(placement: Placement, piece: Slice) -> Variable:
 
 
 def _gradients(placement: Placement, piece: Slice, plan: Plan) -> dict[str, Role]:
-    """All gradients and deltas of a slice: as they arrive, merged, clipped."""
+    """All gradients and deltas of a slice: as they arrive, merged, compensated, clipped."""
     lane = plan.lane_of(placement)
     found = dict.fromkeys(received(placement, piece, plan), Role.DELTA if lane.local else Role.GRADIENT)
     if lane.local:
         found[delta_name(piece)] = Role.DELTA
     if lane.mode != "geo":
         found[name_beside(placement, piece, "GRAD")] = Role.GRADIENT
+    if lane.dc_asgd:
+        found[name_beside(placement, piece, "GRAD@DC")] = Role.GRADIENT
     if plan.clips_on_servers:
         found[name_beside(placement, piece, "GRAD@CLIP")] = Role.GRADIENT
     return found
@@ -143,6 +145,7 @@ def _optimize_ops(placement: Placement, piece: Slice, plan: Plan) -> list[Op]:
     if lane.dc_asgd:
         backups = tuple(map(Ref, backup_names(piece, plan.trainers)))
         arguments: dict[str, Argument] = {"grad": Ref(grad), "param": Ref(piece.name), "backups": backups, "factor": lane.dc_asgd}
+        grad = name_beside(placement, piece, "GRAD@DC")
         ops.append(Op("dc_compensate", arguments, (grad,)))
     if plan.clips_on_servers:
         ops.append(_clip_op(placement, piece, plan))

@@ -38,8 +38,6 @@ _TITLES = {
     Role.INPUT: "inputs",
     Role.PARAMETER: "parameters",
     Role.BUFFER: "buffers",
-    Role.GRADIENT: "receives",
-    Role.DELTA: "receives",
 }
 
 # ---- one op ----
@@ -179,11 +177,9 @@ def _declared(block: Block, made: Collection[str]) -> list[str]:
     """What a block has before its first op runs, by role; ``made`` are the results of all ops."""
     lines: list[str] = []
     for role, title in _TITLES.items():
-        if role in (Role.INPUT, Role.PARAMETER, Role.BUFFER):
-            names = [f"{variable.name} {extent(variable)}" for variable in block.variables_of(role)]
-        else:
-            names = [variable.name for variable in block.variables_of(role) if variable.name not in made]
-        lines += _wrapped(title, names)
+        lines += _wrapped(title, [f"{variable.name} {extent(variable)}" for variable in block.variables_of(role)])
+    received = block.variables_of(Role.GRADIENT, Role.DELTA)
+    lines += _wrapped("receives", [variable.name for variable in received if variable.name not in made])
     states = len(block.variables_of(Role.STATE))
     return lines + ([f"  states      {_count(states, 'tensor')} of the optimizer"] if states else [])
 
@@ -249,7 +245,8 @@ def header(deployment: Deployment | None) -> str:
     merged = f": {lines[0]}"
     if len(lines) > 1:
         named = zip(plan.lanes, lines, strict=True)
-        merged = "".join(f"\n  lane {index}: {lane.mode}, {line}" for index, (lane, line) in enumerate(named))
+        said = [f"lane {index}: {lane.mode}, {line}" for index, (lane, line) in enumerate(named)]
+        merged = "".join("\n" + textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 10) for line in said)
     if deployment.server_index is not None:
         where = f"server {deployment.server_index} of {plan.servers} ({deployment.endpoints[deployment.server_index]})"
         return f"{where}, {plan.mode}, {_count(plan.trainers, 'trainer')}{merged}"

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, HashName, SizeBalanced, capture, program_guard
 from transpiler.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
-from transpiler.distribute import plan_parameters, plan_program, pserver_program, pserver_startup
+from transpiler.distribute import plan_parameters, plan_program, pserver_program, pserver_startup, trainer_program
 from transpiler.laws import IllegalProgram
+from transpiler.modes import LanePlan, uniform
 from transpiler.ops import check, check_server_program
 from transpiler.optimizers import RULES, rule_of, state_of
 from transpiler.placement import Piece
-from transpiler.plan import Clip, Deployment, Plan, Rule
+from transpiler.plan import Clip, Deployment, Lane, Plan, Rule
 from transpiler.program import Block, Op, Program, Ref, Role, Storage, Variable, freeze
 
 ONE, TWO, THREE = "h:1", "h:1,h:2", "h:1,h:2,h:3"
@@ -161,6 +162,115 @@ def test_pserver_program_async(single: Single) -> None:
     assert all([op.type for op in block.ops] == ["adam"] for block in program.blocks[1:])
     assert program.blocks[1].ops[0].arguments["grad"] == Ref("fc.weight@GRAD.block0")
     assert not [name for name in program.main.variables if "trainer_" in name]
+
+
+def lanes_in(single: Single, lane: Lane, trainers: int = 2) -> tuple[Program, list[Program]]:
+    """The trainer's program and the servers' of a job with one lane and two servers."""
+    plan = plan_program(single[0], lanes=uniform(lane), trainers=trainers, servers=2, min_block_size=6)
+    deployment = Deployment(plan, ("h:1", "h:2"), 0)
+    servers = [pserver_program(deployment.of_server(index)) for index in range(2)]
+    for program in servers:
+        check_server_program(Program.from_proto(program.to_proto()))
+    return trainer_program(single[0], deployment), servers
+
+
+def test_half_async_programs(single: Single) -> None:
+    """Async with one barrier of the trainer's own before the receives; the servers are those of async."""
+    trainer, servers = lanes_in(single, Lane("half_async", max_merge_var_num=2))
+    a_sync, alike = lanes_in(single, Lane("async"))
+    at = types(trainer).index("send_barrier")
+    assert types(trainer)[at + 1] == "recv" and "send" not in types(trainer)[at:] and "fetch_barrier" not in types(trainer)
+    barrier = next(op for op in trainer.main.ops if op.type == "send_barrier")
+    assert barrier.arguments["half_async"] is True
+    assert [op for op in trainer.main.ops if op is not barrier] == list(a_sync.main.ops)
+    assert [program.blocks[1:] for program in servers] == [program.blocks[1:] for program in alike]
+
+
+def test_geo_programs(single: Single) -> None:
+    """The optimizer ops stay on the trainer, one send of all changes is the last op; a server adds what arrives."""
+    trainer, servers = lanes_in(single, Lane("geo", k_steps=7))
+    assert list(trainer.main.ops[:-1]) == list(single[0].main.ops)
+    assert trainer.main.variables == single[0].main.variables
+    send = trainer.main.ops[-1]
+    assert (send.type, send.arguments["mode"], send.arguments["k_steps"]) == ("send", "geo", 7)
+    assert send.inputs == tuple(op.outputs[0] for op in single[0].main.ops if op.type == "adam")
+    assert isinstance(send.arguments["delta"], tuple)
+    assert send.arguments["delta"][:3] == ("fc.weight.block0.delta", "fc.weight.block1.delta", "fc.bias.delta")
+    assert send.arguments["sections"] == (24, 24, 6, 6, 6, 6, 6, 2)
+    block = servers[0].blocks[1]
+    assert block.ops == (Op("sum", {"x": (Ref("fc.weight.block0"), Ref("fc.weight.block0.delta"))}, ("fc.weight.block0",)),)
+    assert servers[0].main.variables["fc.weight.block0.delta"].role is Role.DELTA
+    assert not any(program.main.variables_of(Role.STATE, Role.GRADIENT) for program in servers)
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_diloco_programs(single: Single, trainers: int) -> None:
+    """As geo on the trainer; a server takes the mean change, with the other sign, for the gradient of the outer rule."""
+    outer = Rule("momentum", {"lr": 0.7, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0}, {"nesterov": True})
+    trainer, servers = lanes_in(single, Lane("diloco", k_steps=7, outer=outer), trainers)
+    assert types(trainer)[-1] == "send" and trainer.main.ops[-1].arguments["mode"] == "diloco"
+    merge, mean, update = servers[0].blocks[1].ops
+    suffixes = [""] if trainers == 1 else [".trainer_0", ".trainer_1"]
+    assert merge.inputs == tuple(f"fc.weight.block0.delta{suffix}" for suffix in suffixes)
+    assert (merge.outputs, mean.inputs) == (("fc.weight.block0.delta",),) * 2
+    assert (mean.arguments["scale"], mean.outputs) == (-1.0 / trainers, ("fc.weight@GRAD.block0",))
+    assert (update.type, update.arguments["nesterov"], update.arguments["group"]) == ("momentum", True, 2)
+    assert update.arguments["grad"] == Ref("fc.weight@GRAD.block0")
+    states = [variable.name for variable in servers[0].main.variables_of(Role.STATE)]
+    assert states and all("@momentum_buffer" in name for name in states)
+
+
+def test_delay_compensation_programs(single: Single) -> None:
+    """The gradient is compensated against what its trainer last received, before the rule; there is a backup for each trainer."""
+    _, servers = lanes_in(single, Lane("async", dc_asgd=0.04), 3)
+    compensate, update = servers[0].blocks[1].ops
+    backups = tuple(f"fc.weight.block0.trainer_{trainer}_bak" for trainer in range(3))
+    assert compensate.inputs == ("fc.weight@GRAD.block0", "fc.weight.block0", *backups)
+    assert compensate.arguments["factor"] == 0.04
+    assert update.arguments["grad"] == Ref(compensate.outputs[0])
+    assert all(servers[0].main.variables[name].shape == (3, 8) for name in backups)
+
+
+def test_a_job_of_several_lanes(single: Single) -> None:
+    """Each gradient is sent in its lane's form, each slice updated by its lane's rule; one is sync, so there are barriers."""
+    lanes = LanePlan((("fc.*", Lane("geo", k_steps=3)), ("norm.*", Lane("async", dc_asgd=0.5)), ("*", Lane("sync"))))
+    plan = plan_program(single[0], lanes=lanes, trainers=2, servers=1, min_block_size=6)
+    deployment = Deployment(plan, ("h:1",), 0)
+    trainer, server = trainer_program(single[0], deployment), pserver_program(deployment.of_server(0))
+    check_server_program(server)
+    assert {op.outputs[0] for op in trainer.main.ops if op.type == "adam"} == {"fc.weight", "fc.bias"}
+    assert {variable.of for variable in trainer.main.variables_of(Role.STATE)} == {"fc.weight", "fc.bias"}
+    assert types(trainer)[-7:] == ["send", "send_barrier", "recv", "recv", "recv", "recv", "fetch_barrier"]
+    blocks = {block.ops[-1].outputs[0]: [op.type for op in block.ops] for block in server.blocks[1:]}
+    assert blocks["fc.weight"] == ["sum"]
+    assert blocks["norm.bias"] == ["dc_compensate", "adam"]
+    assert blocks["out.weight"] == ["sum", "scale", "adam"]
+    assert server.main.ops[0].arguments["mode"] == "mixed"
+    assert Program.from_proto(trainer.to_proto()) == trainer and Program.from_proto(server.to_proto()) == server
+
+
+def test_clipping_stays_on_trainers_where_a_lane_is_not_sync() -> None:
+    """Only where every lane is sync do servers clip; in k-step lanes the trainer's own rule reads the clipped gradient."""
+    source = captured(ClipGradByGlobalNorm(1.0))
+    trainer, servers = lanes_in(source, Lane("geo", k_steps=3))
+    assert types(trainer).count("scale_by") == 6 and "norm_scale" not in [op.type for op in servers[0].blocks[1].ops]
+    assert list(trainer.main.ops[:-1]) == list(source[0].main.ops)
+
+
+@pytest.mark.parametrize("settings", [{"half_async": True}, {"sync_mode": False}, {"completely_not_async": True}])
+def test_split_at_run_time(single: Single, settings: dict[str, Any]) -> None:
+    """No split and no concat op: sends and receives of sliced parameters tell the sections; the plan and the servers stay."""
+    cut, whole = transpiled(single, **settings), transpiled(single, **settings, runtime_split_send_recv=True)
+    for program in (whole.get_trainer_program(), whole.get_startup_program()):
+        assert not {"split", "concat"} & set(types(program))
+        assert not [name for name in program.main.variables if ".block" in name]
+    ops = whole.get_trainer_program().main.ops
+    send = next(op for op in ops if op.type == "send" and op.inputs == ("fc.weight@GRAD",))
+    assert (send.arguments["sections"], send.arguments["endpoints"]) == ((24, 24), ("h:1", "h:2"))
+    recv = next(op for op in ops if op.type == "recv" and op.arguments["param"] == "fc.weight")
+    assert (recv.outputs, recv.arguments["sections"]) == (("fc.weight",), (24, 24))
+    assert plan_in(cut.get_trainer_program()) == plan_in(whole.get_trainer_program())
+    assert cut.get_pserver_programs("h:1") == whole.get_pserver_programs("h:1")
 
 
 def test_a_server_that_owns_nothing_has_one_empty_block() -> None:
@@ -726,6 +836,75 @@ def test_a_switch_without_effect_raises_in_transpile(single: Single, name: str, 
         DistributeTranspiler(config).transpile(0, single[0], TWO, 2, startup_program=single[1])
     setattr(config, name, DEFAULTS[name])
     DistributeTranspiler(config).transpile(0, single[0], TWO, 2, startup_program=single[1])
+
+
+LANE_FIELDS: list[tuple[dict[str, Any], Lane]] = [
+    ({}, Lane("sync")),
+    ({"sync_mode": False}, Lane("async", "mean")),
+    ({"half_async": True}, Lane("half_async")),
+    ({"half_async": True, "sync_mode": False, "runtime_split_send_recv": True}, Lane("half_async")),
+    ({"geo_sgd_mode": True}, Lane("geo", k_steps=100)),
+    ({"geo_sgd_mode": True, "geo_sgd_need_push_nums": 7, "sync_mode": False}, Lane("geo", k_steps=7)),
+    ({"enable_dc_asgd": True}, Lane("async", "mean", dc_asgd=1.0)),
+    ({"completely_not_async": True}, Lane("sync")),
+    ({"completely_not_async": True, "sync_mode": False, "half_async": True, "runtime_split_send_recv": True}, Lane("sync")),
+]
+
+
+@pytest.mark.parametrize(("settings", "lane"), LANE_FIELDS)
+def test_the_mode_that_the_configuration_says(single: Single, settings: dict[str, Any], lane: Lane) -> None:
+    """The fields say one lane, in whatever order they are assigned, and it is the plan's on every side."""
+    for order in (list(settings), list(reversed(settings))):
+        config = DistributeTranspilerConfig(min_block_size=6)
+        for name in order:
+            setattr(config, name, settings[name])
+        transpiler = DistributeTranspiler(config)
+        transpiler.transpile(0, single[0], TWO, 2, startup_program=single[1])
+        assert {plan_in(program).lanes for program in programs_of(transpiler)} == {(lane,)}
+
+
+def test_completely_not_async_gives_the_servers_of_sync(single: Single) -> None:
+    """Sync through the queues of half-async: what servers do, and so the result, is that of sync_mode=True."""
+    settings = {"completely_not_async": True, "half_async": True, "sync_mode": None}
+    ours, theirs = transpiled(single, **settings), transpiled(single, sync_mode=True)
+    assert ours.get_pserver_programs("h:1") == theirs.get_pserver_programs("h:1")
+    assert ours.get_trainer_program() == theirs.get_trainer_program()
+
+
+COMBINATIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"geo_sgd_mode": True, "half_async": True}, "geo_sgd_mode", "half_async"),
+    ({"geo_sgd_mode": True, "enable_dc_asgd": True}, "geo_sgd_mode", "enable_dc_asgd"),
+    ({"geo_sgd_mode": True, "completely_not_async": True}, "geo_sgd_mode", "completely_not_async"),
+    ({"geo_sgd_mode": True, "runtime_split_send_recv": True}, "geo_sgd_mode", "runtime_split_send_recv"),
+    ({"half_async": True, "enable_dc_asgd": True}, "half_async", "enable_dc_asgd"),
+    ({"completely_not_async": True, "enable_dc_asgd": True}, "completely_not_async", "enable_dc_asgd"),
+    ({"half_async": True, "sync_mode": True}, "half_async", "sync_mode"),
+    ({"geo_sgd_mode": True, "sync_mode": True}, "geo_sgd_mode", "sync_mode"),
+    ({"enable_dc_asgd": True, "sync_mode": True}, "enable_dc_asgd", "sync_mode"),
+    ({"runtime_split_send_recv": True, "sync_mode": True}, "runtime_split_send_recv", "sync_mode"),
+    ({"runtime_split_send_recv": True}, "runtime_split_send_recv", "sync_mode"),
+    ({"geo_sgd_need_push_nums": 10}, "geo_sgd_need_push_nums", "geo_sgd_mode"),
+]
+
+
+@pytest.mark.parametrize(("settings", "one", "other"), COMBINATIONS)
+def test_fields_that_contradict_raise_in_transpile(single: Single, settings: dict[str, Any], one: str, other: str) -> None:
+    """Both are named, whichever was assigned first; assignment itself never raises for it."""
+    for order in (list(settings), list(reversed(settings))):
+        config = DistributeTranspilerConfig()
+        for name in order:
+            setattr(config, name, settings[name])
+        with pytest.raises(ValueError) as raised:
+            DistributeTranspiler(config).transpile(0, single[0], TWO, 2, startup_program=single[1])
+        assert one in str(raised.value) and other in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["half_async", "geo_sgd_mode", "enable_dc_asgd", "runtime_split_send_recv"])
+def test_an_asynchronous_field_contradicts_transpiles_sync_mode(single: Single, name: str) -> None:
+    """sync_mode=True given to transpile counts as one in the configuration; False agrees with each."""
+    with pytest.raises(ValueError, match=f"{name}=True contradicts sync_mode=True"):
+        transpiled(single, sync_mode=True, **{name: True})
+    assert plan_in(transpiled(single, sync_mode=False, **{name: True}).get_trainer_program()).mode != "sync"
 
 
 def test_the_transpiler_imports_no_network_threads_or_clock() -> None:

@@ -21,6 +21,16 @@ def adam(**changes: Argument) -> Op:
     return Op("adam", {name: value for name, value in arguments.items() if value is not Ref}, ("w",))
 
 
+CHANGES: dict[str, Argument] = {
+    "x": (Ref("a"),),
+    "endpoints": ("h:1", "h:2"),
+    "trainer_id": 0,
+    "sections": (4, 4),
+    "delta": ("a.block0.delta", "a.block1.delta"),
+    "mode": "geo",
+    "k_steps": 5,
+}
+
 ACCEPTED = [
     Op("aten.mm", {"self": Ref("x"), "mat2": Ref("w")}, ("y",)),
     Op("aten.add.Tensor", {"self": Ref("x"), "other": 2}, ("y",)),
@@ -41,6 +51,9 @@ ACCEPTED = [
     Op("split", {"x": Ref("w@GRAD"), "sections": (6, 2)}, ("w@GRAD.block0", "w@GRAD.block1")),
     Op("send", {"x": (Ref("a"), Ref("b")), "endpoints": ("h:1", "h:2"), "trainer_id": 0}),
     Op("send", {"x": (Ref("a"),), "endpoints": ("h:1", "h:2"), "trainer_id": 0, "sections": (4, 4)}),
+    Op("send", CHANGES),
+    Op("send_barrier", {"endpoints": ("h:1",), "trainer_id": 0, "half_async": True}),
+    Op("dc_compensate", {"grad": Ref("g"), "param": Ref("w"), "backups": (Ref("a"), Ref("b")), "factor": 0.5}, ("h",)),
     Op("recv", {"param": "w", "endpoints": ("h:1",)}, ("w",)),
     Op("clip", {"x": Ref("g"), "min": -1, "max": float("inf")}, ("g@CLIP",)),
     adam(),
@@ -93,6 +106,13 @@ REFUSED = [
     (Op("assign_value", {"value": Literal("object", (), b"")}, ("c",)), "known dtype"),
     (Op("assign_value", {"value": Literal("float32", (-1, -1), bytes(4))}, ("c",)), "as many bytes"),
     (Op("send", {"x": (), "endpoints": (), "trainer_id": 0}), "one or more variables"),
+    (Op("send", {**CHANGES, "delta": ("a.delta",)}), "'delta': expected 2, one for each slice, got 1"),
+    (Op("send", {**CHANGES, "endpoints": ("h:1",)}), "'endpoints': expected 2, one for each slice, got 1"),
+    (Op("send", {**CHANGES, "k_steps": 0}), "'k_steps'"),
+    (Op("send", {key: value for key, value in CHANGES.items() if key != "mode"}), "together, got delta, k_steps, sections"),
+    (Op("send", {key: value for key, value in CHANGES.items() if key != "delta"}), "together, got k_steps, mode, sections"),
+    (Op("send_barrier", {"endpoints": ("h:1",), "trainer_id": 0, "half_async": 1}), "'half_async'"),
+    (Op("dc_compensate", {"grad": Ref("g"), "param": Ref("w"), "backups": (), "factor": 0.5}, ("h",)), "'backups'"),
     (Op("send", {"x": (Ref("a"),), "endpoints": ("h:1", "h:2"), "trainer_id": 0}), "expected 1, one for each slice, got 2"),
     (Op("send", {"x": (Ref("a"),), "endpoints": ("h:1",), "trainer_id": -1}), "0 or more"),
     (Op("split", {"x": Ref("g"), "sections": (4,)}, ("a", "b")), "one for each of the 2 results, got 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
 from transpiler.plan import Deployment, Lane, Placement, Plan, Rule, Slice
 from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Symbol, Variable, freeze
@@ -152,6 +153,29 @@ def test_a_trainer_program_reads_as_what_it_does() -> None:
 def test_a_server_program_reads_as_what_it_does() -> None:
     """Who it is, what it holds and receives, and one titled block for each slice."""
     assert str(server_program()) == SERVER
+
+
+def test_every_lane_is_printed_with_its_mode_merge_rule_and_bounds() -> None:
+    """One lane stands in the first line, several in a line of their own; sends of changes and own barriers say what they are."""
+    geo, queue = Lane("geo", k_steps=100), Lane("async", "sum", 4, 16, staleness=3, dc_asgd=0.04)
+    one = replace(trainer_program(), deployment=Deployment(replace(PLAN, lanes=(geo,)), HOSTS, trainer_id=0))
+    assert str(one).splitlines()[0] == "trainer 0 of 2, geo, 2 servers: every 100 steps what changed, divided by 2, is added"
+    for trainer, server in ((0, None), (None, 1)):
+        plan = replace(PLAN, lanes=(geo, queue, Lane("sync")))
+        head = str(replace(trainer_program(), deployment=Deployment(plan, HOSTS, trainer, server))).split("\n\n")[0]
+        assert head.splitlines()[1:] == [
+            "  lane 0: geo, every 100 steps what changed, divided by 2, is added",
+            "  lane 1: async, sum of up to 4 steps, at most 16 on the way, 1 waits for a further one, at most 3 steps ahead of "
+            "the",
+            "          slowest, delay compensation 0.04",
+            "  lane 2: sync, mean over trainers",
+        ]
+        assert ", mixed, " in head.splitlines()[0]
+    changes: dict[str, Argument] = {"x": refs("fc.bias"), "endpoints": HOSTS[:1], "trainer_id": 0}
+    changes |= {"sections": (4,), "delta": ("fc.bias.delta",), "mode": "geo", "k_steps": 100}
+    assert call(Op("send", changes)) == "send(fc.bias.delta -> 127.0.0.1:6174, geo, every 100 steps)"
+    barrier = Op("send_barrier", {"endpoints": HOSTS[:1], "trainer_id": 0, "half_async": True})
+    assert call(barrier) == "send_barrier(127.0.0.1:6174, half_async)"
 
 
 def test_columns_are_aligned() -> None:
