@@ -11,7 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -20,6 +22,7 @@ from pserver.channel import Channel
 from pserver.config import split_endpoint
 from pserver.control import ControlClient
 from pserver.errors import PServerError, ServerLost, TimedOut, Unreachable, from_wire
+from pserver.numbered import Numbered
 from pserver.stream import Stream
 from pserver.wire_pb2 import (
     BarrierRequest,
@@ -68,6 +71,7 @@ class Client:
 
     Attributes:
         channels: one for each lane, from :meth:`join` on.
+        meanwhile: called while it waits to be let in; raises what should end the wait.
         activity: what the trainer does, for ``pserver status``.
     """
 
@@ -85,6 +89,7 @@ class Client:
         self.carrier = ""
         self.activity = ""
         self.channels: list[Channel] = []
+        self.meanwhile: Callable[[], None] = lambda: None
         self._identity = identity
         self._carriers = suited(identity.carriers, split_endpoint(endpoint)[0])
         self._deadline = deadline_seconds
@@ -114,12 +119,13 @@ class Client:
         self._deadline = self._reply.deadline_seconds or self._deadline
         self._heartbeat.start()
         for lane, landing in enumerate(self._landings):
-            self.channels.append(Channel(lambda lane=lane: self._open(lane), landing, self._deadline, str(self)))  # type: ignore[misc]
+            self.channels.append(Channel(partial(self._open, lane), landing, self._deadline, str(self)))
         return self._reply
 
-    def _open(self, lane: int) -> Stream:
+    def _open(self, lane: int, number: int) -> Stream:
+        """A lane's stream of that number, after HELLO."""
         try:
-            stream = self._connect()
+            stream = Numbered(self._connect())
         except Unreachable as error:
             if len(self.channels) == len(self._landings) or len(self._carriers) == 1:
                 raise
@@ -127,9 +133,10 @@ class Client:
             self._reply = self._admitted()
             log.warning("%s: %s; taking %s instead of %s", self, error, self._reply.carrier, self.carrier)
             self.carrier = self._reply.carrier
-            return self._open(lane)
-        hello = Hello(session=self._reply.session, trainer_id=self._identity.trainer_id, lane=lane)
-        stream.send(Frame(kind=Kind.HELLO, hello=hello))
+            return self._open(lane, number)
+        hello = Hello(session=self._reply.session, trainer_id=self._identity.trainer_id, lane=lane, stream=number)
+        with suppress(Unreachable):  # it has broken already: whoever receives from it sees that, and opens another
+            stream.send(Frame(kind=Kind.HELLO, hello=hello))
         return stream
 
     def _connect(self) -> Stream:
@@ -154,6 +161,7 @@ class Client:
             if waited > PATIENCE_SECONDS and not said:
                 said = True
                 log.warning("waiting for trainer 0 to install %s (or for the job there to end)", self)
+            self.meanwhile()
             time.sleep(POLL_SECONDS)
         return reply
 
@@ -173,7 +181,9 @@ class Client:
                 raise channel.failure
 
     def leave(self, failure: str = "") -> None:
-        """Says goodbye, or why this trainer cannot go on, and ends the threads; never raises."""
+        """Says goodbye, or why this trainer cannot go on, and ends the threads; never raises, once is enough."""
+        if self._closing.is_set():
+            return
         self._closing.set()
         for channel in self.channels:
             channel.close(abruptly=bool(failure))

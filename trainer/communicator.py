@@ -108,6 +108,7 @@ class Communicator:
             raise
 
     def _join(self, client: Client, program: Program) -> JoinReply:
+        client.meanwhile = self.check  # the job may end at one server while this trainer waits to be let in by another
         reply = client.join()
         if reply.install:
             client.install(program)
