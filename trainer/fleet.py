@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -132,7 +132,10 @@ def distributed_model(model: nn.Module) -> nn.Module:
 
 
 def distributed_optimizer(
-    optimizer: torch.optim.Optimizer, strategy: DistributedStrategy | None = None, grad_clip: GradClip | None = None
+    optimizer: torch.optim.Optimizer,
+    strategy: DistributedStrategy | None = None,
+    grad_clip: GradClip | None = None,
+    compression: Mapping[str, str] | None = None,
 ) -> DistributedOptimizer:
     """Joins the servers and returns the optimizer whose steps they take.
 
@@ -140,6 +143,8 @@ def distributed_optimizer(
         optimizer: any element-wise optimizer of torch.optim, over parameters of the registered models.
         strategy: None takes that of ``init``; without one the job is sync.
         grad_clip: applied to the merged gradient.
+        compression: how gradients travel, by pattern of parameter names, the first that matches: {"emb.*": "int8", "*":
+            "bfloat16"}; "float16" and "" (as they are) too.  What rounding takes is added to the next step's gradient.
 
     Raises:
         ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered model.
@@ -155,15 +160,17 @@ def distributed_optimizer(
     names = {tensor: name for name, tensor in job.tensors().items()}
 
     def connect(distributed: DistributedOptimizer) -> Communicator | None:
-        return _connect(job, distributed, strategy)
+        return _connect(job, distributed, strategy, compression)
 
     overlap = strategy is not None and strategy.a_sync_configs["overlap"]
     job.optimizer = DistributedOptimizer(optimizer, names, connect, grad_clip, overlap)
     return job.optimizer
 
 
-def _connect(job: _Job, distributed: DistributedOptimizer, strategy: DistributedStrategy | None) -> Communicator | None:
-    plan = _plan(job, distributed, strategy)
+def _connect(
+    job: _Job, distributed: DistributedOptimizer, strategy: DistributedStrategy | None, compression: Mapping[str, str] | None
+) -> Communicator | None:
+    plan = _plan(job, distributed, strategy, compression)
     if job.role.role is Role.SINGLE:
         return None
     for lane in plan.lanes:
@@ -184,7 +191,9 @@ def _refresh(communicator: Communicator) -> None:
         communicator.refresh()
 
 
-def _plan(job: _Job, distributed: DistributedOptimizer, strategy: DistributedStrategy | None) -> Plan:
+def _plan(
+    job: _Job, distributed: DistributedOptimizer, strategy: DistributedStrategy | None, compression: Mapping[str, str] | None
+) -> Plan:
     rules = [rule_of(distributed.inner, group) for group in distributed.param_groups]
     tensors, listed = job.tensors(), []
     groups: dict[str, int] = {}
@@ -203,7 +212,9 @@ def _plan(job: _Job, distributed: DistributedOptimizer, strategy: DistributedStr
     clip = None if distributed.grad_clip is None else distributed.grad_clip.to_clip()
     servers = max(1, len(job.role.server_endpoints))
     lanes = lanes_of(strategy)
-    return plan_parameters(listed, rules, lanes=lanes, trainers=job.role.trainers, servers=servers, clip=clip)
+    return plan_parameters(
+        listed, rules, lanes=lanes, trainers=job.role.trainers, servers=servers, clip=clip, compression=compression
+    )
 
 
 def finish() -> None:

@@ -6,11 +6,12 @@ channels-last) receives them in buffers, and ``unload`` copies them to where the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from pserver.codec import DTYPES
+from pserver.compression import Compressor
 from transpiler.plan import Placement, Slice
 
 
@@ -28,6 +29,7 @@ class LiveSlices:
         self.names = [piece.name for placement in placements if placement.group is not None for piece in placement.slices]
         servers = {self._owners[name][1].server for name in self.names}
         self._order = {server: [name for name in self.names if self._owners[name][1].server == server] for server in servers}
+        self._compressor = Compressor()
         self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step
         self._landed: set[str] = set()  # slices whose buffer holds something new
 
@@ -63,6 +65,10 @@ class LiveSlices:
         placement, piece = self._owners[name]
         flat = self._tensors[placement.name].detach().to("cpu").contiguous().view(-1)
         return flat[piece.begin : piece.end].view(piece.shape)
+
+    def encoded(self, name: str, gradient: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+        """A slice's gradient as it travels: its tensors by name on the wire."""
+        return self._compressor.encode(name, gradient, self._owners[name][0].compression).items()
 
     def blank(self, name: str) -> torch.Tensor:
         """New main memory for a slice."""

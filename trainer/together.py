@@ -46,7 +46,7 @@ class Together:
         if not self._answers:
             self._answers = [channel.begin() for channel in self._channels]
         self._sent.add(name)
-        self._channels[self._slices.server(name)].post(Kind.GRADIENT, self.step + 1, [(name, gradient)])
+        self._channels[self._slices.server(name)].post(Kind.GRADIENT, self.step + 1, self._slices.encoded(name, gradient))
 
     def close(self, rows: Rows, overflow: bool) -> None:
         """See :class:`LaneSender`."""

@@ -41,7 +41,12 @@ class Wire:
             request = Request(self.step)
             for server, channel in enumerate(self._channels):
                 self._wait_for_room(request)
-                here = [(name, gradients[name]) for name in self._slices.order(server) if name in gradients]
+                here = [
+                    part
+                    for name in self._slices.order(server)
+                    if name in gradients
+                    for part in self._slices.encoded(name, gradients[name])
+                ]
                 request.answers.append(channel.begin())
                 channel.post(Kind.GRADIENT, self.step, here)
                 channel.commit(self.step, commit_of(rows, self._slices.on(server) - set(gradients), quiet=quiet))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 Number = float | tuple[float, ...]
+COMPRESSIONS = ("", "bfloat16", "float16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Placement:
     Attributes:
         group: index of its update rule; None for a variable that is held, handed out and never updated.
         lane: index of its lane.
+        compression: how its gradients travel: "" as they are, "bfloat16", "float16" or "int8" (pserver/compression.py).
     """
 
     name: str
@@ -113,6 +115,7 @@ class Placement:
     group: int | None
     slices: tuple[Slice, ...]
     lane: int = 0
+    compression: str = ""
 
     @property
     def split(self) -> bool:
@@ -170,6 +173,7 @@ class Plan:
         for order, placement in enumerate(self.placements):
             held = ", ".join(f"{s.name}[{s.begin}:{s.end}] on server {s.server}" for s in placement.slices)
             group = "held" if placement.group is None else f"group {placement.group}, lane {placement.lane}"
+            group += f", gradients as {placement.compression}" if placement.compression else ""
             facts[f"variable {placement.name}"] = f"number {order}, {placement.dtype}{list(placement.shape)}, {group}, {held}"
         return dict(sorted(facts.items()))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from transpiler.lanes import check_lane
 from transpiler.ops import check_rule
-from transpiler.plan import Deployment, Placement, Plan, Slice
+from transpiler.plan import COMPRESSIONS, Deployment, Placement, Plan, Slice
 from transpiler.schema import DTYPES
 
 CLIPS = ("value", "norm", "global_norm")
@@ -56,6 +56,7 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
     expect(placement.name != "", "plan: expected variables with names, got an empty one")
     what = f"plan, variable {placement.name!r}"
     check_extent(what, placement.shape, placement.dtype)
+    expect(placement.compression in COMPRESSIONS, f"{what}: expected a known compression, got {placement.compression!r}")
     if placement.group is not None:
         expect(
             0 <= placement.group < len(plan.groups), f"{what}: expected a group below {len(plan.groups)}, got {placement.group}"

@@ -68,7 +68,7 @@ def _placement_to_proto(placement: Placement) -> pb.Placement:
     slices = [pb.Slice(name=s.name, begin=s.begin, end=s.end, shape=s.shape, server=s.server) for s in placement.slices]
     group = -1 if placement.group is None else placement.group
     facts = {"name": placement.name, "shape": placement.shape, "dtype": placement.dtype}
-    return pb.Placement(**facts, group=group, slices=slices, lane=placement.lane)  # type: ignore[arg-type]  # each has its own
+    return pb.Placement(**facts, group=group, slices=slices, lane=placement.lane, compression=placement.compression)  # type: ignore[arg-type]  # each has its own
 
 
 def plan_from_proto(message: pb.Plan) -> Plan:
@@ -85,6 +85,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
             None if item.group == -1 else item.group,
             tuple(Slice(s.name, s.begin, s.end, tuple(s.shape), s.server) for s in item.slices),
             item.lane,
+            item.compression,
         )
         for item in message.placements
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from transpiler.lanes import MODES as MODES
@@ -11,7 +12,7 @@ from transpiler.modes import AUTO, LanePlan, uniform
 from transpiler.ops import is_optimizer, rule_of_op
 from transpiler.optimizers import RULES, rule_of
 from transpiler.placement import Dispatcher, RoundRobin, place
-from transpiler.plan import Clip, Lane, Plan, Rule
+from transpiler.plan import COMPRESSIONS, Clip, Lane, Placement, Plan, Rule
 from transpiler.program import Op, Program, Ref, Role
 
 
@@ -37,6 +38,7 @@ def plan_parameters(
     split_method: type[Dispatcher] = RoundRobin,
     clip: Clip | None = None,
     graph: str = "",
+    compression: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan for variables ``(name, shape, dtype, group)``: the updated ones first, in their order, then the held ones.
 
@@ -49,6 +51,7 @@ def plan_parameters(
         min_block_size: elements; slice_var_up: False leaves variables whole; split_method: who gets which slice.
         clip: how gradients are clipped, if the system does it.
         graph: fingerprint of the single-node program; "" for an eager script.
+        compression: by pattern of parameter names, the first that matches: how gradients travel; see :class:`Placement`.
 
     Raises:
         ValueError: a number is out of range, a mode, rule or group unknown, a name given twice, or a lane's pattern is of no use.
@@ -73,7 +76,38 @@ def plan_parameters(
     placed = place(listed, servers, min_block_size, slice_var_up, split_method)
     of_each = [*indices, *[0] * (len(listed) - len(indices))]  # what is only held is in the first lane, and no step has it
     placements = tuple(replace(placement, lane=lane) for placement, lane in zip(placed, of_each, strict=True))
+    if compression:
+        placements = compressed(placements, made, compression)
     return Plan(made, trainers, servers, tuple(rules), placements, clip, graph)
+
+
+def compressed(placements: Sequence[Placement], lanes: Sequence[Lane], patterns: Mapping[str, str]) -> tuple[Placement, ...]:
+    """The placements with the compression that the first matching pattern asks for.
+
+    Raises:
+        ValueError: an unknown scheme, a pattern that decides for no parameter, or one for a parameter whose gradients do not travel
+            or are no wider than what they would be compressed to.
+    """
+    names = [placement.name for placement in placements if placement.group is not None]
+    chosen = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
+    for pattern, scheme in patterns.items():
+        if scheme not in COMPRESSIONS:
+            raise ValueError(f"compression[{pattern!r}]: expected one of {', '.join(map(repr, COMPRESSIONS))}, got {scheme!r}")
+        if pattern not in chosen.values():
+            raise ValueError(
+                f"compression: expected patterns that match a parameter which none before them matches, got {pattern!r}"
+            )
+    done = []
+    for placement in placements:
+        scheme = patterns.get(chosen.get(placement.name) or "", "")
+        if scheme and lanes[placement.lane].local:
+            raise ValueError(
+                f"compression: {placement.name!r} is in mode {lanes[placement.lane].mode}, where no gradients travel"
+            )
+        if scheme and placement.dtype not in ("float32", "float64"):
+            raise ValueError(f"compression: {placement.name!r} is {placement.dtype}; expected float32 or float64")
+        done.append(replace(placement, compression=scheme))
+    return tuple(done)
 
 
 def optimizer_ops(program: Program) -> list[Op]:

@@ -230,20 +230,22 @@ class Numbers(_message.Message):
     def __init__(self, values: _Optional[_Iterable[float]] = ..., pair: _Optional[bool] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("name", "shape", "dtype", "group", "slices", "lane")
+    __slots__ = ("name", "shape", "dtype", "group", "slices", "lane", "compression")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
     group: int
     slices: _containers.RepeatedCompositeFieldContainer[Slice]
     lane: int
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., group: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., lane: _Optional[int] = ...) -> None: ...
+    compression: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., group: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., lane: _Optional[int] = ..., compression: _Optional[str] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("name", "begin", "end", "shape", "server")
