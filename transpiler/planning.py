@@ -85,8 +85,8 @@ def compressed(placements: Sequence[Placement], lanes: Sequence[Lane], patterns:
     """The placements with the compression that the first matching pattern asks for.
 
     Raises:
-        ValueError: an unknown scheme, a pattern that decides for no parameter, or one for a parameter whose gradients do not travel
-            or are no wider than what they would be compressed to.
+        ValueError: an unknown scheme, a pattern that decides for no parameter, or one for a parameter whose gradients do not
+            travel or are no wider than what they would be compressed to.
     """
     names = [placement.name for placement in placements if placement.group is not None]
     chosen = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
