@@ -25,6 +25,19 @@ class Named(NamedTuple):
     group: int | None
 
 
+def _check(listed: Sequence[Named], rules: Sequence[Rule], **counts: int) -> None:
+    """Whether counts, rules and groups are in range."""
+    for what, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{what}: expected 1 or more, got {count}")
+    for index, rule in enumerate(rules):
+        if rule.type not in RULES:
+            raise ValueError(f"group {index}: expected an optimizer op among {', '.join(RULES)}, got {rule.type!r}")
+    for variable in listed:
+        if variable.group is not None and not 0 <= variable.group < len(rules):
+            raise ValueError(f"{variable.name}: expected a group from 0 to {len(rules) - 1}, got {variable.group}")
+
+
 def plan_parameters(
     named: Iterable[tuple[str, Sequence[int], str, int | None]],
     rules: Sequence[Rule],
@@ -60,16 +73,8 @@ def plan_parameters(
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
     if lanes is None:
         lanes = uniform(Lane(mode, merge=AUTO))
-    for what, count in (("trainers", trainers), ("servers", servers)):
-        if count < 1:
-            raise ValueError(f"{what}: expected 1 or more, got {count}")
-    for index, rule in enumerate(rules):
-        if rule.type not in RULES:
-            raise ValueError(f"group {index}: expected an optimizer op among {', '.join(RULES)}, got {rule.type!r}")
     listed = [Named(name, tuple(shape), dtype, group) for name, shape, dtype, group in named]
-    for variable in listed:
-        if variable.group is not None and not 0 <= variable.group < len(rules):
-            raise ValueError(f"{variable.name}: expected a group from 0 to {len(rules) - 1}, got {variable.group}")
+    _check(listed, rules, trainers=trainers, servers=servers)
     listed.sort(key=lambda variable: variable.group is None)  # stable
     updated = [(variable.name, rules[variable.group]) for variable in listed if variable.group is not None]
     made, indices = lanes.assign([name for name, _ in updated], [rule for _, rule in updated])
