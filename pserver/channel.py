@@ -7,8 +7,10 @@ Two threads serve a channel, so that tensors leave while the script computes and
 
 [Note: asking again]  A request (a step, a pull, an upload) is a run of frames that ends in one answer, DONE.  Until the answer
 has come the channel keeps the frames (references, no copies).  When the stream breaks, the inbox opens another, says HELLO and
-queues the same frames again: the server applies a step once, however often it comes, and answers it again.  An ``epoch`` counts
-the streams, so that frames queued for an earlier one are not sent twice.  A server that stays silent for the deadline is lost.
+queues the same frames again: the server applies a step once, however often it comes, and answers it again.  Streams are numbered:
+frames queued for an earlier one are not sent twice, and the server stops listening to it.  While a request is unanswered the
+outbox sends PROBE from time to time, behind which a loss shows (:mod:`pserver.numbered`).  If streams keep breaking for the
+deadline, with nothing received in between, the server is lost.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from pserver.wire_pb2 import Commit, Done, Frame, Kind, Part
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.2  # between two tries to open a stream again
+PROBE_SECONDS = 1.0  # from a request's last frame to the first PROBE; each further one takes twice as long, up to
+MOST_PROBE_SECONDS = 16.0
 
 Outgoing = tuple[Frame, Sequence[Buffer]]
 
@@ -39,14 +43,14 @@ class Channel:
     """See the module's docstring.
 
     Args:
-        open_stream: connects and says HELLO.
+        open_stream: connects and says HELLO, with the stream's number.
         landing: where the values of a variable go, as ``codec.scatter`` wants it; called in the inbox thread.
         deadline_seconds: how long a broken stream may stay broken.
         name: for messages: "server 0 at HOST:PORT".
     """
 
     def __init__(
-        self, open_stream: Callable[[], Stream], landing: Callable[[Part], torch.Tensor], deadline_seconds: float, name: str
+        self, open_stream: Callable[[int], Stream], landing: Callable[[Part], torch.Tensor], deadline_seconds: float, name: str
     ) -> None:
         self.bytes_out = 0
         self.bytes_in = 0
@@ -56,9 +60,13 @@ class Channel:
         self._landing = landing
         self._deadline = deadline_seconds
         self._name = name
-        self._lock = threading.Lock()  # guards the six below; nothing blocks under it
-        self._stream = open_stream()
-        self._epoch = 0
+        self._breaking: tuple[float, int] | None = None  # since when, and how often, streams broke with nothing received
+        self._opened = 1  # streams that were tried
+        self._patience = PROBE_SECONDS
+        self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
+        self._stream = open_stream(self._opened)
+        self._number = self._opened  # of that stream
+        self._requests = 0
         self._request: list[Outgoing] = []
         self._answer: Future[Done] = Future()
         self._norms: Future[Mapping[str, float]] = Future()
@@ -76,6 +84,7 @@ class Channel:
     def begin(self) -> Future[Done]:
         """A new request: its answer, or the failure that came instead.  The one before has been answered."""
         with self._lock:
+            self._requests += 1
             self._request, self._answer, self._norms = [], Future(), Future()
             if self.failure is not None:
                 self._answer.set_exception(self.failure)
@@ -106,8 +115,9 @@ class Channel:
 
     def _put(self, frame: Outgoing) -> None:
         with self._lock:
+            frame[0].request = self._requests
             self._request.append(frame)
-            self._outgoing.put((self._epoch, frame))
+            self._outgoing.put((self._number, frame))
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
@@ -129,7 +139,7 @@ class Channel:
             self._closing = True
             abruptly = abruptly or self.failure is not None
             if not abruptly:
-                self._outgoing.put((self._epoch, (Frame(kind=Kind.BYE), ())))
+                self._outgoing.put((self._number, (Frame(kind=Kind.BYE), ())))
             self._outgoing.put(None)
         self._threads[0].join(timeout=0.0 if abruptly else 2.0)
         if not abruptly:
@@ -141,10 +151,10 @@ class Channel:
     # ---- the two threads -----------------------------------------------------------------------------------------
 
     def _outbox(self) -> None:
-        while (item := self._outgoing.get()) is not None:
-            epoch, (header, payload) = item
+        while (item := self._next()) is not None:
+            number, (header, payload) = item
             with self._lock:
-                stream, stale = self._stream, epoch != self._epoch
+                stream, stale = self._stream, number != self._number
             if stale:
                 continue
             try:
@@ -154,6 +164,22 @@ class Channel:
                 continue  # the inbox sees it too, and asks again
             except PServerError as error:
                 self.fail(error)
+
+    def _next(self) -> tuple[int, Outgoing] | None:
+        """The next frame; a PROBE where none comes for some time and the request is unanswered; None at the end."""
+        while True:
+            with self._lock:
+                waiting = bool(self._request) and not self._answer.done()
+            try:
+                item = self._outgoing.get(timeout=self._patience if waiting else None)
+            except queue.Empty:
+                with self._lock:
+                    if self._request and not self._answer.done():
+                        self._patience = min(2 * self._patience, MOST_PROBE_SECONDS)
+                        return self._number, (Frame(kind=Kind.PROBE), ())
+            else:
+                self._patience = PROBE_SECONDS
+                return item
 
     def _inbox(self) -> None:
         while not self._closing and self.failure is None:
@@ -172,6 +198,7 @@ class Channel:
     def _receive(self) -> None:
         while (received := self._stream.receive()) is not None:
             header, payload = received
+            self._breaking = None
             self.bytes_in += payload.nbytes
             if header.kind == Kind.VALUE:
                 codec.scatter(header, payload, self._landing)
@@ -183,8 +210,8 @@ class Channel:
                 self.fail(from_wire(header.failure.error, f"{self._name}: {header.failure.message}"))
             elif header.kind == Kind.DRAIN:
                 self.fail(ServerLost(f"{self._name} is shutting down"))
-            else:
-                raise CorruptFrame(f"{self._name}: expected VALUE, DONE, NORMS, FAILURE or DRAIN, got kind {header.kind}")
+            elif header.kind != Kind.PROBE:
+                raise CorruptFrame(f"{self._name}: expected VALUE, DONE, NORMS, FAILURE, DRAIN or PROBE, got kind {header.kind}")
 
     def _resolve(self, future: Future[Any], result: object) -> None:
         """An answer; one that comes again, after the request was sent again, says nothing new."""
@@ -194,24 +221,35 @@ class Channel:
 
     def _reopen(self, reason: Unreachable) -> bool:
         """Opens a stream in place of the broken one and asks again.  See [Note: asking again]."""
-        began = time.monotonic()
+        self._stream.cancel()
         while not self._closing and self.failure is None:
-            try:
-                stream = self._open_stream()
-            except PServerError as error:
-                if not isinstance(error, Unreachable) or time.monotonic() - began > self._deadline:
-                    self.fail(
-                        error if not isinstance(error, Unreachable) else ServerLost(f"{self._name}: {error} (after: {reason})")
-                    )
-                    return False
+            since, times = self._breaking or (time.monotonic(), 0)
+            self._breaking = since, times + 1
+            if time.monotonic() - since > self._deadline:
+                self.fail(ServerLost(f"{self._name}: streams have broken for {self._deadline:g} s: {reason}"))
+            elif times:
                 time.sleep(RETRY_SECONDS)
-                continue
-            with self._lock:
-                self._stream = stream
-                self._epoch += 1
+            try:
+                self._opened += 1
+                stream = self._open_stream(self._opened)
+            except Unreachable as error:
+                reason = error
+            except PServerError as error:
+                self.fail(error)
+            else:
+                log.warning("%s: opened a stream again (%s)", self._name, reason)
+                return self._take(stream)
+        return False
+
+    def _take(self, stream: Stream) -> bool:
+        """The channel's stream from here on, on which an unanswered request is sent again; False where the channel has ended."""
+        with self._lock:
+            ended = self._closing or self.failure is not None
+            if not ended:
+                self._stream, self._number = stream, self._opened
                 self.reconnects += 1
                 for frame in self._request if not self._answer.done() else ():
-                    self._outgoing.put((self._epoch, frame))
-            log.warning("%s: opened a stream again (%s)", self._name, reason)
-            return True
-        return False
+                    self._outgoing.put((self._number, frame))
+        if ended:
+            stream.cancel()
+        return not ended

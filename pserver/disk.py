@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from pserver import checkpoint
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.installation import Installation
+from pserver.members import Members
 
 
 def directory(data_dir: str | None, path: str, server_index: int) -> Path:
@@ -25,22 +25,29 @@ def directory(data_dir: str | None, path: str, server_index: int) -> Path:
     return target
 
 
-def save(path: Path, installed: Installation, marks: Mapping[str, Mapping[int, int]]) -> Path:
-    """Writes slices, states, the plan's fingerprint and the last applied step of every trainer.
+def save(path: Path, installed: Installation, members: Members) -> Path:
+    """Writes slices, states, the plan's fingerprint, and how far each trainer has come: all of one moment between two steps.
+
+    Steps wait until it is written.
 
     Raises:
         Refused: the disk does not take it; what was saved before stays.
     """
-    meta = {"fingerprint": installed.plan.fingerprint(), "version": installed.version, "steps": _plain(marks)}
-    try:
-        checkpoint.save(path, dict(installed.table.tensors()), meta)
-    except OSError as error:
-        raise Refused(f"cannot save to {path}: {error}") from error
+    with installed.gate.closed():
+        versions = [steps.version for steps in installed.lanes]
+        meta = {"fingerprint": installed.plan.fingerprint(), "versions": versions, "marks": members.saved()}
+        try:
+            checkpoint.save(path, dict(installed.table.tensors()), meta)
+        except OSError as error:
+            raise Refused(f"cannot save to {path}: {error}") from error
     return path
 
 
-def load(path: Path, installed: Installation) -> Path:
+def load(path: Path, installed: Installation, members: Members) -> Path:
     """Reads what :func:`save` wrote.
+
+    Marks of a trainer count for the same start of its process only, whether it is here or comes later, and never go back: a
+    trainer that runs on goes on with its own numbers, one that was started anew counts from 1.  Versions never go back either.
 
     Raises:
         Refused: there is nothing, or it is torn.
@@ -52,10 +59,9 @@ def load(path: Path, installed: Installation) -> Path:
         raise Refused(f"cannot load from {path}: {error}") from error
     if meta.get("fingerprint") != installed.plan.fingerprint():
         raise FingerprintMismatch(f"{path} was saved by a job with another plan")
-    installed.table.load(tensors)
+    with installed.gate.closed():
+        installed.table.load(tensors)
+        for steps, version in zip(installed.lanes, meta.get("versions", []), strict=False):
+            steps.version = max(steps.version, version)
+        members.load(meta.get("marks", {}))
     return path
-
-
-def _plain(marks: Mapping[str, Mapping[int, int]]) -> dict[str, dict[str, int]]:
-    """Marks as JSON holds them: trainer -> lane -> step."""
-    return {trainer: {str(lane): step for lane, step in steps.items()} for trainer, steps in marks.items()}

@@ -2,8 +2,12 @@
 
 A stream is served by one thread.  It reads frames into the trainer's gradient buffers, hands a complete step over at COMMIT, and
 sends back what came of it.  What is wrong with a stream is told to its trainer in a FAILURE frame, and the stream ends: a step
-that was not committed leaves no trace.  After a broken connection the trainer opens another stream and sends its step again;
-this one's buffers are its own, so that what the broken one left behind cannot mix with it.
+that was not committed leaves no trace.
+
+[Note: the later stream counts]  After a broken connection the trainer opens another stream, with a greater number, and sends
+its request again.  Here the earlier one may still stand, with frames under way, or waiting in a step.  From the HELLO of the
+later one on it is broken, and no frame of it is acted on; its buffers are its own, so that what it left behind cannot mix with
+what comes now.  A step that it had handed over completely is being taken, and its second coming joins it.
 """
 
 from __future__ import annotations
@@ -17,10 +21,11 @@ from pserver import codec
 from pserver.errors import CorruptFrame, JobFailed, PServerError, Refused, Unprepared, Unreachable
 from pserver.job import Job
 from pserver.members import Member
+from pserver.numbered import Numbered
 from pserver.round import Contribution
 from pserver.steps import Clipping, Outcome, Steps
 from pserver.stream import Stream
-from pserver.wire_pb2 import Commit, Done, Failure, Frame, Kind, Norms, Part
+from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms, Part
 from transpiler.plan_message import numbers_from_proto
 
 log = logging.getLogger(__name__)
@@ -29,9 +34,10 @@ log = logging.getLogger(__name__)
 def handle(stream: Stream, job: Job) -> None:
     """Serves one stream until its BYE; every error is told to the peer and logged, none is raised."""
     member: Member | None = None
+    stream = Numbered(stream)
     try:
-        member, lane = _greet(stream, job)
-        Exchange(stream, job, member, lane).serve()
+        member, hello = _greet(stream, job)
+        Exchange(stream, job, member, hello).serve()
     except Unreachable as error:
         log.warning("the stream of %s broke: %s", _name(member, stream), error)
     except PServerError as error:
@@ -44,7 +50,7 @@ def handle(stream: Stream, job: Job) -> None:
         stream.close()
 
 
-def _greet(stream: Stream, job: Job) -> tuple[Member, int]:
+def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
     received = stream.receive()
     if received is None:
         raise Unreachable("it ended before HELLO")
@@ -54,7 +60,7 @@ def _greet(stream: Stream, job: Job) -> tuple[Member, int]:
     member = job.member(header.hello.session)
     if member.trainer != header.hello.trainer_id:
         raise Refused(f"the session of HELLO belongs to trainer {member.trainer}, not to trainer {header.hello.trainer_id}")
-    return member, header.hello.lane
+    return member, header.hello
 
 
 def _name(member: Member | None, stream: Stream) -> str:
@@ -71,11 +77,13 @@ def _tell(stream: Stream, error: PServerError) -> None:
 class Exchange:
     """One trainer's stream of one lane, after its HELLO."""
 
-    def __init__(self, stream: Stream, job: Job, member: Member, lane: int) -> None:
+    def __init__(self, stream: Stream, job: Job, member: Member, hello: Hello) -> None:
         self._stream = stream
         self._job = job
         self._member = member
-        self._lane = lane
+        self._lane = hello.lane
+        self._mark = member.mark(hello.lane)
+        self._number = hello.stream
         self._gradients: dict[str, torch.Tensor] = {}  # by slice; a stream that is opened again has others
         self._received: dict[str, int] = {}  # bytes of each gradient of the step under way
         self._step = 0  # that those belong to
@@ -87,10 +95,9 @@ class Exchange:
             Unreachable: the stream ended without BYE.
             PServerError: what is to be told to the peer.
         """
-        while (received := self._stream.receive()) is not None:
+        self._begin()
+        while (received := self._receive()) is not None:
             header, payload = received
-            self._job.bytes_in += payload.nbytes
-            self._member.heard = self._job.now()
             if header.kind == Kind.BYE:
                 return
             if header.kind == Kind.GRADIENT:
@@ -101,11 +108,40 @@ class Exchange:
                 self._value(header, payload)
             elif header.kind == Kind.PULL:
                 self._pull(header)
-            elif header.kind == Kind.SCALE and header.step <= self._member.step(self._lane):
+            elif header.kind == Kind.SCALE and header.step <= self._mark.applied:
                 pass  # sent again with a step that was applied meanwhile
             else:
                 raise Refused(f"expected GRADIENT, COMMIT, VALUE, PULL or BYE, got {_kind(header)}")
         raise Unreachable("it ended without BYE")
+
+    def _begin(self) -> None:
+        """Takes the place of the trainer's earlier stream of this lane.  See [Note: the later stream counts]."""
+        with self._job.changed:
+            self._number = self._number or self._mark.stream + 1
+            if self._number <= self._mark.stream:
+                raise Unreachable(f"it is stream {self._number} of lane {self._lane}, and came after stream {self._mark.stream}")
+            self._mark.stream, end_earlier = self._number, self._mark.end_stream
+            self._mark.end_stream = self._stream.cancel
+            while self._mark.loading:  # a copy that began before
+                self._job.changed.wait(0.2)
+        if end_earlier is not None:
+            end_earlier()
+
+    def _check_place(self) -> None:
+        if self._mark.stream != self._number:
+            raise Unreachable(f"stream {self._mark.stream} of lane {self._lane} has taken the place of stream {self._number}")
+
+    def _receive(self) -> tuple[Frame, memoryview] | None:
+        """The next frame to be acted on; PROBE is answered on the way."""
+        while (received := self._stream.receive()) is not None:
+            header, payload = received
+            self._job.bytes_in += payload.nbytes
+            self._member.heard = self._job.now()
+            self._check_place()
+            if header.kind != Kind.PROBE:
+                return received
+            self._stream.send(Frame(kind=Kind.PROBE))
+        return None
 
     def _gradient(self, header: Frame, payload: memoryview) -> None:
         self._job.check_standing()
@@ -135,7 +171,7 @@ class Exchange:
 
     def _commit(self, header: Frame) -> None:
         if header.step == 0:
-            self._answer(self._job.loaded(self._member), ())
+            self._loaded(header)
             return
         steps = self._steps()
         outcome = steps.commit(self._member, header.step, self._contribution(header.step, header.commit))
@@ -164,7 +200,7 @@ class Exchange:
         return Contribution(gradients, rows, commit.overflow)
 
     def _coefficients(self, step: int) -> Mapping[str, float]:
-        received = self._stream.receive()
+        received = self._receive()
         if received is None:
             raise Unreachable("it ended before SCALE")
         header, _ = received
@@ -176,7 +212,28 @@ class Exchange:
         if self._member.trainer != 0:
             raise Refused(f"only trainer 0 loads values, and this is trainer {self._member.trainer}")
         table = self._job.installed().table
-        codec.scatter(header, payload, lambda part: table.destination(part.name, part.dtype, tuple(part.shape)))
+        with self._job.changed:
+            self._check_place()
+            if 0 < header.request <= self._mark.uploaded:
+                return  # sent again after it was loaded: trainers may have stepped since
+            self._mark.loading = True
+        try:
+            codec.scatter(header, payload, lambda part: table.destination(part.name, part.dtype, tuple(part.shape)))
+        finally:
+            with self._job.changed:
+                self._mark.loading = False
+                self._job.changed.notify_all()
+
+    def _loaded(self, header: Frame) -> None:
+        """The end of an upload, which counts once."""
+        with self._job.changed:
+            self._check_place()
+            if 0 < header.request <= self._mark.uploaded:
+                outcome = Outcome(self._job.installed().version, 0)
+            else:
+                outcome = self._job.loaded(self._member)
+                self._mark.uploaded = header.request
+        self._answer(outcome, ())
 
     def _pull(self, header: Frame) -> None:
         self._job.check_standing()
@@ -185,6 +242,7 @@ class Exchange:
         self._answer(Outcome(installed.version, 0), names, header.step)
 
     def _answer(self, outcome: Outcome, names: Iterable[str], step: int = 0) -> None:
+        self._check_place()
         installed = self._job.installed()
         tensors = ((name, installed.hand_out(self._member, name)) for name in names)
         held = ((name, tensor) for name, tensor in tensors if tensor is not None)

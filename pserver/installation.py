@@ -10,6 +10,7 @@ import torch
 from pserver.dense import DenseTable
 from pserver.entry import Entry
 from pserver.errors import Refused
+from pserver.gate import Gate
 from pserver.members import Member, Members
 from pserver.steps import Steps
 from pserver.waits import Standing, Wait, wait
@@ -24,6 +25,7 @@ class Installation:
         plan: that it was made for.
         table: the slices.
         lanes: the steps of each lane, by its index in the plan.
+        gate: that every step passes while it changes the table.
     """
 
     def __init__(self, plan: Plan, program: Program, members: Members, job: Standing) -> None:
@@ -31,9 +33,11 @@ class Installation:
         self.table = DenseTable(program)
         self._members = members
         self._job = job
+        self.gate = Gate(job)
         self._locks = {name: threading.Lock() for name in self.table.values}
         self.lanes = [
-            Steps(index, lane, self._entries(index), self._locks, members, job) for index, lane in enumerate(plan.lanes)
+            Steps(index, lane, self._entries(index), self._locks, members, job, self.gate)
+            for index, lane in enumerate(plan.lanes)
         ]
         self._barriers: dict[str, set[int]] = {}
 

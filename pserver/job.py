@@ -184,7 +184,7 @@ class Job:
             return None
         carrier = self._carrier(request)
         member = Member(trainer, request.incarnation, carrier, self._clock())
-        self._members.by_trainer[trainer] = member
+        self._members.add(member)
         log.info("trainer %d joined over %s", trainer, carrier)
         self.changed.notify_all()
         return member
@@ -338,14 +338,13 @@ class Job:
     def save(self, request: wire.SaveRequest) -> wire.SaveReply:
         """Writes everything held here, atomically, below the server's data directory."""
         self.member(request.session)
-        marks = {str(member.trainer): member.steps for member in self._members.by_trainer.values()}
-        path = disk.save(self._directory(request.path), self.installed(), marks)
+        path = disk.save(self._directory(request.path), self.installed(), self._members)
         return wire.SaveReply(file=str(path), bytes=self.installed().table.bytes_held)
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
         self.member(request.session)
-        path = disk.load(self._directory(request.path), self.installed())
+        path = disk.load(self._directory(request.path), self.installed(), self._members)
         return wire.LoadReply(file=str(path), bytes=self.installed().table.bytes_held)
 
     def _directory(self, path: str) -> Path:
@@ -359,7 +358,7 @@ class Job:
                 wire.TrainerStatus(
                     trainer_id=member.trainer,
                     state=member.state.value,
-                    step=max(member.steps.values(), default=0),
+                    step=max((mark.applied for mark in member.marks.values()), default=0),
                     carrier=member.carrier,
                     silence_seconds=now - member.heard,
                     activity=member.waiting or member.activity,

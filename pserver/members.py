@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import enum
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pserver.errors import Refused
 
@@ -29,15 +30,60 @@ class State(enum.Enum):
 
 
 @dataclass(slots=True)
+class Mark:
+    """How far a trainer has come in one lane.  There is one for each trainer and lane, however many steps they take.
+
+    [Note: exactly once]  A trainer numbers its steps from 1 and sends one until it has been answered, so a step that comes is
+    the next one, the one being taken, or one that was applied: it is taken, joined, or only answered.  Marks move with the table,
+    while nobody sees it between two steps (gate.py), and are saved with it.  A mark belongs to one start of a trainer's process,
+    its incarnation: another one counts its steps from 1 anew.
+
+    Attributes:
+        applied: the last step that was applied.
+        committed, overflow: what came of it, for when it is asked again.
+        taking: the step that is being taken, from its COMMIT until it is applied.
+        uploaded: the last upload that was loaded, by its request's number.
+        stream: the number of the stream that counts: the latest.
+        end_stream: breaks it.
+        loading: a part of an upload is being copied into the table.
+    """
+
+    applied: int = 0
+    committed: int = 0
+    overflow: bool = False
+    taking: int = 0
+    uploaded: int = 0
+    stream: int = 0
+    end_stream: Callable[[], None] | None = None
+    loading: bool = False
+
+    def apply(self, committed: int, overflow: bool) -> None:
+        """The step that is being taken has been applied."""
+        self.applied, self.committed, self.overflow = self.taking, committed, overflow
+
+    def saved(self) -> list[int]:
+        """What a saved table keeps of it."""
+        return [self.applied, self.committed, int(self.overflow)]
+
+    def restore(self, saved: Sequence[int]) -> None:
+        """Takes over what was saved, unless more has been applied since: a step's number is never used again."""
+        applied, committed, overflow = saved
+        if applied > self.applied:
+            self.applied, self.committed, self.overflow = applied, committed, bool(overflow)
+
+
+Marks = dict[str, dict[str, Any]]  # as JSON holds them: trainer -> {"incarnation": ..., "lanes": {lane: Mark.saved()}}
+
+
+@dataclass(slots=True)
 class Member:
     """One trainer, as one server sees it.
 
     Attributes:
         session: the secret that its calls and its stream repeat.
-        steps: the last of its steps that was applied, by lane.
+        marks: by lane.
         heard: when it last gave a sign of life, in seconds of the job's clock.
         waits: what it waits for, by place; see waits.py.
-        taking: the step that is being taken, by lane, from its COMMIT until it is applied.
     """
 
     trainer: int
@@ -46,18 +92,17 @@ class Member:
     heard: float
     session: str = field(default_factory=lambda: secrets.token_hex(16))
     state: State = State.JOINED
-    steps: dict[int, int] = field(default_factory=dict)
+    marks: dict[int, Mark] = field(default_factory=dict)
     activity: str = ""
     waits: dict[str, Wait] = field(default_factory=dict)
-    taking: dict[int, int] = field(default_factory=dict)
+
+    def mark(self, lane: int) -> Mark:
+        """How far it has come in a lane."""
+        return self.marks.setdefault(lane, Mark())
 
     def step(self, lane: int) -> int:
         """The last step of a lane that was applied; 0 before the first."""
-        return self.steps.get(lane, 0)
-
-    def applied(self, lane: int) -> None:
-        """The step that is being taken has been applied."""
-        self.steps[lane] = self.taking[lane]
+        return self.marks[lane].applied if lane in self.marks else 0
 
     @property
     def waiting(self) -> str:
@@ -72,6 +117,34 @@ class Members:
         self.expected = expected
         self.since = since  # when the job began
         self.by_trainer: dict[int, Member] = {}
+        self._saved: Marks = {}  # of trainers that have not joined since they were loaded
+
+    def add(self, member: Member) -> None:
+        """A trainer joins, and has the marks that were saved of the same start of its process."""
+        self.by_trainer[member.trainer] = member
+        self._restore(member)
+
+    def saved(self) -> Marks:
+        """The marks of everybody, for whoever saves the table."""
+        return {
+            str(member.trainer): {
+                "incarnation": member.incarnation,
+                "lanes": {str(lane): mark.saved() for lane, mark in sorted(member.marks.items())},
+            }
+            for _, member in sorted(self.by_trainer.items())
+        }
+
+    def load(self, saved: Marks) -> None:
+        """Takes over saved marks.  See [Note: exactly once] in :class:`Mark` for whose they are."""
+        self._saved = dict(saved)
+        for member in self.by_trainer.values():
+            self._restore(member)
+
+    def _restore(self, member: Member) -> None:
+        saved = self._saved.get(str(member.trainer))
+        if saved is not None and saved["incarnation"] == member.incarnation:
+            for lane, mark in saved["lanes"].items():
+                member.mark(int(lane)).restore(mark)
 
     def joined(self) -> list[Member]:
         """Those who take part now, by trainer number."""

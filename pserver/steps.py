@@ -17,6 +17,7 @@ import torch
 
 from pserver.entry import Entry
 from pserver.errors import FingerprintMismatch, JobFailed, Refused
+from pserver.gate import Gate
 from pserver.members import Member, Members
 from pserver.round import Contribution, Phase, Round
 from pserver.waits import Standing, Wait, wait
@@ -47,6 +48,7 @@ class Steps:
         index, lane: which lane of the plan.
         entries: its slices, by name.
         locks: one for each slice of the server; see [Note: who updates].
+        gate: that every step passes.
 
     Attributes:
         version: updates applied so far, counted in steps.
@@ -60,6 +62,7 @@ class Steps:
         locks: Mapping[str, threading.Lock],
         members: Members,
         job: Standing,
+        gate: Gate,
     ) -> None:
         self.index = index
         self.lane = lane
@@ -68,6 +71,7 @@ class Steps:
         self._locks = locks
         self._members = members
         self._job = job
+        self._gate = gate
         self._round = Round()
         self._handed: dict[tuple[int, str], torch.Tensor] = {}  # (trainer, slice) -> as last handed out; for compensation
 
@@ -82,61 +86,67 @@ class Steps:
             FingerprintMismatch: sync trainers disagree on a hyper-parameter.
             PServerError: the job failed meanwhile.
         """
+        mark = member.mark(self.index)
         with self._job.changed:
             self._job.check_standing()
-            done = member.step(self.index)
-            if step <= done:
-                return Outcome(self.version, 0)
-            if step != done + 1:
-                raise Refused(f"trainer {member.trainer}: expected step {done + 1}, got step {step}")
+            if step <= mark.applied:
+                return self._answer(member, step)
+            if step != mark.applied + 1:
+                raise Refused(f"trainer {member.trainer}: expected step {mark.applied + 1}, got step {step}")
             missing = {entry.group for entry in self.entries.values()} - set(contribution.rows)
             if missing:
                 raise Refused(f"step {step} of trainer {member.trainer} has no hyper-parameters for group {min(missing)}")
-            again = member.taking.get(self.index) == step
-            member.taking[self.index] = step
-        if self.lane.rounds:
-            return self._together(member, step, None if again else contribution)
-        return self._again(member, step) if again else self._alone(member, step, contribution)
+            again, mark.taking = mark.taking == step, step
+            current = self._round
+            if self.lane.rounds and not again:
+                self._add(current, member, contribution)
+            if not self.lane.rounds and again:
+                self._wait(member, step, lambda: mark.applied >= step)
+                return self._answer(member, step)
+        return self._together(member, step, current) if self.lane.rounds else self._alone(member, step, contribution)
 
-    def _again(self, member: Member, step: int) -> Outcome:
-        """A step that came again, over another stream, while it is being applied: not a second time."""
-        with self._job.changed:
-            self._wait(member, step, lambda: member.step(self.index) >= step)
-            return Outcome(self.version, 1)
+    def _answer(self, member: Member, step: int) -> Outcome:
+        """What a step came to that has been applied; where staleness is bounded, when the slowest trainer is near enough."""
+        mark = member.mark(self.index)
+        if self.lane.staleness is not None:
+            bound = step - self.lane.staleness
+            self._wait(member, step, lambda: self._slowest() >= bound)
+        return Outcome(self.version, mark.committed, mark.overflow)
 
     def _alone(self, member: Member, step: int, contribution: Contribution) -> Outcome:
-        """The step runs its blocks as it arrives; then, where staleness is bounded, its trainer waits for the slowest."""
-        if not contribution.overflow:
-            for name, gradient in contribution.gradients.items():
-                entry = self.entries[name]
-                with self._locks[name]:
-                    entry.update(gradient, contribution.rows[entry.group], before=self._handed.get((member.trainer, name)))
+        """The step runs its blocks as it arrives."""
+        with self._gate.passing():
+            self._work(lambda: self._update(member, contribution))
+            with self._job.changed:
+                self.version += 0 if contribution.overflow else 1
+                member.mark(self.index).apply(1, contribution.overflow)
         with self._job.changed:
-            self.version += 0 if contribution.overflow else 1
-            member.applied(self.index)
-            outcome = Outcome(self.version, 1, contribution.overflow)
-            if self.lane.staleness is not None:
-                self._job.changed.notify_all()
-                bound = step - self.lane.staleness
-                self._wait(member, step, lambda: self._slowest() >= bound)
-            return outcome
+            return self._answer(member, step)
+
+    def _update(self, member: Member, contribution: Contribution) -> None:
+        if contribution.overflow:
+            return
+        for name, gradient in contribution.gradients.items():
+            entry = self.entries[name]
+            with self._locks[name]:
+                entry.update(gradient, contribution.rows[entry.group], before=self._handed.get((member.trainer, name)))
 
     def _slowest(self) -> int:
         """The least step among the trainers that have not left; one that has not joined yet has taken none."""
         steps = [self._members.step(trainer, self.index) for trainer in self._members.awaited()]
         return min(steps, default=2**63)
 
-    def _together(self, member: Member, step: int, contribution: Contribution | None) -> Outcome | Clipping:
-        """Everybody's step is one step.  ``contribution`` is None for one that came again: the round has it already."""
+    def _together(self, member: Member, step: int, current: Round) -> Outcome | Clipping:
+        """Everybody's step is one step, and ``current`` has this trainer's."""
         with self._job.changed:
-            current = self._round
-            if contribution is not None:
-                self._add(current, member, contribution)
             self._wait(member, step, lambda: current.phase is not Phase.COLLECTING or self._complete(current), current)
             merging = current.phase is Phase.COLLECTING
             current.phase = Phase.MERGING if merging else current.phase
         if merging:
-            self._work(lambda: current.merge(self.entries), current, Phase.MERGED)
+            self._work(lambda: current.merge(self.entries))
+            with self._job.changed:
+                current.phase = Phase.MERGED
+                self._job.changed.notify_all()
         with self._job.changed:
             self._wait(member, step, lambda: current.phase is not Phase.MERGING, current)
         if current.norms:
@@ -160,26 +170,30 @@ class Steps:
             applying = current.phase is Phase.MERGED
             current.phase = Phase.APPLYING if applying else current.phase
         if applying:
-            self._work(lambda: current.apply(self.entries, coefficients), current, Phase.APPLIED)
+            with self._gate.passing():
+                self._work(lambda: current.apply(self.entries, coefficients))
+                self._applied(current)
         with self._job.changed:
             self._wait(member, step, lambda: current.phase is Phase.APPLIED, current)
-            return Outcome(self.version, current.committed, current.overflow)
+            return self._answer(member, step)
 
-    def _work(self, work: Callable[[], None], current: Round, then: Phase) -> None:
-        """Works on the tensors for everybody; if that fails, the job has failed, and nobody waits for it."""
+    def _applied(self, current: Round) -> None:
+        """The round is over: everybody's mark moves, and the next one begins."""
+        with self._job.changed:
+            current.phase = Phase.APPLIED
+            self.version += 0 if current.overflow else 1
+            for trainer in current.contributions:
+                self._members.by_trainer[trainer].mark(self.index).apply(current.committed, current.overflow)
+            self._round = Round()
+            self._job.changed.notify_all()
+
+    def _work(self, work: Callable[[], None]) -> None:
+        """Works on the tensors; if that fails, the job has failed: nobody knows what they hold."""
         try:
             work()
         except Exception as error:
             self._job.fail(JobFailed(f"the server could not update: {type(error).__name__}: {error}"))
             raise
-        with self._job.changed:
-            current.phase = then
-            if then is Phase.APPLIED:
-                self.version += 0 if current.overflow else 1
-                for trainer in current.contributions:
-                    self._members.by_trainer[trainer].applied(self.index)
-                self._round = Round()
-            self._job.changed.notify_all()
 
     def hand_out(self, member: Member, name: str) -> torch.Tensor:
         """A slice of this lane as nobody is updating it: the memory itself where steps are taken together, otherwise a copy."""

@@ -22,6 +22,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE: _ClassVar[Kind]
     DRAIN: _ClassVar[Kind]
     BYE: _ClassVar[Kind]
+    PROBE: _ClassVar[Kind]
 UNKNOWN: Kind
 HELLO: Kind
 VALUE: Kind
@@ -34,6 +35,7 @@ DONE: Kind
 FAILURE: Kind
 DRAIN: Kind
 BYE: Kind
+PROBE: Kind
 
 class JoinRequest(_message.Message):
     __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "carriers", "server_index")
@@ -221,7 +223,7 @@ class DrainReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "payload")
+    __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "request", "payload")
     KIND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +232,8 @@ class Frame(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     NORMS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     kind: Kind
     step: int
@@ -239,8 +243,10 @@ class Frame(_message.Message):
     done: Done
     failure: Failure
     norms: Norms
+    sequence: int
+    request: int
     payload: bytes
-    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., norms: _Optional[_Union[Norms, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., norms: _Optional[_Union[Norms, _Mapping]] = ..., sequence: _Optional[int] = ..., request: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "size")
@@ -257,14 +263,16 @@ class Part(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("session", "trainer_id", "lane")
+    __slots__ = ("session", "trainer_id", "lane", "stream")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     session: str
     trainer_id: int
     lane: int
-    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ...) -> None: ...
+    stream: int
+    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("rows", "absent", "overflow", "quiet", "scale")
