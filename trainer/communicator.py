@@ -13,27 +13,25 @@ import atexit
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from pserver.allocator import keep_memory
-from pserver.client import Client, Identity, Landing
-from pserver.codec import DTYPES
-from pserver.wire_pb2 import Commit, Done, JoinReply, Kind, Part
-from trainer.lane import LaneSender, Request, Rows
+from pserver.client import Client, Identity
+from pserver.wire_pb2 import Done, JoinReply
+from trainer.lane import LaneSender, Rows
 from trainer.local import Local
 from trainer.queued import Queued
 from trainer.role import Connection
 from trainer.slices import LiveSlices
 from trainer.start_values import StartValues
 from trainer.together import Together
+from trainer.transfer import Transfer
 from transpiler.distribute import pserver_program
-from transpiler.optimizers import RULES, slice_state
-from transpiler.plan import Deployment, Placement, Plan
+from transpiler.plan import Deployment, Plan
 from transpiler.plan_text import plan_text
-from transpiler.program import Program, Ref
+from transpiler.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -64,24 +62,22 @@ class Communicator:
         self.step = 0  # closed by the script
         self._plan_only = connection.plan_only
         self._tensors = tensors
-        self._optimizer = optimizer
         self._programs = [pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)]
-        self._states = [_states(program) for program in self._programs]
         self._all = LiveSlices(list(self.plan.placements), tensors)
+        self._transfer = Transfer(self.plan, self._programs, self._all, tensors, optimizer)
         self.lanes = [_sender(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
-        self._collected: dict[str, torch.Tensor] | None = None  # optimizer states on their way in
-        self._direct = False  # values land in the parameters themselves: nothing computes
         self._barriers = 0
         # Without wait_port the servers are expected to be there already.
         patience = connection.start_deadline_seconds if deployment.wait_port else connection.deadline_seconds
         identity = _identity(deployment, connection)
-        landings = [self._landing(lane) for lane in self.lanes]
+        landings = [self._transfer.landing(lane) for lane in self.lanes]
         self.clients = [
             Client(endpoint, index, identity, connection.deadline_seconds, patience, landings)
             for index, endpoint in enumerate(deployment.endpoints)
         ]
+        self._transfer.start(self.clients, self.lanes[0])
 
     # ---- the life of a job ---------------------------------------------------------------------------------------
 
@@ -112,36 +108,14 @@ class Communicator:
         reply = client.join()
         if reply.install:
             client.install(program)
-            self._upload(client)
+            self._transfer.upload(client)
         return reply
 
     def _take_over(self, installed: bool) -> None:
         """The job's values; where this trainer's own, which are not the job's, were others, one warning."""
         own = StartValues(() if installed else (placement.name for placement in self.plan.placements), self._tensors)
-        self.pull()
+        self._transfer.pull()
         own.warn(self.trainer_id)
-
-    def _upload(self, client: Client) -> None:
-        """The values of every slice of a server, and the optimizer's state where it has some, as one answered request."""
-        channel = client.channels[0]
-        answer = channel.begin()
-        channel.post(Kind.VALUE, 0, ((name, self._all.read(name)) for name in self._all.held(client.index)))
-        channel.post(Kind.VALUE, 0, self._present_states(client.index))
-        channel.commit(0, Commit())
-        Request(0, [answer]).wait()
-
-    def _present_states(self, server: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """What the script's optimizer has of the states that live on a server."""
-        if self._optimizer is None:
-            return
-        for slice_name, states in self._states[server].items():
-            placement, piece = self._all.owner(slice_name)
-            parameter = self._tensors[placement.name]
-            if parameter not in self._optimizer.state or self.plan.lane_of(placement).local:
-                continue
-            for state, tensor in slice_state(self._optimizer, parameter, piece.begin, piece.end).items():
-                if state in states:
-                    yield states[state], tensor.view(piece.shape) if tensor.dim() else tensor
 
     def leave(self, failure: str = "") -> None:
         """Sends what waits to be sent, and says goodbye to every server; or says why this trainer cannot go on.
@@ -277,27 +251,18 @@ class Communicator:
 
     # ---- values and states ---------------------------------------------------------------------------------------
 
-    def _request(self, ask: Callable[[Client], Future[Done] | None]) -> None:
-        """One request to every server, on lane 0, while nothing computes."""
-        with self.lanes[0].turn:
-            answers = [answer for client in self.clients if (answer := ask(client)) is not None]
-            if answers:
-                Request(0, answers).wait()
-        self._all.unload()
+    def flush(self) -> None:
+        """Everything sent has been applied, and what others have sent until now is here: before a model is judged or saved.
+
+        In sync mode that is so after every step.  In the k-step modes the trainer's own parameters stay its own.
+        """
+        for lane in self.lanes:
+            lane.drain()
+        self._transfer.pull_lanes({index for index, lane in enumerate(self.plan.lanes) if not lane.rounds and not lane.local})
 
     def pull(self) -> None:
-        """Receives every placed variable: parameters, and what the servers hold without updating it."""
-
-        def ask(client: Client) -> Future[Done]:
-            answer = client.channels[0].begin()
-            client.channels[0].pull([], 0)
-            return answer
-
-        self._direct = True
-        try:
-            self._request(ask)
-        finally:
-            self._direct = False
+        """Receives every placed variable as the servers hold it: parameters, and what they never update."""
+        self._transfer.pull()
 
     def push(self) -> None:
         """Trainer 0's values and optimizer states become the servers'; every trainer calls this and has the values afterwards."""
@@ -305,11 +270,10 @@ class Communicator:
             lane.drain()
         self.barrier("push")
         if self.trainer_id == 0:
-            with self.lanes[0].turn:
-                for client in self.clients:
-                    self._upload(client)
+            for client in self.clients:
+                self._transfer.upload(client)
         self.barrier("pushed")
-        self.pull()
+        self._transfer.pull()
         for index, lane in enumerate(self.lanes):
             lane.start([client.channels[index] for client in self.clients], lane.step)
 
@@ -317,48 +281,12 @@ class Communicator:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones in the parameter's shape."""
         for lane in self.lanes:
             lane.drain()
-        self._collected = {}
-
-        def ask(client: Client) -> Future[Done] | None:
-            names = [name for states in self._states[client.index].values() for name in states.values()]
-            if not names:
-                return None
-            answer = client.channels[0].begin()
-            client.channels[0].pull(names, 0)
-            return answer
-
-        try:
-            self._request(ask)
-            placed = [p for p in self.plan.placements if p.group is not None and not self.plan.lane_of(p).local]
-            return {placement.name: states for placement in placed if (states := self._assembled(placement, self._collected))}
-        finally:
-            self._collected = None
-
-    def _assembled(self, placement: Placement, collected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        states: dict[str, torch.Tensor] = {}
-        names = [self._states[piece.server][piece.name] for piece in placement.slices]
-        for state in names[0]:
-            pieces = [collected[name[state]] for name in names if name[state] in collected]
-            if pieces and pieces[0].dim() == 0:  # a number that every slice has: the count of steps
-                states[state] = pieces[0]
-            elif pieces:
-                states[state] = torch.cat([piece.reshape(-1) for piece in pieces]).view(placement.shape)
-        return states
+        return self._transfer.states()
 
     def barrier(self, name: str) -> None:
         """Waits for every trainer that has not left.  Server 0 keeps the list."""
         self._barriers += 1
         self.clients[0].barrier(f"{self._barriers}: {name}")
-
-    def _landing(self, lane: LaneSender) -> Landing:
-        """Where a part of a value goes that arrives on a lane's channels."""
-
-        def landing(part: Part) -> torch.Tensor:
-            if self._collected is not None and part.name not in self._all:
-                return self._collected.setdefault(part.name, torch.empty(list(part.shape), dtype=DTYPES[part.dtype]))
-            return self._all.landing(part.name) if self._direct else lane.landing(part)
-
-        return landing
 
 
 def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> LaneSender:
@@ -379,12 +307,3 @@ def _identity(deployment: Deployment, connection: Connection) -> Identity:
         manifest=deployment.plan.manifest(),
         carriers=CARRIERS if connection.transport == "auto" else (connection.transport,),
     )
-
-
-def _states(program: Program) -> dict[str, dict[str, str]]:
-    """Slice name -> state name -> variable name, as a server's program has them."""
-    found: dict[str, dict[str, str]] = {}
-    for op in (op for block in program.blocks[1:] for op in block.ops if op.type in RULES):
-        refs = {key: value.name for key, value in op.arguments.items() if isinstance(value, Ref)}
-        found[refs.pop("param")] = {key: name for key, name in refs.items() if key != "grad"}
-    return found

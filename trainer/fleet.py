@@ -27,7 +27,7 @@ from torch import nn
 from pserver.config import ServerConfig
 from pserver.server import serve
 from trainer import resume
-from trainer.communicator import Communicator
+from trainer.job import Job
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker as CloudRoleMaker
 from trainer.role import Connection, RoleMaker
@@ -35,43 +35,16 @@ from trainer.role import Role as Role
 from trainer.role import UserDefinedRoleMaker as UserDefinedRoleMaker
 from trainer.shard import shard as _shard
 from transpiler.clip import GradClip
-from transpiler.distribute import plan_parameters
-from transpiler.lanes import describe
 from transpiler.modes import SUPPORTED, lanes_of
-from transpiler.optimizers import rule_of
-from transpiler.plan import Deployment, Plan
 from transpiler.strategy import DistributedStrategy
 
 log = logging.getLogger(__name__)
 
 
-class _Job:
-    """What ``init`` begins and ``finish`` ends."""
-
-    def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
-        self.role = role
-        self.strategy = strategy
-        self.models: list[nn.Module] = []
-        self.optimizer: DistributedOptimizer | None = None
-
-    @property
-    def communicator(self) -> Communicator | None:
-        return None if self.optimizer is None else self.optimizer.communicator
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and persistent buffers of every registered model, by name; several models are numbered."""
-        found: dict[str, torch.Tensor] = {}
-        for index, model in enumerate(self.models):
-            prefix = f"model{index}." if len(self.models) > 1 else ""
-            found.update({prefix + name: p for name, p in model.named_parameters()})
-            found.update({prefix + name: b for name, b in model.named_buffers()})
-        return found
+_job: Job | None = None
 
 
-_job: _Job | None = None
-
-
-def _present() -> _Job:
+def _present() -> Job:
     if _job is None:
         raise RuntimeError("call fleet.init() first")
     return _job
@@ -103,7 +76,7 @@ def init(role_maker: RoleMaker | None = None, is_collective: bool = False, strat
     role = role_maker or CloudRoleMaker()
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
-    _job = _Job(role, strategy)
+    _job = Job(role, strategy)
 
 
 def _check_strategy(strategy: DistributedStrategy | None) -> None:
@@ -128,7 +101,14 @@ def distributed_model(model: nn.Module) -> nn.Module:
         raise RuntimeError("call fleet.distributed_model before fleet.distributed_optimizer")
     if not any(model is known for known in job.models):
         job.models.append(model)
+        model.register_state_dict_pre_hook(lambda *_: _flush(job))  # type: ignore[no-untyped-call]  # torch's own
     return model
+
+
+def _flush(job: Job) -> None:
+    """Before a model's ``state_dict()``: it is whole and current on every trainer."""
+    if job is _job and job.optimizer is not None:
+        job.optimizer.flush()
 
 
 def distributed_optimizer(
@@ -156,65 +136,11 @@ def distributed_optimizer(
         raise RuntimeError("this job has a distributed optimizer already")
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
-    strategy = strategy or job.strategy
+    job.strategy, job.compression = strategy or job.strategy, compression
     names = {tensor: name for name, tensor in job.tensors().items()}
-
-    def connect(distributed: DistributedOptimizer) -> Communicator | None:
-        return _connect(job, distributed, strategy, compression)
-
-    overlap = strategy is not None and strategy.a_sync_configs["overlap"]
-    job.optimizer = DistributedOptimizer(optimizer, names, connect, grad_clip, overlap)
+    overlap = job.strategy is not None and job.strategy.a_sync_configs["overlap"]
+    job.optimizer = DistributedOptimizer(optimizer, names, job.connect, grad_clip, overlap)
     return job.optimizer
-
-
-def _connect(
-    job: _Job, distributed: DistributedOptimizer, strategy: DistributedStrategy | None, compression: Mapping[str, str] | None
-) -> Communicator | None:
-    plan = _plan(job, distributed, strategy, compression)
-    if job.role.role is Role.SINGLE:
-        return None
-    for lane in plan.lanes:
-        log.info("training %s%s", describe(lane, plan.trainers), "" if strategy is not None else " (no strategy given)")
-    wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
-    deployment = Deployment(plan, job.role.server_endpoints, trainer_id=job.role.trainer_id, wait_port=wait)
-    communicator = Communicator(deployment, job.tensors(), distributed.inner)
-    communicator.start()
-    if any(lane.independent_recv_thread for lane in plan.lanes):
-        for model in job.models:
-            model.register_forward_pre_hook(lambda *_: _refresh(communicator))
-    return communicator
-
-
-def _refresh(communicator: Communicator) -> None:
-    """At the entry of a forward: parameters that have arrived by themselves.  Not in a backward that calls a forward again."""
-    if torch._C._current_graph_task_id() == -1:
-        communicator.refresh()
-
-
-def _plan(
-    job: _Job, distributed: DistributedOptimizer, strategy: DistributedStrategy | None, compression: Mapping[str, str] | None
-) -> Plan:
-    rules = [rule_of(distributed.inner, group) for group in distributed.param_groups]
-    tensors, listed = job.tensors(), []
-    groups: dict[str, int] = {}
-    for index, group in enumerate(distributed.param_groups):
-        for number, parameter in enumerate(group["params"]):
-            name = distributed.names.get(parameter)
-            if name is None:
-                raise ValueError(
-                    f"parameter {number} of group {index}, of shape {list(parameter.shape)}, is in no registered model: "
-                    "pass every model to fleet.distributed_model first"
-                )
-            groups[name] = index
-    for name in (*groups, *(name for name in tensors if name not in groups)):
-        tensor = tensors[name]
-        listed.append((name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), groups.get(name)))
-    clip = None if distributed.grad_clip is None else distributed.grad_clip.to_clip()
-    servers = max(1, len(job.role.server_endpoints))
-    lanes = lanes_of(strategy)
-    return plan_parameters(
-        listed, rules, lanes=lanes, trainers=job.role.trainers, servers=servers, clip=clip, compression=compression
-    )
 
 
 def finish() -> None:
@@ -250,8 +176,10 @@ def save(path: str) -> None:
     """
     job = _present()
     optimizer = _distributed(job)
+    optimizer.flush()
     optimizer.barrier("save")
     if job.role.trainer_id == 0:
+        optimizer.flush()  # the others' last steps too
         resume.save(path, job.tensors(), optimizer)
     optimizer.barrier("saved")
 
@@ -274,7 +202,7 @@ def load(path: str) -> int:
     return optimizer.steps
 
 
-def _distributed(job: _Job) -> DistributedOptimizer:
+def _distributed(job: Job) -> DistributedOptimizer:
     if job.optimizer is None:
         raise RuntimeError("call fleet.distributed_optimizer first")
     return job.optimizer

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -14,13 +15,16 @@ from trainer.slices import LiveSlices
 from trainer.wire import Stage, Wire
 from transpiler.plan import Lane
 
+Changes = dict[str, torch.Tensor]  # by slice
+
 
 class Local:
     """See the module's docstring.
 
     [Note: geo]  Each slice has a copy y of what the trainer takes for the server's.  Every k steps delta = (x - y) / trainers
-    leaves, and y moves by delta.  When the server's z, which has this and the others' deltas in it, comes back, x moves by what
-    is new in it, z - y, and y = z.  Until then the script trains on.
+    leaves, and y moves by delta.  When the server's z comes back, which has this and the others' deltas in it, y becomes z plus
+    those deltas that left after this one, and x moves by as much as y did.  Until then the script trains on; ``send_queue_size``
+    deltas may be on their way.
     """
 
     def __init__(self, lane: Lane, slices: LiveSlices, trainers: int) -> None:
@@ -30,10 +34,12 @@ class Local:
         self._stage = Stage(slices)
         self._wire = Wire(lane, slices)
         self.turn = self._wire.turn
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="lane exchange")  # one thread: messages keep their order
         self._known: dict[str, torch.Tensor] = {}  # y
         self._taken = 0  # steps since the last message
+        self._left = 0  # messages that have left
+        self._under_way: deque[tuple[int, Changes, Future[Done]]] = deque()
         self._rows: Rows = {}
-        self._under_way: Future[Done] | None = None
         self._last = Done()
 
     @property
@@ -48,9 +54,6 @@ class Local:
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         self._wire.start(channels, step)
-        self._remember()
-
-    def _remember(self) -> None:
         self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
@@ -63,19 +66,19 @@ class Local:
 
     def finish(self) -> Done:
         """See :class:`LaneSender`."""
-        if self._under_way is not None and self._under_way.done():
-            self._settle()
+        self.refresh()
         if self._taken >= self._lane.k_steps:
             self._leave()
         if self._lane.mode == "diloco":
-            self._settle()
+            self._settle(0)
         return self._last
 
     def _leave(self) -> None:
         """What has changed since the last message leaves."""
-        self._settle()
+        self._settle(self._lane.send_queue_size - 1)
         self._taken = 0
-        changed: dict[str, torch.Tensor] = {}
+        self._left += 1
+        changed: Changes = {}
         for name in self._slices.names:
             now = self._slices.read(name)
             if self._lane.mode == "diloco":
@@ -83,46 +86,51 @@ class Local:
             else:
                 changed[name] = (now - self._known[name]).div_(self._trainers)
                 self._known[name].add_(changed[name])
-        self._under_way = Future()
-        threading.Thread(target=self._exchange, args=(changed, self._under_way), name="lane exchange", daemon=True).start()
+        arrived = partial(self._stage.arrived, self._left)
+        answer = self._sender.submit(self._wire.exchange, changed, self._rows, False, arrived)
+        self._under_way.append((self._left, changed, answer))
 
-    def _exchange(self, changed: dict[str, torch.Tensor], answer: Future[Done]) -> None:
-        try:
-            answer.set_result(self._wire.exchange(changed, self._rows, False, self._stage.arrived))
-        except Exception as error:
-            answer.set_exception(error)
+    def _settle(self, most: int) -> None:
+        """Waits until at most so many messages are under way, and takes in what has come back."""
+        while len(self._under_way) > most:
+            self._last = self._under_way[0][2].result()
+            self._take()
 
-    def _settle(self) -> None:
-        """Waits for the message under way, and takes in what came back."""
-        if self._under_way is None:
-            return
-        answer, self._under_way = self._under_way, None
-        self._last = answer.result()
-        self._stage.take(self._replace if self._lane.mode == "diloco" else self._move)
+    def _take(self) -> None:
+        """Takes in the last answer; the messages that it answers, and those before, are no longer under way."""
+        tag = self._stage.take(self._replace if self._lane.mode == "diloco" else self._move)
         self._slices.unload()
+        while self._under_way and (self._under_way[0][0] <= (tag or 0)):
+            self._under_way.popleft()
 
-    def _move(self, name: str, value: torch.Tensor) -> None:
+    def _move(self, name: str, value: torch.Tensor, tag: int) -> None:
+        """See [Note: geo]."""
+        for number, changed, _ in self._under_way:
+            if number > tag:
+                value.add_(changed[name])
         known = self._known[name]
         self._slices.write(name, self._slices.read(name) + (value - known))
         known.copy_(value)
 
-    def _replace(self, name: str, value: torch.Tensor) -> None:
+    def _replace(self, name: str, value: torch.Tensor, tag: int) -> None:
         self._slices.write(name, value)
         self._known[name].copy_(value)
 
     def refresh(self) -> None:
         """See :class:`LaneSender`."""
-        if self._under_way is not None and self._under_way.done():
-            self._settle()
+        if self._under_way and self._under_way[0][2].done():
+            self._last = self._under_way[0][2].result()
+            self._take()
 
     def drain(self) -> None:
         """See :class:`LaneSender`."""
         if self._taken and self._lane.mode == "geo":
             self._leave()
-        self._settle()
+        self._settle(0)
 
     def stop(self) -> None:
-        """No thread lasts."""
+        """See :class:`LaneSender`."""
+        self._sender.shutdown(wait=False)
 
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""

@@ -231,6 +231,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._communicator is not None:
             self._communicator.push()
 
+    def flush(self) -> None:
+        """Waits until every step sent has been applied, and takes in what the servers hold then."""
+        if self._communicator is not None:
+            self._communicator.flush()
+
     def barrier(self, name: str) -> None:
         """Waits for every trainer that has not left."""
         if self._communicator is not None:

@@ -136,7 +136,7 @@ class Queued:
 
     def refresh(self) -> None:
         """See :class:`LaneSender`."""
-        if self._stage.take(self._slices.write):
+        if self._stage.take(lambda name, value, _: self._slices.write(name, value)) is not None:
             self._slices.unload()
 
     def drain(self) -> None:

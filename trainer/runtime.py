@@ -76,7 +76,7 @@ class ClusterRuntime:
         plan = self._deployment.plan
         placement = plan.placement(program.main.variables[next(refs(op.arguments["x"]))].of or next(refs(op.arguments["x"])))
         if plan.lane_of(placement).local:  # the optimizer ops before it have stepped
-            self._close(range(len(plan.lanes)), "geo", "diloco")
+            self._close([placement.lane], "geo", "diloco")
             self._finish()
             return ()
         if len(x) < len(placement.slices):  # split here, at run time

@@ -81,6 +81,7 @@ class Stage:
         self._back: dict[str, torch.Tensor] = {}
         self._front: dict[str, torch.Tensor] = {}
         self._fresh = False
+        self._tag = 0
 
     def landing(self, name: str) -> torch.Tensor:
         """Where a slice's value goes: a buffer that nobody reads."""
@@ -88,18 +89,19 @@ class Stage:
             self._back[name] = self._slices.blank(name)
         return self._back[name]
 
-    def arrived(self) -> None:
-        """A message is complete."""
+    def arrived(self, tag: int = 0) -> None:
+        """A message is complete; ``tag`` says which."""
         with self._lock:
             self._back, self._front = self._front, self._back
             self._fresh = True
+            self._tag = tag
 
-    def take(self, into: Callable[[str, torch.Tensor], None]) -> bool:
-        """Hands the last complete message over, slice by slice; whether there was one since the last call."""
+    def take(self, into: Callable[[str, torch.Tensor, int], None]) -> int | None:
+        """Hands the last complete message over, slice by slice, with its tag; None if there was none since the last call."""
         with self._lock:
             if not self._fresh:
-                return False
+                return None
             for name, value in self._front.items():
-                into(name, value)
+                into(name, value, self._tag)
             self._fresh = False
-            return True
+            return self._tag

@@ -25,7 +25,7 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "dc_asgd",
         ),
         "half_async": _QUEUE,
-        "geo": ("k_steps", "thread_pool_size"),
+        "geo": ("k_steps", "send_queue_size", "thread_pool_size"),
         "diloco": ("k_steps", "outer"),
     }
 )

@@ -256,7 +256,7 @@ def test_async_with_one_trainer_equals_plain_torch(servers: Servers, count: int)
     """A step waits for its own result: the argument of transpile decides, and both sides agree."""
     reference = alone(net_ := net(), O.Adam(net_.parameters(), lr=0.01), batches())
     strategy, config = DistributedStrategy(), DistributeTranspilerConfig()
-    strategy.a_sync, config.sync_mode = True, False
+    strategy.a_sync, strategy.a_sync_configs, config.sync_mode = True, {"send_queue_size": 1}, False
 
     assert_equal(eager(servers(count), lambda p: O.Adam(p, lr=0.01), batches(), strategy=strategy), reference)
     assert_equal(program(servers(count), lambda p: O.Adam(p, lr=0.01), batches(), config=config), reference)

@@ -44,8 +44,8 @@ def lanes(made: DistributedStrategy | None, *rules: Rule) -> tuple[Lane, ...]:
         (strategy(staleness=2), Lane("async", "sum", send_queue_size=16, staleness=2)),
         (strategy(staleness=0), Lane("sync")),
         (strategy(dc_asgd=0.04), Lane("async", "sum", send_queue_size=16, dc_asgd=0.04)),
-        (strategy(k_steps=100), Lane("geo", k_steps=100)),
-        (strategy(k_step=100, thread_pool_size=2), Lane("geo", thread_pool_size=2, k_steps=100)),
+        (strategy(k_steps=100), Lane("geo", send_queue_size=16, k_steps=100)),
+        (strategy(k_step=100, thread_pool_size=2), Lane("geo", send_queue_size=16, thread_pool_size=2, k_steps=100)),
     ],
 )
 def test_every_row_of_the_table(made: DistributedStrategy | None, lane: Lane) -> None:
@@ -91,7 +91,7 @@ def test_modes_by_name() -> None:
     made = strategy(modes={"emb.*": "async", "*": "sync"}, send_queue_size=3)
     assert lanes(made) == (Lane("sync"), Lane("async", "sum", send_queue_size=3))
     own = strategy(False, modes={"emb.*": "k_steps"}, k_steps=5)
-    assert lanes(own) == (Lane("sync"), Lane("geo", k_steps=5))
+    assert lanes(own) == (Lane("sync"), Lane("geo", send_queue_size=16, k_steps=5))
     three = strategy(modes={"*.weight": "half_async", "*": "sync"})
     assert lanes(three) == (Lane("half_async"),)
     outer = strategy(modes={"emb.*": "geo", "*": "k_step"}, k_steps=5, outer_optimizer=NESTEROV)
@@ -129,7 +129,6 @@ CONTRADICTIONS: list[tuple[DistributedStrategy, str, str]] = [
     (strategy(k_steps=3, staleness=1), "staleness=1", "k_steps=3"),
     (strategy(k_steps=3, staleness=0), "staleness=0", "k_steps=3"),
     (strategy(k_steps=3, dc_asgd=0.1), "dc_asgd=0.1", "k_steps=3"),
-    (strategy(k_steps=3, send_queue_size=2), "send_queue_size=2", "k_steps=3"),
     (strategy(k_steps=3, max_merge_var_num=2), "max_merge_var_num=2", "k_steps=3"),
     (strategy(outer_optimizer=NESTEROV), "outer_optimizer=", "k_steps=0"),
     (strategy(False, outer_optimizer=NESTEROV, k_steps=3), "k_steps=3", "a_sync=False"),

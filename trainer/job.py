@@ -1,0 +1,109 @@
+"""What ``fleet.init`` begins and ``fleet.finish`` ends: a process's role, its models, its optimizer, its connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from trainer.communicator import Communicator
+from trainer.optimizer import DistributedOptimizer
+from trainer.role import Role, RoleMaker
+from transpiler.distribute import plan_parameters
+from transpiler.lanes import describe
+from transpiler.modes import lanes_of
+from transpiler.optimizers import rule_of
+from transpiler.plan import Deployment, Plan
+from transpiler.strategy import DistributedStrategy
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """See the module's docstring.
+
+    Attributes:
+        compression: how gradients travel, by pattern of parameter names; None: as they are.
+    """
+
+    def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
+        self.role = role
+        self.strategy = strategy
+        self.compression: Mapping[str, str] | None = None
+        self.models: list[nn.Module] = []
+        self.optimizer: DistributedOptimizer | None = None
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The connection to the servers; None before there is one, and in a process that trains alone."""
+        return None if self.optimizer is None else self.optimizer.communicator
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of every registered model, by name; several models are numbered."""
+        found: dict[str, torch.Tensor] = {}
+        for index, model in enumerate(self.models):
+            prefix = f"model{index}." if len(self.models) > 1 else ""
+            found.update({prefix + name: p for name, p in model.named_parameters()})
+            found.update({prefix + name: b for name, b in model.named_buffers()})
+        return found
+
+    def connect(self, distributed: DistributedOptimizer) -> Communicator | None:
+        """Joins the servers, with the plan for the optimizer as it is now; None in a process that trains alone."""
+        plan = self._plan(distributed)
+        if self.role.role is Role.SINGLE:
+            return None
+        strategy = self.strategy
+        for lane in plan.lanes:
+            note = "" if strategy is not None else " (no strategy given)"
+            log.info("training %s: %s%s", lane.mode, describe(lane, plan.trainers), note)
+        wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
+        deployment = Deployment(plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait)
+        communicator = Communicator(deployment, self.tensors(), distributed.inner)
+        communicator.start()
+        if any(lane.independent_recv_thread for lane in plan.lanes):
+            for model in self.models:
+                model.register_forward_pre_hook(lambda *_: _refresh(communicator))
+        return communicator
+
+    def _plan(self, distributed: DistributedOptimizer) -> Plan:
+        tensors, groups = self.tensors(), self._groups(distributed)
+        listed = [
+            (name, tuple(tensors[name].shape), str(tensors[name].dtype).removeprefix("torch."), groups.get(name))
+            for name in (*groups, *(name for name in tensors if name not in groups))
+        ]
+        return plan_parameters(
+            listed,
+            [rule_of(distributed.inner, group) for group in distributed.param_groups],
+            lanes=lanes_of(self.strategy),
+            trainers=self.role.trainers,
+            servers=max(1, len(self.role.server_endpoints)),
+            clip=None if distributed.grad_clip is None else distributed.grad_clip.to_clip(),
+            compression=self.compression,
+        )
+
+    @staticmethod
+    def _groups(distributed: DistributedOptimizer) -> dict[str, int]:
+        """The index of each parameter's group, by name, in the optimizer's order.
+
+        Raises:
+            ValueError: a parameter is in no registered model.
+        """
+        groups: dict[str, int] = {}
+        for index, group in enumerate(distributed.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                name = distributed.names.get(parameter)
+                if name is None:
+                    raise ValueError(
+                        f"parameter {number} of group {index}, of shape {list(parameter.shape)}, is in no registered model: "
+                        "pass every model to fleet.distributed_model first"
+                    )
+                groups[name] = index
+        return groups
+
+
+def _refresh(communicator: Communicator) -> None:
+    """At the entry of a forward: parameters that have arrived by themselves.  Not in a backward that calls a forward again."""
+    if torch._C._current_graph_task_id() == -1:
+        communicator.refresh()
