@@ -1,5 +1,7 @@
 # make demo     two parameter servers and two trainers learn handwritten digits, on this machine
 # make test     the whole test suite
+# make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so
+# make check-history SEEDS=2000     is every step applied exactly once, whatever the network does?  So many stories
 # make lint types check-protos     the other checks of CI (.ci/run runs them all)
 # make protos   generates the protobuf code anew
 #
@@ -8,7 +10,7 @@
 # TORCH_INDEX_URL, where set, is where torch comes from: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types protos check-protos clean
+.PHONY: help demo test bench lint types protos check-protos clean
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -17,6 +19,8 @@ BIN = .venv/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt
 TORCH_INDEX_URL ?=
 ARGS ?=
+SEEDS ?= 2000
+ONLY ?=
 
 help:
 	@sed -n 's/^# //p; /^$$/q' Makefile
@@ -29,6 +33,14 @@ demo: .venv/.examples
 test: .venv/.dev
 	@echo "== tests"
 	@$(BIN)/python -m pytest $(ARGS)
+
+bench: .venv/.dev
+	@echo "== measuring, for some minutes"
+	@$(BIN)/python tests/benchmarks --only '$(ONLY)' $(ARGS)
+
+check-history: .venv/.dev
+	@echo "== $(SEEDS) stories of trainers, servers and a faulty network"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.history --seeds $(SEEDS) $(ARGS)
 
 lint: .venv/.dev
 	@echo "== ruff"

@@ -1,0 +1,264 @@
+"""What we are compared with, and trainers beside ours: each role is a process that answers lines.  See processes.py.
+
+    python tests/benchmarks/peers.py ROLE ARGUMENTS...
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import torch
+from jobs import SGD, wide_batch, wide_model
+from processes import READY
+from torch import nn
+
+from pserver.allocator import keep_memory
+
+CHUNK_BYTES = 2**21
+SCHEMA = pa.schema([pa.field("payload", pa.uint8(), nullable=False)])
+EXCHANGE = fl.FlightDescriptor.for_command(b"bytes")
+
+
+def say(line: object) -> None:
+    """One line of an answer."""
+    print(line, flush=True)
+
+
+def answer(ask: Callable[[str], object]) -> None:
+    """Answers lines until there are no more."""
+    for line in sys.stdin:
+        say(ask(line.strip()))
+
+
+def timed(step: Callable[[], object]) -> Callable[[str], float]:
+    """Takes as many steps as a line says; the seconds that they took."""
+
+    def run(line: str) -> float:
+        began = time.perf_counter()
+        for _ in range(int(line)):
+            step()
+        return time.perf_counter() - began
+
+    return run
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def raw_exchange(connection: socket.socket, outgoing: Sequence[memoryview], incoming: Sequence[memoryview]) -> None:
+    """Sends all bytes, then receives as many."""
+    for piece in outgoing:
+        connection.sendall(piece)
+    for piece in incoming:
+        receive_into(connection, piece)
+
+
+def receive_into(connection: socket.socket, piece: memoryview) -> None:
+    """Receives exactly as many bytes."""
+    while piece:
+        got = connection.recv_into(piece)
+        if not got:
+            raise EOFError
+        piece = piece[got:]
+
+
+def raw(size: int) -> None:
+    """A TCP server that receives ``size`` bytes and sends as many back, for one connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    say(f"{READY} {listener.getsockname()[1]}")
+    connection, _ = listener.accept()
+    memory = memoryview(bytearray(size))
+    try:
+        while True:
+            receive_into(connection, memory)
+            connection.sendall(memory)
+    except (EOFError, ConnectionError):
+        return
+
+
+def batches(memory: Any) -> Iterator[Any]:
+    """Record batches of 2 MB over the memory, not copied."""
+    whole = pa.py_buffer(memory)
+    for start in range(0, whole.size, CHUNK_BYTES):
+        piece = whole.slice(start, min(CHUNK_BYTES, whole.size - start))
+        column = pa.Array.from_buffers(pa.uint8(), piece.size, [None, piece], null_count=0)
+        yield pa.RecordBatch.from_arrays([column], schema=SCHEMA)
+
+
+def read_batches(reader: Any, size: int) -> None:
+    """Receives as many bytes, and leaves them where Flight put them."""
+    while size > 0:
+        size -= reader.read_chunk().data.num_rows
+
+
+class _Flight(fl.FlightServerBase):
+    def __init__(self, size: int) -> None:
+        super().__init__("grpc+tcp://127.0.0.1:0")
+        self._memory = bytearray(size)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        writer.begin(SCHEMA)
+        try:
+            while True:
+                read_batches(reader, len(self._memory))
+                for batch in batches(self._memory):
+                    writer.write_batch(batch)
+        except (StopIteration, fl.FlightError, pa.ArrowException):
+            return
+
+
+def flight(size: int) -> None:
+    """A bare Flight server that receives ``size`` bytes and sends as many back."""
+    keep_memory()
+    server = _Flight(size)
+    say(f"{READY} {server.port}")
+    sys.stdin.read()
+    os._exit(0)  # its shutdown would wait for the open exchange
+
+
+def flight_client(port: int) -> tuple[Any, Any]:
+    """The other end: a writer and a reader."""
+    client = fl.FlightClient(f"grpc+tcp://127.0.0.1:{port}", generic_options=[("grpc.enable_http_proxy", 0)])
+    writer, reader = client.do_exchange(EXCHANGE)
+    writer.begin(SCHEMA)
+    return writer, reader
+
+
+# ---- torch.distributed.rpc -------------------------------------------------------------------------------------------
+
+_held: dict[int, torch.Tensor] = {}  # of the process that serves
+
+
+def apply_and_return(numbers: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What a parameter server on torch's rpc does: takes gradients, applies SGD, returns parameters."""
+    for number, gradient in zip(numbers, gradients, strict=True):
+        if number not in _held:
+            _held[number] = torch.zeros_like(gradient)
+        _held[number].add_(gradient, alpha=-1e-3)
+    return [_held[number] for number in numbers]
+
+
+def rpc(rank: int, port: int, tcp: int, count: int, elements: int) -> None:
+    """One of two processes: 0 asks, "all" in one call or "each" in a call per tensor, 1 serves.  ``tcp``: no other transport."""
+    import torch.distributed.rpc as torch_rpc
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    held = {"_transports": ["uv"], "_channels": ["basic"]} if tcp else {}
+    options = torch_rpc.TensorPipeRpcBackendOptions(**held)
+    torch_rpc.init_rpc(f"peer{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    say(READY)
+    if rank == 0:
+        gradients = [torch.ones(elements) for _ in range(count)]
+        parameters = [torch.zeros(elements) for _ in range(count)]
+
+        def step(way: str) -> None:
+            if way == "all":
+                landed = torch_rpc.rpc_sync("peer1", apply_and_return, (list(range(count)), gradients))
+            elif way == "each":
+                landed = [torch_rpc.rpc_sync("peer1", apply_and_return, ([n], [g]))[0] for n, g in enumerate(gradients)]
+            else:
+                calls = [torch_rpc.rpc_async("peer1", apply_and_return, ([n], [g])) for n, g in enumerate(gradients)]
+                landed = [call.wait()[0] for call in calls]
+            for parameter, value in zip(parameters, landed, strict=True):
+                parameter.copy_(value)
+
+        answer(lambda line: timed(lambda: step(line.split()[0]))(line.split()[1]))
+    sys.stdin.read()
+    os._exit(0)  # its shutdown would wait for the other, which ends at the same moment
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def loop(model: nn.Module, optimizer: Any, width: int) -> Callable[[], None]:
+    """One step of the ordinary loop."""
+    x, y = wide_batch(width)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def plain(width: int) -> None:
+    """The plain loop; "memory" says what the process holds."""
+    from processes import memory_bytes
+
+    model = wide_model(width)
+    run = timed(loop(model, torch.optim.SGD(model.parameters(), **SGD), width))
+    say(READY)
+    answer(lambda line: memory_bytes(os.getpid()) if line == "memory" else run(line))
+
+
+def ddp(rank: int, world: int, host: str, port: int, width: int) -> None:
+    """One rank of DistributedDataParallel on gloo."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=rank, world_size=world)
+    model = nn.parallel.DistributedDataParallel(wide_model(width))
+    run = timed(loop(model, torch.optim.SGD(model.parameters(), **SGD), width))
+    say(READY)
+    answer(run)
+    dist.destroy_process_group()
+
+
+def trainer(number: int, trainers: int, endpoints: str, transport: str, width: int, configs: str = "") -> None:
+    """One trainer of ours; ``configs`` is "" for sync, otherwise a_sync_configs as "key=number,...".
+
+    Lines: a number of steps; "drain", which waits until every step has been applied; "memory".
+    """
+    from processes import memory_bytes
+
+    from trainer import fleet
+    from transpiler import DistributedStrategy
+
+    os.environ["PSERVER_TRANSPORT"] = transport
+    strategy = DistributedStrategy()
+    strategy.a_sync = bool(configs)
+    if configs:
+        strategy.a_sync_configs = {key: int(value) for key, value in (pair.split("=") for pair in configs.split(","))}
+    fleet.init(fleet.UserDefinedRoleMaker(number, worker_num=trainers, server_endpoints=endpoints.split(",")), strategy=strategy)
+    model = fleet.distributed_model(wide_model(width))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), **copy.copy(SGD)))
+    run = timed(loop(model, optimizer, width))
+    say(READY)
+
+    def ask(line: str) -> object:
+        if line == "memory":
+            return memory_bytes(os.getpid())
+        took = run(line)
+        began = time.perf_counter()
+        if configs:
+            for lane in optimizer.communicator.lanes:
+                lane.drain()
+        return took + time.perf_counter() - began
+
+    answer(ask)
+    fleet.finish()
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    "raw": raw, "flight": flight, "rpc": rpc, "plain": plain, "ddp": ddp, "trainer": trainer,
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Plays the role."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    ROLES[arguments[0]](*(int(word) if word.lstrip("-").isdigit() else word for word in arguments[1:]))
+
+
+if __name__ == "__main__":
+    import peers  # under this name functions are sent by torch's rpc, so both ends know them
+
+    peers.main(sys.argv[1:])
