@@ -1,4 +1,11 @@
-"""The async and half-async lanes: steps queue, and a thread of its own merges and sends them."""
+"""The async and half-async lanes: steps queue, and a thread of its own merges and sends them.
+
+[Note: how far ahead]  ``send_queue_size`` bounds the steps that are on their way: the one that finds no slot waits.  But a
+trainer that computes faster than messages come back would fill any queue and then train, no faster, on parameters that are as
+many steps old.  So a step gives the messages before it ``SOFT_SECONDS`` to come back, as long as there are more than one message
+would merge: where servers answer, a trainer is about one message ahead; where one is stopped for a while, the queue takes what
+comes.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +28,7 @@ from transpiler.plan import Lane
 
 log = logging.getLogger(__name__)
 
+SOFT_SECONDS = 0.05
 FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
 
 
@@ -74,6 +82,7 @@ class Queued:
         self._last = Done()
         self._flushing = False
         self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.mode == "half_async"
+        self._direct = self._waits and not lane.independent_recv_thread  # nothing computes while values land
         self._threads: list[threading.Thread] = []
 
     @property
@@ -83,7 +92,7 @@ class Queued:
 
     def landing(self, part: Part) -> torch.Tensor:
         """See :class:`LaneSender`."""
-        return self._stage.landing(part.name)
+        return self._slices.landing(part.name) if self._direct else self._stage.landing(part.name)
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
@@ -114,6 +123,9 @@ class Queued:
         with self._changed:
             if self._waits and not self._collecting():
                 self._wait(lambda: not self._unanswered)
+            elif not self._waits:  # see [Note: how far ahead]
+                most = self._lane.max_merge_var_num
+                self._changed.wait_for(lambda: self._unanswered <= most or self._failure is not None, SOFT_SECONDS)
             self._check()
         self.refresh()
         return self._last
@@ -136,7 +148,7 @@ class Queued:
 
     def refresh(self) -> None:
         """See :class:`LaneSender`."""
-        if self._stage.take(lambda name, value, _: self._slices.write(name, value)) is not None:
+        if self._direct or self._stage.take(lambda name, value, _: self._slices.write(name, value)) is not None:
             self._slices.unload()
 
     def drain(self) -> None:
