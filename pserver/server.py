@@ -69,6 +69,7 @@ class Server:
             OSError: it cannot listen there, or cannot read ``config.program``.
             ValueError, Refused: the program is none that a server runs.
         """
+        _warm_up()
         program = self._program
         if program is None and self.config.program is not None:
             program = Program.load(self.config.program)
@@ -163,6 +164,11 @@ class Server:
                 self.job.tick()
             except Exception:
                 log.exception("the server's clock")
+
+
+def _warm_up() -> None:
+    """A process's first optimizer imports torch's compiler, for seconds on a busy machine: not while trainers wait for Install."""
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
 def serve(config: ServerConfig, program: Program | None = None) -> int:

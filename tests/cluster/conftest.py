@@ -20,8 +20,9 @@ PATIENCE = 60.0  # seconds, for what takes a few on an idle machine
 class Started:
     """One process, and what it has said so far."""
 
-    def __init__(self, name: str, command: list[str], role: dict[str, str], cwd: Path) -> None:
+    def __init__(self, name: str, command: list[str], role: dict[str, str], cwd: Path, company: list[Started]) -> None:
         self.name = name
+        self._company = company  # itself among them: what they have said explains what this one has not
         self.lines: list[str] = []
         self.ended_at = 0.0  # of the clock that every process on this machine shares
         self._changed = threading.Condition()
@@ -61,7 +62,7 @@ class Started:
         with self._changed:
             self._changed.wait_for(lambda: found() is not None or self.ended_at > 0, patience)
             match = found()
-        assert match is not None, f"{self.name} did not say {pattern!r}\n{self}"
+        assert match is not None, f"{self.name} did not say {pattern!r}\n{self._company}"
         return match
 
     def tell(self, line: str) -> None:
@@ -78,7 +79,7 @@ class Started:
         """Its exit status; waits for its end."""
         with self._changed:
             ended = self._changed.wait_for(lambda: self.ended_at > 0, patience)
-        assert ended, f"{self.name} has not ended within {patience:g} s\n{self}"
+        assert ended, f"{self.name} has not ended within {patience:g} s\n{self._company}"
         return int(self._popen.returncode)
 
     @property
@@ -103,7 +104,7 @@ class Processes:
 
     def python(self, name: str, *arguments: str, **role: str) -> Started:
         """A Python process with these arguments and environment variables."""
-        started = Started(name, [sys.executable, *arguments], role, self.path)
+        started = Started(name, [sys.executable, *arguments], role, self.path, self.all)
         self.all.append(started)
         return started
 
