@@ -167,7 +167,7 @@ class Server:
 
 
 def _warm_up() -> None:
-    """A process's first optimizer imports torch's compiler, for seconds on a busy machine: not while trainers wait for Install."""
+    """A process's first optimizer imports torch's compiler, which takes seconds on a busy machine: not during Install."""
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
