@@ -39,6 +39,7 @@ from pserver.installation import Installation
 from pserver.members import Member, Members, State
 from pserver.steps import Outcome
 from transpiler.ops import check_server_program
+from transpiler.plan import differences
 from transpiler.program import Program
 
 PROTOCOL = 1
@@ -90,12 +91,13 @@ class Job:
 
     def _serve(self, program: Program, values: Mapping[str, torch.Tensor]) -> None:
         self._members = Members(program.deployment.plan.trainers if program.deployment else 1, self._clock())
-        installation = self._take_program(program)
+        installation = self.installation = self._made(program)
         installation.table.load(values)
         self._manifest, self._fingerprint = installation.plan.manifest(), installation.plan.fingerprint()
         self.state = "serving"
 
-    def _take_program(self, program: Program) -> Installation:
+    def _made(self, program: Program) -> Installation:
+        """An installation of a program, after all checks."""
         if program.deployment is None or program.deployment.server_index is None:
             raise Refused("expected a pserver program with its deployment, got a single-node or a trainer program")
         try:
@@ -103,8 +105,7 @@ class Job:
         except ValueError as error:
             raise Refused(f"the program is refused: {error}") from error
         self._server_index = program.deployment.server_index
-        self.installation = Installation(program.deployment.plan, program, self._members, self)
-        return self.installation
+        return Installation(program.deployment.plan, program, self._members, self)
 
     def join(self, request: wire.JoinRequest) -> wire.JoinReply:
         """A trainer comes.  See protos/pserver/wire.proto for the order of calls.
@@ -172,7 +173,10 @@ class Job:
         if request.fingerprint != self._fingerprint:
             if trainer == 0:
                 raise Busy("the server has a job with another program; start another server for a second job")
-            raise FingerprintMismatch(self._differences(request))
+            raise FingerprintMismatch(
+                f"trainer {trainer} runs another program than trainer 0: "
+                + differences(request.manifest, self._manifest, "trainer 0")
+            )
         if trainer >= self._members.expected:
             raise Refused(f"expected a trainer number below {self._members.expected}, got {trainer}")
         if request.server_index != self._server_index:
@@ -195,14 +199,6 @@ class Job:
             raise Refused(f"no carrier in common: the server has {sorted(self.carriers)}, the trainer {list(request.carriers)}")
         return carrier
 
-    def _differences(self, request: wire.JoinRequest) -> str:
-        """What differs between two manifests, in words."""
-        mine, theirs = self._manifest, dict(request.manifest)
-        changed = [key for key in sorted(set(mine) | set(theirs)) if mine.get(key) != theirs.get(key)]
-        facts = [f"{key}: {theirs.get(key, 'absent')} (trainer 0 has {mine.get(key, 'absent')})" for key in changed[:5]]
-        more = f"; and {len(changed) - 5} more" if len(changed) > 5 else ""
-        return f"trainer {request.trainer_id} runs another program than trainer 0: " + "; ".join(facts) + more
-
     def install(self, request: wire.InstallRequest) -> wire.InstallReply:
         """Takes trainer 0's program; its values follow on the stream.
 
@@ -210,18 +206,19 @@ class Job:
             Refused: not trainer 0, not the time for it, an op that is not on the allow-list, an argument of a wrong type.
             FingerprintMismatch: the program was made for another plan than the one it joined with.
         """
+        member = self.member(request.session)
+        if member.trainer != 0 or self.state != "installing":
+            raise Refused("only trainer 0 installs, and only a server that is not yet installed")
+        try:
+            program = Program.from_proto(request.program)
+        except ValueError as error:
+            raise Refused(f"the program is refused: {error}") from error
+        if program.deployment is None or program.deployment.plan.fingerprint() != self._fingerprint:
+            raise FingerprintMismatch("the program was made for another plan than the one that trainer 0 joined with")
+        installation = self._made(program)  # checking and making may take long: not under the lock
         with self.changed:
-            member = self.member(request.session)
-            if member.trainer != 0 or self.state != "installing":
-                raise Refused("only trainer 0 installs, and only a server that is not yet installed")
-            try:
-                program = Program.from_proto(request.program)
-            except ValueError as error:
-                raise Refused(f"the program is refused: {error}") from error
-            if program.deployment is None or program.deployment.plan.fingerprint() != self._fingerprint:
-                raise FingerprintMismatch("the program was made for another plan than the one that trainer 0 joined with")
-            self._take_program(program)
-            return wire.InstallReply()
+            self.installation = installation
+        return wire.InstallReply()
 
     def loaded(self, member: Member) -> Outcome:
         """All values that trainer 0 wanted to send have arrived (COMMIT with step 0): they count from here on."""
@@ -304,6 +301,10 @@ class Job:
             if late and self._members.joined():
                 names = ", ".join(map(str, late))
                 self.fail(TrainerLost(f"trainer {names} has not joined within {self.config.start_deadline_seconds:g} s"))
+            elif late and self._deserted():
+                log.warning("the job ends: trainer %s never joined, and the others have left", ", ".join(map(str, late)))
+                self._reset()
+                self.ended.set()
 
     # ---- for steps and streams -----------------------------------------------------------------------------------
 

@@ -183,6 +183,13 @@ class Plan:
         return hashlib.blake2b(lines.encode(), digest_size=16).hexdigest()
 
 
+def differences(manifest: Mapping[str, str], reference: Mapping[str, str], whose: str) -> str:
+    """What differs between two plans' manifests, in words, the first few facts: ``"lr: 0.2 (trainer 0 has 0.1)"``."""
+    changed = [key for key in sorted(set(manifest) | set(reference)) if manifest.get(key) != reference.get(key)]
+    facts = [f"{key}: {manifest.get(key, 'absent')} ({whose} has {reference.get(key, 'absent')})" for key in changed[:5]]
+    return "; ".join(facts) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
+
+
 def _fact(value: object) -> str:
     """A value in words that do not depend on the order of a mapping."""
     if isinstance(value, Rule):
