@@ -173,10 +173,9 @@ class Job:
         if request.fingerprint != self._fingerprint:
             if trainer == 0:
                 raise Busy("the server has a job with another program; start another server for a second job")
-            raise FingerprintMismatch(
-                f"trainer {trainer} runs another program than trainer 0: "
-                + differences(request.manifest, self._manifest, "trainer 0")
-            )
+            other = differences(request.manifest, self._manifest, "trainer 0")
+            log.warning("refused trainer %d, which runs another program: %s", trainer, other)
+            raise FingerprintMismatch(f"trainer {trainer} runs another program than trainer 0: {other}")
         if trainer >= self._members.expected:
             raise Refused(f"expected a trainer number below {self._members.expected}, got {trainer}")
         if request.server_index != self._server_index:
