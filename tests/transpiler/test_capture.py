@@ -350,6 +350,25 @@ def test_an_example_of_one_row_leaves_the_batch_free():
     train_both(convolution, "none", sizes=[1, 5], steps=4, example=1)
 
 
+def test_a_gradient_that_is_all_rounding_does_not_forbid_capture():
+    """That of the bias of attention's keys is 0 but for rounding, and differs with one row: capture goes on all the same."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DistilBertConfig(
+        vocab_size=200, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=16, num_labels=3
+    )
+
+    def step(model, ids, mask, labels):
+        return model(input_ids=ids, attention_mask=mask, labels=labels).loss
+
+    def batch(size: int) -> Batch:
+        return torch.randint(0, 200, (size, 12)), torch.ones(size, 12, dtype=torch.long), torch.randint(0, 3, (size,))
+
+    def case() -> Case:
+        return transformers.DistilBertForSequenceClassification(config).train(), step, adam, batch
+
+    train_both(case, "none", sizes=[6, 8], steps=4)
+
+
 def test_convolutions_hold_where_torch_decides_by_batch_size():
     """torch takes another memory format for convolutions from 16 rows on; the program still equals the eager loop there."""
     train_both(convolution, "none", sizes=[16, 40], steps=2)
