@@ -1,0 +1,235 @@
+"""Exactly once: 50 stories under random faults, every mode under faults at named points, and servers that do it wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pserver.entry import Entry, OuterEntry
+from pserver.faults import ACTIONS, Point
+from pserver.members import Mark, Member
+from pserver.numbered import Numbered
+from pserver.steps import Steps
+from pserver.wire_pb2 import Kind
+from trainer.history.__main__ import table
+from trainer.history.scenario import CARRIERS, MODES, Scenario, of_seed
+from trainer.history.story import play
+
+SEEDS = 50
+
+
+def test_fifty_stories_under_random_faults() -> None:
+    """Every law holds, and the stories have had every mode over every carrier, and every fault in most modes."""
+    verdicts = [play(of_seed(seed)) for seed in range(SEEDS)]
+
+    failed = [str(verdict) for verdict in verdicts if verdict.failure]
+    assert not failed, failed[0]
+    assert {(verdict.scenario.mode, verdict.scenario.carrier) for verdict in verdicts} == {
+        (m, c) for m in MODES for c in CARRIERS
+    }
+    assert {action for verdict in verdicts for action, _, _ in verdict.faults} == set(ACTIONS)
+    assert all(mode in table(verdicts) for mode in MODES)
+
+
+def story(mode: str) -> Scenario:
+    """Of 8 steps, at least two messages of each trainer, and no overflow in the second."""
+    seeds = (Scenario(seed, mode, "inprocess", servers=1, trainers=2, steps=8, rate=0.0) for seed in range(100))
+    return next(scenario for scenario in seeds if all(step != 2 for _, step in scenario.overflows))
+
+
+# Each at the second message of trainer 0, which all modes have.
+POINTS = {
+    "a lost reply": Point("drop", "in", Kind.DONE, step=2, trainer=0),
+    "a reply lost with its connection": Point("reset", "in", Kind.DONE, step=2, trainer=0),
+    "a lost commit, retried": Point("drop", "out", Kind.COMMIT, step=2, trainer=0),
+    "a commit lost with its connection": Point("reset", "out", Kind.COMMIT, step=2, trainer=0),
+    "a gradient lost with its connection": Point("reset", "out", Kind.GRADIENT, step=2, trainer=0),
+    "a step that comes late over the old connection": Point("late", "out", Kind.COMMIT, step=2, trainer=0),
+    "a reply while the old connection lingers": Point("late", "in", Kind.DONE, step=2, trainer=0),
+    "a duplicated commit": Point("duplicate", "out", Kind.COMMIT, step=2, trainer=0),
+    "a duplicated gradient": Point("duplicate", "out", Kind.GRADIENT, step=2, trainer=0),
+    "a commit before its gradient": Point("reorder", "out", Kind.GRADIENT, step=2, trainer=0),
+    "values after their end": Point("reorder", "in", Kind.VALUE, step=2, trainer=0),
+    "a delayed step": Point("delay", "out", Kind.COMMIT, step=2, trainer=0),
+}
+DIFFERENT = [mode for mode in MODES if mode not in ("async, queue", "async, receiver")]  # those two retry as "async" does
+
+
+@pytest.mark.parametrize("mode", DIFFERENT)
+@pytest.mark.parametrize("what", POINTS)
+def test_no_step_is_applied_twice_after(what: str, mode: str) -> None:
+    """Nor lost, in any mode."""
+    verdict = play(story(mode), [POINTS[what]])
+
+    assert not verdict.failure, verdict
+    assert verdict.faults.total() == 1
+
+
+OTHERS = {
+    "HELLO": ("sync", Point("drop", "out", Kind.HELLO, trainer=1)),
+    "HELLO, with its connection": ("sync", Point("reset", "out", Kind.HELLO, trainer=1)),
+    "a value of the upload": ("async", Point("drop", "out", Kind.VALUE)),
+    "the end of the upload": ("async", Point("drop", "out", Kind.COMMIT, step=0)),
+    "the answer to the upload": ("async", Point("drop", "in", Kind.DONE, step=0)),
+    "a request for values": ("async, receiver", Point("drop", "out", Kind.PULL, occurrence=3)),
+    "norms": ("sync, clipped", Point("drop", "in", Kind.NORMS, step=2, trainer=0)),
+    "norms, with their connection": ("sync, clipped", Point("reset", "in", Kind.NORMS, step=2, trainer=0)),
+    "the coefficient": ("sync, clipped", Point("drop", "out", Kind.SCALE, step=2, trainer=0)),
+    "the coefficient, with its connection": ("sync, clipped", Point("reset", "out", Kind.SCALE, step=2, trainer=0)),
+    "the goodbye": ("sync", Point("drop", "out", Kind.BYE, trainer=0)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_nothing_is_lost_with(what: str) -> None:
+    """Whatever else a stream carries is asked again too."""
+    mode, point = OTHERS[what]
+    verdict = play(story(mode), [point])
+
+    assert not verdict.failure, verdict
+    assert verdict.faults.total() == 1
+
+
+def test_a_probe_that_is_lost_is_followed_by_another() -> None:
+    """A lost commit, and the first probe behind it too."""
+    verdict = play(story("sync"), [POINTS["a lost commit, retried"], Point("drop", "out", Kind.PROBE, trainer=0)])
+
+    assert not verdict.failure, verdict
+    assert verdict.faults.total() == 2
+
+
+# ---- servers that do it wrongly --------------------------------------------------------------------------------------
+
+
+class Nth:
+    """Calls a method wrongly at its third call in this story, otherwise as it is."""
+
+    def __init__(self, right: Callable[..., Any], wrong: Callable[..., Any], when: int = 3) -> None:
+        self.right, self.wrong, self.when, self.calls = right, wrong, when, 0
+
+    def method(self) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            return (self.wrong if self.calls == self.when else self.right)(*arguments, **named)
+
+        return call
+
+
+def torn(update: Callable[..., Any]) -> Callable[..., Any]:
+    """An update of the first half of a slice."""
+
+    def half(entry: Entry, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
+        before = entry.value.clone()
+        update(entry, gradient, *arguments, **named)
+        middle = before.numel() // 2
+        entry.value.view(-1)[middle:] = before.view(-1)[middle:]
+
+    return half
+
+
+def twice(update: Callable[..., Any]) -> Callable[..., Any]:
+    def both(entry: Entry, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
+        update(entry, gradient.clone(), *arguments, **named)
+        update(entry, gradient, *arguments, **named)
+
+    return both
+
+
+WRONG: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "drops": lambda update: lambda *arguments, **named: None,
+    "doubles": twice,
+    "tears": torn,
+}
+
+
+def caught(scenarios: list[Scenario]) -> bool:
+    return any(play(scenario).failure for scenario in scenarios)
+
+
+MISTREATED = [(wrong, mode) for wrong in WRONG for mode in ("sync", "async, queue", "half_async", "geo", "diloco")]
+MISTREATED.remove(
+    ("doubles", "diloco")
+)  # a second update towards the same place, the mean of where trainers are, changes nothing
+
+
+@pytest.mark.parametrize(("wrong", "mode"), MISTREATED)
+def test_a_server_that_mistreats_one_update_is_caught(wrong: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slice's update, once, among the stories of the mode in the first 50."""
+    kind = OuterEntry if mode == "diloco" else Entry
+    scenarios = [scenario for scenario in map(of_seed, range(SEEDS)) if scenario.mode == mode]
+    right = kind.update
+
+    def fails(scenario: Scenario) -> bool:
+        monkeypatch.setattr(kind, "update", Nth(right, WRONG[wrong](right)).method())
+        return bool(play(scenario).failure)
+
+    assert any(fails(scenario) for scenario in scenarios)
+
+
+def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that comes again is taken again."""
+    commit = Steps.commit
+
+    def wrong(steps: Steps, member: Member, step: int, contribution: Any) -> Any:
+        mark = member.mark(steps.index)
+        if step == mark.applied:
+            mark.applied, mark.taking = step - 1, 0
+        return commit(steps, member, step, contribution)
+
+    monkeypatch.setattr(Steps, "commit", wrong)
+
+
+def marks_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step counts as applied when it comes: with the connection that it came over, its update may be lost."""
+    commit = Steps.commit
+
+    def wrong(steps: Steps, member: Member, step: int, contribution: Any) -> Any:
+        mark = member.mark(steps.index)
+        if mark.stream > 1 and step == mark.applied + 1:
+            mark.taking = step
+            mark.apply(1, False)
+        return commit(steps, member, step, contribution)
+
+    monkeypatch.setattr(Steps, "commit", wrong)
+
+
+def answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounded staleness waits for nobody."""
+    monkeypatch.setattr(Steps, "_slowest", lambda steps: 2**63)
+
+
+def forgets_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step came to is not kept for its second asking."""
+    apply = Mark.apply
+    monkeypatch.setattr(Mark, "apply", lambda mark, committed, overflow: apply(mark, committed, False))
+
+
+def counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames that come twice, or not at all, pass."""
+    monkeypatch.setattr(Numbered, "receive", lambda numbered: numbered._stream.receive())
+
+
+def counts_versions_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round counts as two updates."""
+    applied = Steps._applied
+
+    def wrong(steps: Steps, current: Any) -> None:
+        applied(steps, current)
+        steps.version += 1
+
+    monkeypatch.setattr(Steps, "_applied", wrong)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [forgets, marks_early, answers_at_once, forgets_overflows, counts_nothing, counts_versions_twice],
+    ids=lambda m: m.__name__,
+)
+def test_a_server_that_forgets_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What exactly-once rests on, taken away, shows within the first 50 stories."""
+    mutate(monkeypatch)
+
+    assert caught([of_seed(seed) for seed in range(SEEDS)])

@@ -1,0 +1,135 @@
+"""What happens in one story: all of it follows from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from transpiler.distribute import plan_parameters
+from transpiler.modes import lanes_of
+from transpiler.plan import Clip, Plan, Rule
+from transpiler.strategy import DistributedStrategy
+
+CARRIERS = ("inprocess", "grpc", "flight", "shm")
+RULE = Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
+UNCLIPPED = Clip("global_norm", 2.0**40)  # the norms travel, and the coefficient is 1
+COPIES = 2  # of each trainer's counter in a slice: an update of half a slice shows
+
+# The settings of each mode; numbers are drawn from the tuples.
+MODES: Mapping[str, Mapping[str, Any] | None] = {
+    "sync": None,
+    "sync, clipped": None,
+    "async": {"send_queue_size": 1},
+    "async, queue": {
+        "send_queue_size": (2, 4),
+        "max_merge_var_num": (1, 2, 4),
+        "send_wait_times": (0, 2),
+        "thread_pool_size": (1, 2),
+    },
+    "async, receiver": {"send_queue_size": (2, 4), "independent_recv_thread": True, "min_send_grad_num_before_recv": (1, 2)},
+    "half_async": {"half_async": True, "max_merge_var_num": (1, 2, 4)},
+    "staleness": {"staleness": (1, 2, 3)},
+    "geo": {"k_steps": (2, 4)},
+    "diloco": {"k_steps": (1, 2, 4), "outer_optimizer": {"type": "sgd", "lr": 1.0}},
+    "mixed": {"modes": {"async.*": "async", "geo.*": "geo", "*": "sync"}, "send_queue_size": (1, 3), "k_steps": (2, 4)},
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One story.
+
+    Attributes:
+        mode: a key of ``MODES``; ``carrier``: how tensors travel.
+        steps: that each trainer takes; a multiple of 4.
+        rate: the part of the frames that something happens to.
+    """
+
+    seed: int
+    mode: str
+    carrier: str
+    servers: int
+    trainers: int
+    steps: int
+    rate: float
+
+    def __str__(self) -> str:
+        configs = "" if self.configs is None else f" {self.configs}"
+        return (
+            f"seed {self.seed}: {self.mode}{configs} over {self.carrier}, {self.servers} servers, {self.trainers} trainers, "
+            f"{self.steps} steps, faults in {self.rate:.0%} of the frames"
+        )
+
+    @cached_property
+    def configs(self) -> dict[str, Any] | None:
+        """``a_sync_configs``, with the numbers drawn; None for sync."""
+        settings = MODES[self.mode]
+        if settings is None:
+            return None
+        draw = random.Random(f"{self.seed} configs")
+        return {key: draw.choice(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Two or three parameters; each has as many slices as there are servers."""
+        names = ("async.a", "geo.b", "sync.c") if self.mode == "mixed" else ("a", "b")
+        length = COPIES * self.trainers * self.servers
+        strategy = None
+        if self.configs is not None:
+            strategy = DistributedStrategy()
+            strategy.a_sync, strategy.a_sync_configs = True, self.configs
+        return plan_parameters(
+            [(name, (length,), "float32", 0) for name in names],
+            [RULE],
+            lanes=lanes_of(strategy),
+            trainers=self.trainers,
+            servers=self.servers,
+            min_block_size=COPIES * self.trainers,
+            clip=UNCLIPPED if self.mode == "sync, clipped" else None,
+        )
+
+    @cached_property
+    def changes(self) -> list[list[int]]:
+        """By trainer, step by step: what it adds to its counters.  Multiples that means over steps and trainers keep whole."""
+        draw = random.Random(f"{self.seed} changes")
+        return [[4 * self.trainers * draw.randint(1, 3) for _ in range(self.steps)] for _ in range(self.trainers)]
+
+    @cached_property
+    def overflows(self) -> frozenset[tuple[int, int]]:
+        """(trainer, step) whose gradient is said to be not finite; only in sync, where nobody then takes the step."""
+        draw = random.Random(f"{self.seed} overflows")
+        pairs = [(trainer, step) for trainer in range(self.trainers) for step in range(1, self.steps + 1)]
+        return frozenset(pair for pair in pairs if self.mode.startswith("sync") and draw.random() < 0.08)
+
+    def pause(self, trainer: int, step: int) -> float:
+        """Seconds that a trainer computes before a step."""
+        draw = random.Random(f"{self.seed} pause {trainer} {step}")
+        return draw.choice((0.0, 0.0, 0.0, 0.001, 0.003))
+
+    def smaller(self) -> list[Scenario]:
+        """Simpler stories, the simplest first, to look for the smallest one that fails."""
+        simpler = [
+            replace(self, rate=0.0),
+            replace(self, trainers=1),
+            replace(self, servers=1),
+            replace(self, steps=max(4, self.steps // 8 * 4)),
+        ]
+        return [scenario for scenario in simpler if scenario != self]
+
+
+def of_seed(seed: int, mode: str | None = None, carrier: str | None = None) -> Scenario:
+    """The story of a seed.  40 seeds in a row have every mode over every carrier."""
+    draw = random.Random(f"{seed} scenario")
+    modes = list(MODES)
+    return Scenario(
+        seed=seed,
+        mode=mode or modes[seed % len(modes)],
+        carrier=carrier or CARRIERS[(seed // len(modes) + seed) % len(CARRIERS)],
+        servers=draw.choice((1, 2)),
+        trainers=draw.choice((1, 2, 2, 2, 4)),
+        steps=draw.choice((4, 8)),
+        rate=draw.choice((0.02, 0.05, 0.1)),
+    )
