@@ -64,6 +64,7 @@ class DenseTable:
             "clip": None if clip is None else (_number(clip, "min"), _number(clip, "max")),
             "scaled": None if scaled is None else str(scaled.arguments["by"]),
             "compensation": lane.dc_asgd,
+            "compression": placement.compression,
         }
         return Entry(**facts) if lane.outer is None else OuterEntry(**facts, wide=wide)
 

@@ -29,6 +29,7 @@ class Entry:
         clip: limits of the merged gradient's values.
         scaled: the coefficient of the commit to multiply with: a parameter's name, "" for the global one, None for none.
         compensation: the factor lambda of delay compensation.
+        compression: how gradients arrive; see compression.py.
     """
 
     slice: str
@@ -42,6 +43,7 @@ class Entry:
     clip: tuple[float, float] | None = None
     scaled: str | None = None
     compensation: float = 0.0
+    compression: str = ""
 
     def update(
         self,

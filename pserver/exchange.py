@@ -15,17 +15,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-import torch
-
 from pserver import codec
-from pserver.errors import CorruptFrame, JobFailed, PServerError, Refused, Unprepared, Unreachable
+from pserver.arrivals import Arrivals
+from pserver.errors import JobFailed, PServerError, Refused, Unreachable
 from pserver.job import Job
 from pserver.members import Member
 from pserver.numbered import Numbered
 from pserver.round import Contribution
 from pserver.steps import Clipping, Outcome, Steps
 from pserver.stream import Stream
-from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms, Part
+from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms
 from transpiler.plan_message import numbers_from_proto
 
 log = logging.getLogger(__name__)
@@ -60,6 +59,8 @@ def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
     member = job.member(header.hello.session)
     if member.trainer != header.hello.trainer_id:
         raise Refused(f"the session of HELLO belongs to trainer {member.trainer}, not to trainer {header.hello.trainer_id}")
+    if job.installation is not None:
+        job.installation.lane(header.hello.lane)  # refused here, before a mark is made for it
     return member, header.hello
 
 
@@ -84,9 +85,7 @@ class Exchange:
         self._lane = hello.lane
         self._mark = member.mark(hello.lane)
         self._number = hello.stream
-        self._gradients: dict[str, torch.Tensor] = {}  # by slice; a stream that is opened again has others
-        self._received: dict[str, int] = {}  # bytes of each gradient of the step under way
-        self._step = 0  # that those belong to
+        self._arrivals: Arrivals | None = None  # from the first step on
 
     def serve(self) -> None:
         """Answers frames until BYE.
@@ -145,29 +144,14 @@ class Exchange:
 
     def _gradient(self, header: Frame, payload: memoryview) -> None:
         self._job.check_standing()
-        if self._received and header.step != self._step:
-            raise CorruptFrame(f"gradients of step {header.step} among those of step {self._step}, which is not committed")
-        self._step = header.step
-        codec.scatter(header, payload, self._gradient_buffer)
-        for part in header.parts:
-            begin = self._received.get(part.name, 0)
-            if part.offset != begin:
-                raise CorruptFrame(f"gradient of {part.name!r}: expected bytes from {begin} on, got them from {part.offset}")
-            self._received[part.name] = begin + part.size
+        if self._arrivals is None:
+            self._arrivals = Arrivals(self._steps().entries)
+        self._arrivals.begin(header.step)
+        codec.scatter(header, payload, self._arrivals.destination)
+        self._arrivals.note(header)
 
     def _steps(self) -> Steps:
         return self._job.installed().lane(self._lane)
-
-    def _gradient_buffer(self, part: Part) -> torch.Tensor:
-        """Where a slice's gradient goes: the stream's own buffer, kept from step to step so that its pages stay mapped."""
-        entries = self._steps().entries
-        if part.name not in entries:
-            raise Unprepared(
-                f"slice {part.name!r} is not updated in this lane of this server: a gradient for it belongs elsewhere"
-            )
-        if part.name not in self._gradients:
-            self._gradients[part.name] = torch.empty_like(entries[part.name].value)
-        return self._gradients[part.name]
 
     def _commit(self, header: Frame) -> None:
         if header.step == 0:
@@ -175,7 +159,6 @@ class Exchange:
             return
         steps = self._steps()
         outcome = steps.commit(self._member, header.step, self._contribution(header.step, header.commit))
-        self._received = {}
         if isinstance(outcome, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=outcome.norms)))
             outcome = steps.scale(self._member, header.step, outcome.round, self._coefficients(header.step))
@@ -183,19 +166,9 @@ class Exchange:
 
     def _contribution(self, step: int, commit: Commit) -> Contribution:
         """The step that a COMMIT completes: every slice's gradient is whole, or said to be absent."""
-        absent = set(commit.absent)
-        entries = self._steps().entries
-        unknown = absent - set(entries)
-        if unknown:
-            raise Unprepared(f"slice {min(unknown)!r}, absent in step {step}, is not updated in this lane of this server")
-        gradients = {}
-        for name, entry in entries.items():
-            expected, got = entry.value.nbytes, self._received.get(name)
-            if name in absent and got is None:
-                continue
-            if got != expected or name in absent or (self._step != step and self._received):
-                raise CorruptFrame(f"step {step}: expected {expected} bytes of the gradient of {name!r}, got {got or 0}")
-            gradients[name] = self._gradients[name]
+        if self._arrivals is None:
+            self._arrivals = Arrivals(self._steps().entries)
+        gradients = self._arrivals.complete(step, commit.absent)
         rows = {row.group: numbers_from_proto(row.numbers) for row in commit.rows}
         return Contribution(gradients, rows, commit.overflow)
 
