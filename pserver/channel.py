@@ -71,6 +71,7 @@ class Channel:
         self._answer: Future[Done] = Future()
         self._norms: Future[Mapping[str, float]] = Future()
         self._closing = False
+        self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)  # of the thread that asks
         self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"{target.__name__} {name}", daemon=True)
@@ -83,6 +84,7 @@ class Channel:
 
     def begin(self) -> Future[Done]:
         """A new request: its answer, or the failure that came instead.  The one before has been answered."""
+        self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)
         with self._lock:
             self._requests += 1
             self._request, self._answer, self._norms = [], Future(), Future()
@@ -97,9 +99,9 @@ class Channel:
         return self._norms
 
     def post(self, kind: Kind, step: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Queues tensors to be sent; their memory stays as it is until the answer has come."""
-        for frame in codec.frames(kind, step, tensors):
-            self._put(frame)
+        """Queues tensors to be sent, small ones together; their memory stays as it is until the answer has come."""
+        for frame in self._packer.add(kind, step, tensors):
+            self._queue(frame)
 
     def commit(self, step: int, commit: Commit) -> None:
         """Queues the end of a step, or (step 0) of an upload."""
@@ -114,6 +116,12 @@ class Channel:
         self._put((Frame(kind=Kind.PULL, step=step, parts=[Part(name=name) for name in names]), ()))
 
     def _put(self, frame: Outgoing) -> None:
+        """Queues a frame behind the small tensors that still wait for others."""
+        for waiting in self._packer.flush():
+            self._queue(waiting)
+        self._queue(frame)
+
+    def _queue(self, frame: Outgoing) -> None:
         with self._lock:
             frame[0].request = self._requests
             self._request.append(frame)

@@ -75,20 +75,30 @@ def test_a_tensor_whose_memory_is_not_its_value_is_refused(tensor: Tensor) -> No
 
 
 def test_small_tensors_share_frames_and_large_ones_are_cut() -> None:
-    """No payload exceeds the chunk; small neighbours share a frame; a large tensor starts its own."""
+    """No payload exceeds the chunk; small tensors share frames, also with those behind a large one, which has its own."""
     named = [(f"s{index}", torch.zeros(10)) for index in range(60)] + [("large", torch.zeros(600)), ("last", torch.zeros(1))]
     made = [(header, payload) for header, payload in codec.frames(GRADIENT, 1, named, 1024)]
     sizes = [sum(len(piece) for piece in payload) for _, payload in made]
     names = [sorted({part.name for part in header.parts}) for header, _ in made]
 
-    assert sizes == [1000, 1000, 400, 1024, 1024, 356]
-    assert names[3:] == [["large"], ["large"], ["large", "last"]]
-    assert [(part.offset, part.size) for header, _ in made[3:] for part in header.parts] == [
-        (0, 1024),
-        (1024, 1024),
-        (2048, 352),
-        (0, 4),
-    ]
+    assert sizes == [1000, 1000, 1024, 1024, 352, 404]
+    assert names[2:5] == [["large"]] * 3 and "last" in names[5]
+    cuts = [(part.offset, part.size) for header, _ in made[2:5] for part in header.parts]
+    assert cuts == [(0, 1024), (1024, 1024), (2048, 352)]
+    assert all(len(payload) == 1 for _, payload in made[2:5])
+
+
+def test_tensors_that_come_one_by_one_share_frames() -> None:
+    """What is added in several calls is packed as in one; another kind or step starts another frame."""
+    packer = codec.Packer(1024)
+    named = [(f"s{index}", torch.full((10,), float(index))) for index in range(60)]
+    made = [frame for pair in named for frame in packer.add(GRADIENT, 1, [pair])]
+    made += packer.add(GRADIENT, 2, named[:1])
+    made += packer.flush()
+
+    assert [(header.step, len(header.parts)) for header, _ in made] == [(1, 25), (1, 25), (1, 10), (2, 1)]
+    assert [bytes(piece) for _, payload in made[:3] for piece in payload] == [bytes(codec.buffer_of(t)) for _, t in named]
+    assert list(packer.flush()) == []
 
 
 def test_no_tensors_make_no_frame_and_a_chunk_has_a_minimum() -> None:
