@@ -27,6 +27,7 @@ from torch import nn
 from pserver.config import ServerConfig
 from pserver.server import serve
 from trainer import resume
+from trainer.export import export as _export
 from trainer.job import Job
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker as CloudRoleMaker
@@ -200,6 +201,34 @@ def load(path: str) -> int:
     if job.communicator is not None:
         job.communicator.push()
     return optimizer.steps
+
+
+def export(path: str) -> None:
+    """Writes the model, with every step that was taken, to one file that torch alone can read: a plain state_dict.
+
+    Every trainer calls this, between steps; trainer 0 writes.  The names are those of the model's own ``state_dict()``; several
+    models are numbered: ``model0.fc.weight``.
+
+    Args:
+        path: "NAME.safetensors" is written for ``safetensors.torch.load_file``, any other name for ``torch.load``.
+
+    Raises:
+        RuntimeError: no model is registered.
+        OSError: the file cannot be written; the one that was there stays.
+    """
+    job = _present()
+    if not job.models:
+        raise RuntimeError("call fleet.distributed_model first")
+    if job.optimizer is not None:
+        job.optimizer.flush()
+        job.optimizer.barrier("export")
+    if job.role.trainer_id == 0:
+        prefixes = [f"model{index}." if len(job.models) > 1 else "" for index in range(len(job.models))]
+        states = zip(prefixes, (model.state_dict() for model in job.models), strict=True)  # others' last steps too
+        whole = {prefix + name: value for prefix, state in states for name, value in state.items() if torch.is_tensor(value)}
+        _export(path, whole)
+    if job.optimizer is not None:
+        job.optimizer.barrier("exported")
 
 
 def _distributed(job: Job) -> DistributedOptimizer:
