@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pserver.codec import DTYPES, NAMES
-from pserver.entry import Entry, OuterEntry
+from pserver.entry import Entry, OuterEntry, join_small
 from pserver.errors import CorruptFrame, Unprepared
 from transpiler.ops import rule_of_op, states_of_op
 from transpiler.optimizers import RULES, SliceUpdater
@@ -34,6 +34,7 @@ class DenseTable:
         self.variables: dict[str, Variable] = {variable.name: variable for variable in held}
         self.values = {variable.name: _zeros(variable) for variable in held}
         self.entries = {entry.slice: entry for entry in map(self._entry, program.blocks[1:]) if entry is not None}
+        join_small(self.entries.values())
         self._states = {variable: (entry, state) for entry in self.entries.values() for state, variable in entry.states.items()}
         self._shapes = {variable.name: _extents(variable) for variable in program.main.variables_of(Role.STATE)}
         self._loading: dict[str, dict[str, torch.Tensor]] = {}

@@ -8,12 +8,12 @@ an outer SGD with rate 1 trains as it would alone, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from transpiler.optimizers import SliceUpdater
+from transpiler.optimizers import SliceUpdater, SmallSlices
 from transpiler.plan import Number
 
 
@@ -29,6 +29,7 @@ class Entry:
         clip: limits of the merged gradient's values.
         scaled: the coefficient of the commit to multiply with: a parameter's name, "" for the global one, None for none.
         compensation: the factor lambda of delay compensation.
+        together: the small slices that may take a step in one call, this one among them.
         compression: how gradients arrive; see compression.py.
     """
 
@@ -43,6 +44,7 @@ class Entry:
     clip: tuple[float, float] | None = None
     scaled: str | None = None
     compensation: float = 0.0
+    together: SmallSlices | None = None
     compression: str = ""
 
     def update(
@@ -63,13 +65,16 @@ class Entry:
         if self.updater is None:
             self.value.add_(gradient)
             return
+        self._clip(gradient, scale)
+        if self.compensation and before is not None:  # Zheng et al.: Asynchronous SGD with delay compensation, 2017, eq. 10
+            gradient.addcmul_(gradient * gradient, self.value - before, value=self.compensation)
+        self.updater.update(gradient.view(-1), row)
+
+    def _clip(self, gradient: torch.Tensor, scale: Mapping[str, float] | None) -> None:
         if self.clip is not None:
             gradient.clamp_(*self.clip)
         if self.scaled is not None and scale is not None:
             gradient.mul_(scale[self.scaled])
-        if self.compensation and before is not None:  # Zheng et al.: Asynchronous SGD with delay compensation, 2017, eq. 10
-            gradient.addcmul_(gradient * gradient, self.value - before, value=self.compensation)
-        self.updater.update(gradient.view(-1), row)
 
     def load(self, states: Mapping[str, torch.Tensor]) -> None:
         """Takes over states by name."""
@@ -110,3 +115,36 @@ class OuterEntry(Entry):
         """The slice, its double and the states, in bytes."""
         assert self.updater is not None
         return self.value.nbytes + self.updater.bytes_held
+
+
+def update_all(
+    entries: Mapping[str, Entry],
+    gradients: Mapping[str, torch.Tensor],
+    rows: Mapping[int, Mapping[str, Number]],
+    scale: Mapping[str, float],
+) -> None:
+    """Runs the block of every slice that has a merged gradient, by name; small slices of one rule step in one call."""
+    joint: dict[SmallSlices, tuple[dict[SliceUpdater, torch.Tensor], Mapping[str, Number]]] = {}
+    for name, gradient in gradients.items():
+        entry = entries[name]
+        if entry.together is None or entry.updater is None:
+            entry.update(gradient, rows[entry.group], scale)
+        else:
+            entry._clip(gradient, scale)
+            joint.setdefault(entry.together, ({}, rows[entry.group]))[0][entry.updater] = gradient.view(-1)
+    for together, (grads, row) in joint.items():
+        together.update(grads, row)
+
+
+def join_small(entries: Iterable[Entry]) -> None:
+    """Finds the small slices that share a rule, and lets them step together."""
+    alike: dict[tuple[object, ...], list[tuple[Entry, SliceUpdater]]] = {}
+    for entry in entries:
+        updater = entry.updater
+        if updater is not None and updater.small and type(entry) is Entry and not entry.compensation:
+            key = (entry.lane, entry.group, updater.rule.type, tuple(sorted(updater.rule.flags.items())), entry.value.dtype)
+            alike.setdefault(key, []).append((entry, updater))
+    for members in alike.values():
+        together = SmallSlices([updater for _, updater in members])
+        for entry, _ in members if len(members) > 1 else ():
+            entry.together = together

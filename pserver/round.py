@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pserver.entry import Entry
+from pserver.entry import Entry, update_all
 from pserver.errors import FingerprintMismatch
 from pserver.merge import mean, squared_norm
 from transpiler.plan import Number
@@ -89,8 +89,7 @@ class Round:
     def apply(self, entries: Mapping[str, Entry], scale: Mapping[str, float]) -> None:
         """Runs the optimize block of every slice that has a gradient."""
         rows = self.contributions[min(self.contributions)].rows
-        for name, gradient in self.merged.items():
-            entries[name].update(gradient, rows[entries[name].group], scale)
+        update_all(entries, self.merged, rows, scale)
 
 
 def check_rows(trainer: int, rows: Rows, other: int, earlier: Rows) -> None:

@@ -17,7 +17,7 @@ whole tensor of more than GRAIN elements has such an end for every thread; what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -236,6 +236,11 @@ class SliceUpdater:
         for chunk in self._chunks:
             chunk.grad = None
 
+    @property
+    def small(self) -> bool:
+        """Whether the slice is one chunk, so that it may step together with others: see :class:`SmallSlices`."""
+        return len(self._chunks) == 1 and self._padded is None
+
     def state(self) -> dict[str, Tensor]:
         """Copies of the states: flat and whole where shaped like the slice, 0-dim for scalars; none before the first step."""
         if self._optimizer is None:
@@ -276,6 +281,43 @@ class SliceUpdater:
         states = [] if self._optimizer is None else list(self._optimizer.state.values())
         held = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return sum(tensor.nbytes for tensor in (self.values, *held))
+
+
+class SmallSlices:
+    """Small slices of one rule that take a step in one call of one optimizer: most of such a step is its call.
+
+    torch's optimizers take one tensor after the other, each by itself, so the result is that of a call for each.  Each slice's
+    state stays its updater's own: the common optimizer holds the same dictionaries.
+
+    Args:
+        updaters: of one rule and one row, all :attr:`SliceUpdater.small`.
+    """
+
+    def __init__(self, updaters: Sequence[SliceUpdater]) -> None:
+        self._updaters = list(updaters)
+        self._own: list[torch.optim.Optimizer] = []  # whose states the common one shares
+        self._common: torch.optim.Optimizer | None = None
+
+    def update(self, grads: Mapping[SliceUpdater, Tensor], row: Mapping[str, Number]) -> None:
+        """One step of the slices that have a gradient (flat, of the slice's size and dtype), with the step's numbers."""
+        optimizer = self._shared(row)
+        for updater, grad in grads.items():
+            updater._chunks[0].grad = grad
+        optimizer.step()
+        for updater in grads:
+            updater._chunks[0].grad = None
+
+    def _shared(self, row: Mapping[str, Number]) -> torch.optim.Optimizer:
+        own = [updater._optimizer for updater in self._updaters]
+        if self._common is None or any(now is None or now is not then for now, then in zip(own, self._own, strict=True)):
+            self._own = [updater._made(row) for updater in self._updaters]  # of new slices, and of those whose state was loaded
+            chunks = [updater._chunks[0] for updater in self._updaters]
+            rule = self._updaters[0].rule
+            self._common = make(Rule(rule.type, {**rule.numbers, **row}, rule.flags), chunks)
+            for chunk, optimizer in zip(chunks, self._own, strict=True):
+                self._common.state[chunk] = optimizer.state[chunk]
+        set_row(self._common, row)
+        return self._common
 
 
 def slice_state(optimizer: torch.optim.Optimizer, param: Tensor, begin: int, end: int) -> dict[str, Tensor]:

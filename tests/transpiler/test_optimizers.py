@@ -10,7 +10,7 @@ from torch import Tensor, optim
 
 from transpiler.decayed_adagrad import DecayedAdagrad
 from transpiler.ftrl import Ftrl
-from transpiler.optimizers import CHUNK, RULES, SliceUpdater, make, row_of, rule_of, set_row, slice_state, state_of
+from transpiler.optimizers import CHUNK, RULES, SliceUpdater, SmallSlices, make, row_of, rule_of, set_row, slice_state, state_of
 from transpiler.plan import Rule
 
 # Where a parameter of three rows is cut: at odd places, with an empty slice, and one of more than a chunk.
@@ -402,3 +402,31 @@ def test_our_optimizers_check_their_numbers(cls: type[optim.Optimizer], settings
     """A number out of range raises and is named."""
     with pytest.raises(ValueError, match=f"^{name}: expected"):
         cls([torch.zeros(1)], **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("op_type", sorted(RULES))
+def test_small_slices_that_step_together_are_equal_to_each_by_itself(op_type, fused):
+    """Values and states, with gradients missing in some steps, new numbers in others, and a state loaded in between."""
+    torch.manual_seed(0)
+    cls = RULES[op_type].cls
+    if fused and "fused" not in RULES[op_type].flags:
+        return
+    momentum = {"momentum": 0.9} if op_type == "momentum" else {}
+    values = [torch.rand(size) + 0.5 for size in (5, 64, 1000)]
+    made = cls([value.clone() for value in values], lr=0.01, **momentum, **({"fused": True} if fused else {}))
+    rule = rule_of(made, made.param_groups[0])
+    alone, joint = ([SliceUpdater(rule, value.clone()) for value in values] for _ in range(2))
+    together = SmallSlices(joint)
+    for step in range(5):
+        row = {**rule.numbers, "lr": 0.01 / (1 + step)}
+        grads = [torch.randn_like(value) for value in values]
+        present = [index for index in range(3) if step != 2 or index != 1]
+        if step == 3:
+            joint[0].load_state(joint[0].state())
+        for index in present:
+            alone[index].update(grads[index], row)
+        together.update({joint[index]: grads[index] for index in present}, row)
+        for one, other in zip(alone, joint, strict=True):
+            assert torch.equal(one.values, other.values)
+            assert all(torch.equal(value, other.state()[key]) for key, value in one.state().items())
