@@ -125,12 +125,20 @@ class UserDefinedRoleMaker:
         server_endpoints: HOST:PORT of each server.
 
     Raises:
+        TypeError: an argument has another type.
         ValueError: a number is out of range, an endpoint is not HOST:PORT.
     """
 
     def __new__(  # type: ignore[misc]  # reads as a class in scripts
         cls, current_id: int = 0, role: Role = Role.TRAINER, worker_num: int = 1, server_endpoints: Sequence[str] = ()
     ) -> RoleMaker:
+        if role not in (Role.TRAINER, Role.PSERVER):
+            raise TypeError(f"role: expected Role.TRAINER or Role.PSERVER, got {role!r}")
+        for name, number in (("current_id", current_id), ("worker_num", worker_num)):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise TypeError(f"{name}: expected a whole number, got {number!r}")
+        if isinstance(server_endpoints, str) or not all(isinstance(endpoint, str) for endpoint in server_endpoints):
+            raise TypeError(f"server_endpoints: expected a list of HOST:PORT, got {server_endpoints!r}")
         endpoints = tuple(server_endpoints)
         if role is Role.PSERVER:
             if not 0 <= current_id < len(endpoints):

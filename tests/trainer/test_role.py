@@ -144,6 +144,22 @@ def test_a_role_that_cannot_be_is_refused(arguments: dict[str, Any], words: str)
         UserDefinedRoleMaker(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(role="PSERVER", server_endpoints=["a:1"]), "role: expected Role.TRAINER or Role.PSERVER, got 'PSERVER'"),
+        (dict(role=Role.SINGLE, server_endpoints=["a:1"]), "role: expected"),
+        (dict(current_id="0", server_endpoints=["a:1"]), "current_id: expected a whole number, got '0'"),
+        (dict(worker_num=True, server_endpoints=["a:1"]), "worker_num: expected a whole number"),
+        (dict(server_endpoints="a:1,b:2"), "server_endpoints: expected a list of HOST:PORT, got 'a:1,b:2'"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(arguments: dict[str, Any], words: str) -> None:
+    """A role in text would otherwise make a trainer of a server."""
+    with pytest.raises(TypeError, match=words):
+        UserDefinedRoleMaker(**arguments)
+
+
 def test_init_takes_role_makers_only() -> None:
     """A wrong type is told at once."""
     with pytest.raises(TypeError, match="role_maker.*str"):
