@@ -99,7 +99,7 @@ def _check_belongs(plan: Plan, startup: Program) -> None:
     """Whether the startup program is one, and that of the program that the plan was made for."""
     odd = next((op.type for op in startup.main.ops if op.type not in ("init", "fake_init")), None)
     if odd is not None:
-        raise ValueError(f"startup_program: expected a single-node startup program, with init ops only, got one with the op {odd!r}")
+        raise ValueError(f"startup_program: expected a single-node startup program, of init ops only, got the op {odd!r}")
     held = {variable.name: variable for variable in startup.main.variables_of(Role.PARAMETER, Role.BUFFER)}
     for placement in plan.placements:
         found = held.get(placement.name)
