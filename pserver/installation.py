@@ -11,9 +11,9 @@ from pserver.dense import DenseTable
 from pserver.entry import Entry
 from pserver.errors import Refused
 from pserver.gate import Gate
-from pserver.members import Member, Members
+from pserver.members import Member, Members, Wait
 from pserver.steps import Steps
-from pserver.waits import Standing, Wait, wait
+from pserver.waits import Standing, wait
 from transpiler.plan import Plan
 from transpiler.program import Program
 

@@ -13,12 +13,9 @@ import enum
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pserver.errors import Refused
-
-if TYPE_CHECKING:
-    from pserver.waits import Wait
 
 
 class State(enum.Enum):
@@ -73,6 +70,16 @@ class Mark:
 
 
 Marks = dict[str, dict[str, Any]]  # as JSON holds them: trainer -> {"incarnation": ..., "lanes": {lane: Mark.saved()}}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One trainer's wait: where ("lane 0", "barrier"), for what ("step 12"), and whether it is over."""
+
+    member: Member
+    place: str
+    what: str
+    done: Callable[[], bool]
 
 
 @dataclass(slots=True)

@@ -18,9 +18,9 @@ import torch
 from pserver.entry import Entry
 from pserver.errors import FingerprintMismatch, JobFailed, Refused
 from pserver.gate import Gate
-from pserver.members import Member, Members
+from pserver.members import Member, Members, Wait
 from pserver.round import Contribution, Phase, Round
-from pserver.waits import Standing, Wait, wait
+from pserver.waits import Standing, wait
 from transpiler.plan import Lane
 
 

@@ -11,11 +11,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from pserver.errors import JobFailed, PServerError
-from pserver.members import Member, Members
+from pserver.members import Members, Wait
 
 PATIENCE_SECONDS = 3.0  # a wait that lasts longer says for whom, once
 
@@ -32,16 +31,6 @@ class Standing(Protocol):
 
     def fail(self, error: PServerError) -> None:
         """Ends the job for everybody."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One trainer's wait: where ("lane 0", "barrier"), for what ("step 12"), and whether it is over."""
-
-    member: Member
-    place: str
-    what: str
-    done: Callable[[], bool]
 
 
 def wait(job: Standing, members: Members, this: Wait, missing: Callable[[], list[int]]) -> None:
