@@ -82,7 +82,8 @@ def _add_serve(sub: argparse.ArgumentParser) -> None:
 def _add_launch(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(run=launch)
     add = sub.add_argument
-    add("--nccl2", action="store_true", help=argparse.SUPPRESS)  # known, so that it can be refused by name
+    add("--nccl2", action="store_true", help=argparse.SUPPRESS)  # these two are known, so that they can be refused by name
+    add("--devices", help=argparse.SUPPRESS)
     add("--servers", metavar="N|HOST:PORT,...", help="how many to start here; or all servers of the cluster")
     add("--trainers", metavar="N|HOST:PORT,...", help="how many to start here; or all trainers of the cluster")
     add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
@@ -120,8 +121,9 @@ def serve(arguments: argparse.Namespace) -> int:
 
 def launch(arguments: argparse.Namespace) -> int:
     """Starts servers and trainers, prefixes and files their output, and ends with the job's own exit status."""
-    if arguments.nccl2:
-        raise _Usage("--nccl2: this version has no collective mode yet; use --servers and --trainers")
+    for name in ("nccl2", "devices"):
+        if getattr(arguments, name):
+            raise _Usage(f"--{name}: this version has no collective mode yet; use --servers and --trainers")
     if arguments.servers is None or arguments.trainers is None:
         raise _Usage("expected both --servers and --trainers, as numbers or as lists of HOST:PORT")
     from pserver import cluster, launch

@@ -47,6 +47,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         ("launch --servers 0 --trainers 1 x.py", "--servers: expected 1 or more, got 0"),
         ("launch --servers 1 --trainers a:1 --host a x.py", "expected two numbers"),
         ("launch --nccl2 --trainers 2 x.py", "--nccl2: this version has no collective mode yet"),
+        ("launch --nccl2 --trainers 2 --devices 0,1 x.py", "--nccl2: this version has no collective mode yet"),
+        ("launch --servers 1 --trainers 2 --devices 0,1 x.py", "--devices: this version has no collective mode yet"),
         ("status nowhere", "expected an endpoint HOST:PORT"),
     ],
 )
