@@ -27,7 +27,7 @@ from pserver.stream import Buffer
 from pserver.wire_pb2 import Frame, Kind, Part
 
 CHUNK_BYTES = 2**21
-ALONE_BYTES = 2**18  # from here on a frame of its own costs less than a copy into a shared one
+ALONE_BYTES = 2**18  # not gathered from here on; measured no different from 2**21 in time, and it saves the copy
 EAGER_BYTES = 2**16  # of small tensors that come one by one, while others are being computed: what need not wait for more
 NOGIL_BYTES = 2**14  # below, copying takes less time than letting the GIL go
 ALIGNMENT = 16  # the widest element (complex128): a cut at a multiple of it splits no element
