@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 
-from pserver.entry import Entry, OuterEntry
+from pserver.entry import Entry
 from pserver.errors import Unreachable
 from pserver.faults import ACTIONS, Point
 from pserver.members import Mark, Member
 from pserver.numbered import Numbered
+from pserver.round import Round
 from pserver.steps import Steps
 from pserver.wire_pb2 import Frame, Kind
 from trainer.history.__main__ import table
@@ -156,19 +157,34 @@ def caught(mode: str) -> bool:
 
 
 MISTREATED = [(wrong, mode) for wrong in WRONG for mode in ("sync", "async, queue", "half_async", "geo", "diloco")]
-MISTREATED.remove(
-    ("doubles", "diloco")
-)  # a second update towards the same place, the mean of where trainers are, changes nothing
+MISTREATED.remove(("doubles", "diloco"))  # twice towards one place, the mean of where trainers are, is that place
+
+
+def in_a_round(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., None]:
+    """A round that mistreats its first slice."""
+    right = Round.apply
+
+    def apply(current: Round, entries: Mapping[str, Entry], scale: Mapping[str, float]) -> None:
+        first = next(iter(current.merged), None)
+        gradient = None if first is None else current.merged.pop(first)
+        right(current, entries, scale)
+        if first is not None:
+            entry = entries[first]
+            wrong(type(entry).update)(entry, gradient, current.contributions[0].rows[entry.group], scale)
+
+    return apply
 
 
 @pytest.mark.parametrize(("wrong", "mode"), MISTREATED)
 def test_a_server_that_mistreats_one_update_is_caught(wrong: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One slice's update, once, among the stories of the mode in the first 50."""
-    kind = OuterEntry if mode == "diloco" else Entry
-    right = kind.update
+    rounds = mode in ("sync", "diloco")
+    owner, method = (Round, "apply") if rounds else (Entry, "update")
+    right = getattr(owner, method)
+    mutant = in_a_round(WRONG[wrong]) if rounds else WRONG[wrong](right)
 
     def fails(scenario: Scenario) -> bool:
-        monkeypatch.setattr(kind, "update", Nth(right, WRONG[wrong](right)).method())
+        monkeypatch.setattr(owner, method, Nth(right, mutant).method())
         return bool(play(scenario).failure)
 
     assert any(fails(scenario) for scenario in stories(mode))
