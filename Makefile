@@ -7,7 +7,7 @@
 #
 # Each sets up what it needs, once: a virtual environment in .venv with the versions of constraints.txt.
 # ARGS goes to the command: `make test ARGS=tests/transpiler`, `make demo ARGS=--program`.
-# TORCH_INDEX_URL, where set, is where torch comes from: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
+# TORCH_INDEX_URL, where set, is a further index to look for torch in: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test bench lint types protos check-protos clean
@@ -59,7 +59,7 @@ check-protos: .venv/.dev
 	@$(BIN)/python -m pytest -q tests/test_protos.py
 
 clean:
-	rm -rf .venv build logs
+	rm -rf .venv build logs *.egg-info
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: expected Python 3.11, 3.12 or 3.13 on the PATH, found none; or say make PYTHON=..." >&2; exit 1; }
@@ -69,7 +69,7 @@ $(BIN)/python:
 # Torch by itself, because it may come from an index of its own.
 .venv/.torch: constraints.txt | $(BIN)/python
 	@echo "== torch (the largest download by far)"
-	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+	@$(PIP) $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) torch
 	@touch $@
 
 .venv/.examples: pyproject.toml constraints.txt .venv/.torch

@@ -46,6 +46,7 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], meta
     data = directory / f"tensors-{secrets.token_hex(8)}.safetensors"
     try:
         safetensors.torch.save_file(_detached(tensors), data)
+        data.chmod(0o644)  # as the manifest beside it: safetensors keeps its files to their owner
         _flush(data)
     except BaseException:
         data.unlink(missing_ok=True)  # a full disk gets its space back; from here on the manifest may refer to the file

@@ -52,6 +52,8 @@ class ServerConfig:
         for name in ("deadline_seconds", "start_deadline_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected a number of seconds above 0, got {getattr(self, name)}")
+        if self.data_port and self.transport not in ("auto", "flight"):
+            raise ValueError(f"data_port: {self.data_port} has no effect with transport {self.transport!r}")
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
         for name in ("tls_certificate", "tls_key", "token_file"):

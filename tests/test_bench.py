@@ -30,7 +30,7 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch: p
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("only", ["wire/program", "wire/flight 16 MB", "wire/shm async"])
+@pytest.mark.parametrize("only", ["wire/program", "wire/shm async"])
 def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
     """A row at a tiny size ends in the table and, whole, in the JSON file."""
     output = tmp_path / "bench.json"

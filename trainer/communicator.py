@@ -69,6 +69,7 @@ class Communicator:
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         self._barriers = 0
+        self._left = False
         # Without wait_port the servers are expected to be there already.
         patience = connection.start_deadline_seconds if deployment.wait_port else connection.deadline_seconds
         identity = _identity(deployment, connection)
@@ -114,8 +115,8 @@ class Communicator:
     def _take_over(self, installed: bool) -> None:
         """The job's values; where this trainer's own, which are not the job's, were others, one warning."""
         own = StartValues(() if installed else (placement.name for placement in self.plan.placements), self._tensors)
-        self._transfer.pull()
-        own.warn(self.trainer_id)
+        if self._transfer.pull().version == 0:  # later, the job's values have moved, and differ from anybody's
+            own.warn(self.trainer_id)
 
     def leave(self, failure: str = "") -> None:
         """Sends what waits to be sent, and says goodbye to every server; or says why this trainer cannot go on.
@@ -123,6 +124,7 @@ class Communicator:
         Never raises but for what stopped the sending; harmless when called twice.
         """
         atexit.unregister(self._abandoned)
+        self._left = True
         try:
             if not failure and all(client.channels for client in self.clients):
                 for lane in self.lanes:
@@ -146,13 +148,20 @@ class Communicator:
         return ", ".join(sorted({client.carrier for client in self.clients}))
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start, over all lanes and servers: bytes, messages, steps merged, seconds that a full queue took."""
+        """Counters since the start, over all lanes and servers.
+
+        steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects, steps_merged (into messages),
+        steps_queued (not yet answered), blocked_seconds (that a full queue took).
+        """
         channels = [channel for client in self.clients for channel in client.channels]
         total = {
             "steps": float(self.step),
             "bytes_out": float(sum(channel.bytes_out for channel in channels)),
             "bytes_in": float(sum(channel.bytes_in for channel in channels)),
             "reconnects": float(sum(channel.reconnects for channel in channels)),
+            "steps_merged": 0.0,
+            "steps_queued": 0.0,
+            "blocked_seconds": 0.0,
         }
         for lane in self.lanes:
             for name, value in lane.metrics().items():
@@ -240,7 +249,13 @@ class Communicator:
         return lane in self._closed
 
     def check(self) -> None:
-        """Raises what ended the job, if something did."""
+        """Raises what ended the job, if something did.
+
+        Raises:
+            RuntimeError: this trainer has left.
+        """
+        if self._left:
+            raise RuntimeError("this trainer has left the job: no step after fleet.finish() or Executor.close()")
         for client in self.clients:
             client.check()
 

@@ -172,7 +172,7 @@ class Executor:
 
     @property
     def carrier(self) -> str:
-        """How tensors travel: "flight", "grpc", or "local" where nothing has travelled yet."""
+        """How tensors travel: "shm", "flight", "grpc", or "local" where nothing has travelled yet."""
         return ", ".join(sorted({runtime.communicator.carrier for runtime in self._runtimes})) or "local"
 
     def _serve(self, program: Program) -> None:

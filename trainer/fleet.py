@@ -37,7 +37,38 @@ from trainer.role import UserDefinedRoleMaker as UserDefinedRoleMaker
 from trainer.shard import shard as _shard
 from transpiler.clip import GradClip
 from transpiler.modes import SUPPORTED, lanes_of
-from transpiler.strategy import DistributedStrategy
+from transpiler.strategy import DistributedStrategy as DistributedStrategy
+
+__all__ = [
+    "barrier_worker",
+    "carrier",
+    "CloudRoleMaker",
+    "distributed_model",
+    "distributed_optimizer",
+    "DistributedStrategy",
+    "export",
+    "finish",
+    "init",
+    "init_server",
+    "init_worker",
+    "is_first_worker",
+    "is_server",
+    "is_worker",
+    "load",
+    "metrics",
+    "Role",
+    "run_server",
+    "save",
+    "server_endpoints",
+    "server_index",
+    "server_num",
+    "shard",
+    "stop_worker",
+    "UserDefinedRoleMaker",
+    "worker_endpoints",
+    "worker_index",
+    "worker_num",
+]
 
 log = logging.getLogger(__name__)
 
@@ -120,10 +151,13 @@ def distributed_optimizer(
 ) -> DistributedOptimizer:
     """Joins the servers and returns the optimizer whose steps they take.
 
+    A scheduler may be made for the given optimizer or for the returned one: the two share their groups.
+
     Args:
         optimizer: any element-wise optimizer of torch.optim, over parameters of the registered models.
         strategy: None takes that of ``init``; without one the job is sync.
-        grad_clip: applied to the merged gradient.
+        grad_clip: ``ClipGradByValue``, ``ClipGradByNorm`` or ``ClipGradByGlobalNorm`` of ``transpiler``, applied to the merged
+            gradient.
         compression: how gradients travel, by pattern of parameter names, the first that matches: {"emb.*": "int8", "*":
             "bfloat16"}; "float16" and "" (as they are) too.  What rounding takes is added to the next step's gradient.
 
@@ -131,6 +165,11 @@ def distributed_optimizer(
         ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered model.
         PServerError: a server cannot be reached, or refuses the job.
     """
+    if grad_clip is not None and not isinstance(grad_clip, GradClip):
+        raise TypeError(
+            "grad_clip: expected ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm of transpiler, "
+            f"got {type(grad_clip).__name__}"
+        )
     job = _present()
     _check_strategy(strategy)
     if job.optimizer is not None:
@@ -167,10 +206,13 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
 # ---- files ------------------------------------------------------------------------------------------------------------
 
 
-def save(path: str) -> None:
+def save(path: str, scheduler: Any | None = None) -> None:
     """Writes parameters, buffers, optimizer state and step to the directory ``path``: whole, or not at all.
 
     Every trainer calls this, between steps; trainer 0 writes.
+
+    Args:
+        scheduler: of torch.optim.lr_scheduler, whose state is written too.
 
     Raises:
         OSError: the directory cannot be written; the checkpoint that was there stays.
@@ -181,12 +223,15 @@ def save(path: str) -> None:
     optimizer.barrier("save")
     if job.role.trainer_id == 0:
         optimizer.flush()  # the others' last steps too
-        resume.save(path, job.tensors(), optimizer)
+        resume.save(path, job.tensors(), optimizer, scheduler)
     optimizer.barrier("saved")
 
 
-def load(path: str) -> int:
+def load(path: str, scheduler: Any | None = None) -> int:
     """Reads what :func:`save` wrote; the job goes on from there.  Every trainer calls this, between steps, and can read ``path``.
+
+    Args:
+        scheduler: takes up the state that was saved with it.
 
     Returns:
         The step at which it was saved.
@@ -197,7 +242,7 @@ def load(path: str) -> int:
     """
     job = _present()
     optimizer = _distributed(job)
-    resume.load(path, job.tensors(), optimizer)
+    resume.load(path, job.tensors(), optimizer, scheduler)
     if job.communicator is not None:
         job.communicator.push()
     return optimizer.steps
@@ -292,13 +337,15 @@ def worker_endpoints() -> list[str]:
 
 
 def metrics() -> dict[str, float]:
-    """Counters of this trainer: steps, messages, bytes_out, bytes_in (payload), steps_merged, steps_queued, blocked_seconds."""
-    communicator = _present().communicator
-    return {} if communicator is None else communicator.metrics()
+    """Counters of this trainer; see :meth:`trainer.communicator.Communicator.metrics`.  Alone, there are only its steps."""
+    job = _present()
+    if job.communicator is not None:
+        return job.communicator.metrics()
+    return {"steps": float(job.optimizer.steps if job.optimizer is not None else 0)}
 
 
 def carrier() -> str:
-    """How tensors travel: "flight", "grpc", or "local" where the process trains alone."""
+    """How tensors travel: "shm", "flight", "grpc", or "local" where the process trains alone."""
     communicator = _present().communicator
     return "local" if communicator is None else communicator.carrier
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trainer.communicator import Communicator
-from transpiler.clip import GradClip, apply
+from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.optimizers import row_of, rule_of
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
@@ -115,7 +115,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {p: p.grad for group in self.param_groups for p in group["params"] if p.grad is not None}
 
     def _clip_here(self) -> None:
-        gradients = self._gradients()
+        gradients = {parameter: gradient for parameter, gradient in self._gradients().items() if parameter not in self._left}
         if self.grad_clip is not None and gradients:
             results = apply(self.grad_clip.to_clip(), list(gradients.values()))
             for gradient, result in zip(gradients.values(), results, strict=True):
@@ -145,7 +145,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Hooks that send each gradient when backward has finished with it."""
         if self._communicator is None:
             return
-        if self.grad_clip is not None and not self._communicator.plan.clips_on_servers:
+        element_wise = self.grad_clip is None or isinstance(self.grad_clip, ClipGradByValue)
+        if not element_wise and not self._communicator.plan.clips_on_servers:
             raise ValueError("overlap: gradients cannot leave early where grad_clip needs all of them on the trainer")
         for parameter in (p for group in self.param_groups for p in group["params"] if p.requires_grad):
             parameter.register_post_accumulate_grad_hook(self._send_one)

@@ -14,14 +14,36 @@ from pserver import checkpoint
 from trainer.optimizer import DistributedOptimizer
 
 
-def save(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedOptimizer) -> None:
+def save(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedOptimizer, scheduler: Any | None = None) -> None:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first."""
     states = optimizer.state_dict()["state"]
     order = [optimizer.names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
     for index, state in states.items():
         named.update({f"state/{key}/{order[index]}": value for key, value in state.items() if torch.is_tensor(value)})
-    checkpoint.save(path, named, {"step": optimizer.steps, "groups": [_plain(group) for group in optimizer.param_groups]})
+    meta = {"step": optimizer.steps, "groups": [_plain(group) for group in optimizer.param_groups]}
+    if scheduler is not None:
+        meta["scheduler"] = _packed(scheduler.state_dict())
+    checkpoint.save(path, named, meta)
+
+
+def _packed(value: Any) -> Any:
+    """A scheduler's state as JSON holds it: mappings as pairs, as their keys may be numbers; functions are left to the script."""
+    if isinstance(value, Mapping):
+        return {"mapping": [[key, _packed(item)] for key, item in value.items() if not callable(item)]}
+    if isinstance(value, list | tuple):
+        return {"tuple" if isinstance(value, tuple) else "list": [_packed(item) for item in value]}
+    return value.item() if torch.is_tensor(value) else value
+
+
+def _unpacked(value: Any) -> Any:
+    """What :func:`_packed` packed."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, items),) = value.items()
+    if kind == "mapping":
+        return {key: _unpacked(item) for key, item in items}
+    return tuple(map(_unpacked, items)) if kind == "tuple" else [_unpacked(item) for item in items]
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,8 +52,8 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if isinstance(value, bool | int | float | str | tuple | list | None)}
 
 
-def load(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedOptimizer) -> None:
-    """Reads the checkpoint into the live tensors, the optimizer's groups and its state.
+def load(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedOptimizer, scheduler: Any | None = None) -> None:
+    """Reads the checkpoint into the live tensors, the optimizer's groups and its state, and the scheduler.
 
     Raises:
         FileNotFoundError: there is none.
@@ -40,6 +62,8 @@ def load(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedO
     saved, meta = checkpoint.load(path)
     values = {name.removeprefix("model/"): tensor for name, tensor in saved.items() if name.startswith("model/")}
     _check(path, tensors, values, meta, optimizer)
+    if scheduler is not None and "scheduler" not in meta:
+        raise ValueError(f"{path}: expected a scheduler's state, got a checkpoint that was saved without one")
     with torch.no_grad():
         for name, tensor in values.items():
             tensors[name].detach().copy_(tensor)
@@ -53,6 +77,8 @@ def load(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedO
             owner = tensors[parameter]
             optimizer.state[owner][key] = tensor if key == "step" else tensor.to(owner.device)  # as torch keeps them
     optimizer.steps = int(meta["step"])
+    if scheduler is not None:
+        scheduler.load_state_dict(_unpacked(meta["scheduler"]))
 
 
 def _check(

@@ -89,7 +89,7 @@ class Transfer:
 
     # ---- down ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, names_on: Callable[[int], list[str] | None]) -> None:
+    def _ask(self, names_on: Callable[[int], list[str] | None]) -> Done:
         """Pulls variables from every server: by name, all slices where the list is empty, nothing where there is none."""
         with self._lane.turn:
             answers: list[Future[Done]] = []
@@ -98,17 +98,21 @@ class Transfer:
                 if names is not None:
                     answers.append(client.channels[0].begin())
                     client.channels[0].pull(names, 0)
-            if answers:
-                Request(0, answers).wait()
+            return Request(0, answers).wait() if answers else Done()
 
-    def pull(self, names_on: Callable[[int], list[str] | None] = lambda server: []) -> None:
-        """Receives slices into the live variables: all that the servers hold, or those that ``names_on(server)`` names."""
+    def pull(self, names_on: Callable[[int], list[str] | None] = lambda server: []) -> Done:
+        """Receives slices into the live variables: all that the servers hold, or those that ``names_on(server)`` names.
+
+        Returns:
+            The first server's answer.
+        """
         self._direct = True
         try:
-            self._ask(names_on)
+            done = self._ask(names_on)
         finally:
             self._direct = False
         self._slices.unload()
+        return done
 
     def pull_lanes(self, lanes: set[int]) -> None:
         """Receives the updated slices of these lanes."""

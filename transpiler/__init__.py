@@ -18,3 +18,24 @@ from transpiler.placement import RoundRobin as RoundRobin
 from transpiler.placement import SizeBalanced as SizeBalanced
 from transpiler.placement import slice_variable as slice_variable
 from transpiler.strategy import DistributedStrategy as DistributedStrategy
+
+__all__ = [
+    "capture",
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
+    "DecayedAdagrad",
+    "default_main_program",
+    "default_startup_program",
+    "DistributedStrategy",
+    "DistributeTranspiler",
+    "DistributeTranspilerConfig",
+    "Ftrl",
+    "HashName",
+    "name",
+    "name_scope",
+    "program_guard",
+    "RoundRobin",
+    "SizeBalanced",
+    "slice_variable",
+]

@@ -23,7 +23,11 @@ def slice_variable(shape: Sequence[int], servers: int, min_block_size: int) -> l
 
     Raises:
         ValueError: ``servers`` or ``min_block_size`` is below 1, or a dimension is negative.
+        TypeError: one of the two is no whole number.
     """
+    for name, value in (("servers", servers), ("min_block_size", min_block_size)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name}: expected a whole number, got {value!r}")
     if servers < 1 or min_block_size < 1:
         raise ValueError(f"expected servers and min_block_size of at least 1, got {servers} and {min_block_size}")
     if any(extent < 0 for extent in shape):

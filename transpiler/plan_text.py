@@ -33,6 +33,7 @@ def _variable(plan: Plan, placement: Placement) -> tuple[str, ...]:
     )
     rule = "held" if placement.group is None else plan.groups[placement.group].type
     shape = f"{placement.dtype}{list(placement.shape)}"
+    rule += f", {placement.compression}" if placement.compression else ""
     return placement.name, shape, rule, "" if placement.group is None else str(placement.lane), where
 
 
@@ -42,13 +43,14 @@ def _server(plan: Plan, server: int) -> tuple[str, ...]:
     parameters = sum(_bytes(p, piece) for p, piece in held)
     states = sum(_state_bytes(plan, p, piece) for p, piece in updated)
     travels = sum(_bytes(p, piece) for p, piece in updated)
+    sent = sum(_sent_bytes(p, piece) for p, piece in updated)
     buffers = plan.trainers * travels
     return (
         str(server),
         str(len(held)),
         size(parameters),
         size(states),
-        size(travels),
+        size(sent),
         size(travels),
         size(parameters + states + buffers),
     )
@@ -56,6 +58,13 @@ def _server(plan: Plan, server: int) -> tuple[str, ...]:
 
 def _bytes(placement: Placement, piece: Slice) -> int:
     return (piece.end - piece.begin) * element_bytes(placement.dtype)
+
+
+def _sent_bytes(placement: Placement, piece: Slice) -> int:
+    """Of a slice's gradient, compressed as it travels."""
+    elements = piece.end - piece.begin
+    per_element = {"bfloat16": 2.0, "float16": 2.0, "int8": 1 + 4 / 1024}
+    return round(elements * per_element[placement.compression]) if placement.compression else _bytes(placement, piece)
 
 
 def _state_bytes(plan: Plan, placement: Placement, piece: Slice) -> int:

@@ -238,6 +238,7 @@ def save(program: Program, path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         save_file(_values(program), partial, {_FIELD: message})
+        partial.chmod(0o644)  # safetensors keeps its files to their owner
         _sync(partial)
         os.replace(partial, path)
         _sync(path.parent)

@@ -12,10 +12,12 @@ from transpiler.placement import name_beside
 from transpiler.plan import Placement, Plan
 from transpiler.program import Op, Program, Role, refs
 
+STARTUP_OPS = frozenset({"init", "fake_init", "recv", "fetch_barrier", "concat"})
+
 
 def is_startup(program: Program) -> bool:
-    """Whether a trainer's program is its startup program: the one that initialises."""
-    return any(op.type in ("init", "fake_init") for op in program.main.ops)
+    """Whether a trainer's program is its startup program: the one that computes and sends nothing."""
+    return all(op.type in STARTUP_OPS for op in program.main.ops)
 
 
 def _updated(plan: Plan, local: bool) -> list[Placement]:
@@ -219,11 +221,3 @@ def concatenated_after_arrival(program: Program, plan: Plan) -> Iterator[Fault]:
             arrived.update(op.outputs)
         elif op.outputs and op.outputs[0] in sliced:
             yield from _concat_faults(index, op, sliced[op.outputs[0]], arrived if index > waits else set())
-
-
-def parameters_initialised(program: Program, plan: Plan) -> Iterator[Fault]:
-    """A startup program initialises each variable that servers hold exactly once: trainer 0 gives these values to them."""
-    counts = Counter(name for _, op in numbered(program, "init", "fake_init") for name in op.outputs)
-    for placement in plan.placements:
-        if counts[placement.name] != 1:
-            yield Fault("", placement.name, f"expected one init, got {counts[placement.name]}")

@@ -32,7 +32,6 @@ from transpiler.trainer_laws import (
     barriers_exactly_where_due,
     changes_sent_once,
     concatenated_after_arrival,
-    parameters_initialised,
     parameters_received_once,
     received_after_sending,
     sent_exactly_once,
@@ -197,9 +196,10 @@ def receive_parameters(program: Program, plan: Plan, whole: bool = False) -> Pro
 
 
 def receive_everything(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """After its own initialisation a trainer receives every variable that servers hold: all trainers start from trainer 0's."""
+    """A trainer initialises nothing: it receives every variable that servers hold, so that all start from trainer 0's values."""
     receives, concats, slices = _receiving(plan.placements, program, whole)
-    ops = [*program.main.ops, *receives, Op("fetch_barrier", _place(program)), *concats]
+    kept = [op for op in program.main.ops if op.type != "init"]
+    ops = [*receives, Op("fetch_barrier", _place(program)), *concats, *kept]
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 
 
@@ -223,7 +223,7 @@ def startup_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
     return (
         Stage(
             partial(receive_everything, whole=split_at_run_time),
-            (parameters_initialised, parameters_received_once, barriers_exactly_where_due, concatenated_after_arrival),
+            (parameters_received_once, barriers_exactly_where_due, concatenated_after_arrival),
         ),
     )
 

@@ -48,7 +48,6 @@ TRAINER: tuple[Law, ...] = (
     trainer_laws.concatenated_after_arrival,
 )
 TRAINER_STARTUP: tuple[Law, ...] = (
-    trainer_laws.parameters_initialised,
     trainer_laws.parameters_received_once,
     trainer_laws.barriers_exactly_where_due,
     trainer_laws.concatenated_after_arrival,

@@ -67,13 +67,13 @@ def test_serve_flags_are_the_fields_of_the_configuration(served: list[ServerConf
     """Every flag sets its field; a file sets fields by name; a flag overrides the file."""
     path = tmp_path / "server.toml"
     path.write_text('endpoint = "127.0.0.1:7000"\nthreads = 3\nonce = true\ndeadline_seconds = 5\n')
-    flags = "--data-port 7001 --transport grpc --data-dir d --deadline 9.5 --start-deadline 8 --program p --threads 1 --once"
+    flags = "--data-port 7001 --transport flight --data-dir d --deadline 9.5 --start-deadline 8 --program p --threads 1 --once"
 
     assert main(["serve"]) == main(["serve", *flags.split()]) == main(["serve", "--config", str(path), "--threads", "4"]) == 0
     assert served[0] == ServerConfig()
     assert served[1] == ServerConfig(
         data_port=7001,
-        transport="grpc",
+        transport="flight",
         data_dir="d",
         deadline_seconds=9.5,
         start_deadline_seconds=8.0,

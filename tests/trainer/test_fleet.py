@@ -146,6 +146,64 @@ def test_a_saved_job_resumes_to_the_bit_on_any_number_of_servers(servers: Server
     assert_same(second.state_dict(), reference.state_dict())
 
 
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "multi-step": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1),
+    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=9),
+    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "sequential": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)],
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_resumes_where_it_was(servers: Servers, tmp_path: Path, name: str) -> None:
+    """The scheduler's own counters are part of the checkpoint, where it is given."""
+
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, data: Any) -> None:
+        for batch in data:
+            train(model, optimizer, [batch])
+            schedule.step()
+
+    make, reference = SCHEDULES[name], net()
+    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
+    run(reference, plain, make(plain), batches(6))
+    first = net()
+    optimizer = joined(servers(2), first, torch.optim.Adam(first.parameters(), lr=0.01))
+    schedule = make(optimizer)
+    run(first, optimizer, schedule, batches(6)[:3])
+    fleet.save(str(tmp_path / "saved"), scheduler=schedule)
+    fleet.finish()
+
+    second = net(seed=99)
+    optimizer = joined(servers(1), second, torch.optim.Adam(second.parameters(), lr=0.01))
+    schedule = make(optimizer)
+    fleet.load(str(tmp_path / "saved"), scheduler=schedule)
+    run(second, optimizer, schedule, batches(6)[3:])
+
+    assert_same(second.state_dict(), reference.state_dict())
+
+
+def test_a_step_after_finish_raises(servers: Servers) -> None:
+    """It does not wait for an answer that nobody will send."""
+    model = net()
+    optimizer = joined(servers(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    train(model, optimizer, batches(1))
+    fleet.finish()
+    with pytest.raises(RuntimeError, match="left the job"):
+        train(model, optimizer, batches(1))
+
+
+def test_grad_clip_is_one_of_three_classes(servers: Servers) -> None:
+    """A bare number is refused by name."""
+    fleet.init()
+    model = fleet.distributed_model(net())
+    with pytest.raises(TypeError, match="ClipGradByNorm"):
+        fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), grad_clip=1.0)  # type: ignore[arg-type]
+
+
 def test_a_checkpoint_of_another_model_is_refused_and_nothing_changes(servers: Servers, tmp_path: Path) -> None:
     """Bad input: a clear error, nothing half-done."""
     model = net()

@@ -134,8 +134,7 @@ def test_trainer_startup_program(single: Single, sync_mode: bool) -> None:
     program = transpiled(single, sync_mode=sync_mode).get_startup_program()
     everything = [variable.name for variable in single[1].main.variables_of(Role.PARAMETER, Role.BUFFER)]
     count = len(everything)
-    assert types(program)[: 2 * count + 1] == ["init"] * count + ["recv"] * count + ["fetch_barrier"]
-    assert types(program)[2 * count + 1 :] == ["concat"] * 2
+    assert types(program) == ["recv"] * count + ["fetch_barrier"] + ["concat"] * 2
     assert {str(op.arguments["param"]) for op in program.main.ops if op.type == "recv"} == set(everything)
     assert {"norm.running_mean", "norm.num_batches_tracked", "frozen", "unused"} <= set(everything)
 
@@ -503,7 +502,8 @@ def test_a_program_brings_its_own_startup(single: Single) -> None:
         transpiler.transpile(0, first[0])
     startup = transpiler.get_startup_program("127.0.0.1:6174")
     assert startup.storage is not None and torch.equal(startup.storage.tensors["fc.weight"], first[2].fc.weight)
-    assert transpiler.get_startup_program().main.ops[: len(first[1].main.ops)] == first[1].main.ops
+    mine = transpiler.get_startup_program().storage
+    assert mine is not None and mine.tensors["fc.weight"] is first[2].fc.weight
 
 
 def test_a_group_that_updates_nothing_keeps_its_place(single: Single) -> None:
