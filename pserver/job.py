@@ -122,7 +122,7 @@ class Job:
                 raise Refused(f"expected protocol version {PROTOCOL}, got {request.protocol}: install one version everywhere")
             if self.state == "failed" or (request.trainer_id == 0 and self._deserted()):
                 if self._members.joined():
-                    raise Busy(f"the server's last job failed and its trainers are still here: {self.failure}")
+                    return wire.JoinReply(ready=False)  # those of the failed job leave, or are lost within the deadline
                 self._reset()
             if self.state == "empty":
                 if request.trainer_id != 0:

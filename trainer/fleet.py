@@ -30,14 +30,11 @@ from trainer import resume
 from trainer.export import export as _export
 from trainer.job import Job
 from trainer.optimizer import DistributedOptimizer
-from trainer.role import CloudRoleMaker as CloudRoleMaker
-from trainer.role import Connection, RoleMaker
-from trainer.role import Role as Role
-from trainer.role import UserDefinedRoleMaker as UserDefinedRoleMaker
+from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from trainer.shard import shard as _shard
 from transpiler.clip import GradClip
 from transpiler.modes import SUPPORTED, lanes_of
-from transpiler.strategy import DistributedStrategy as DistributedStrategy
+from transpiler.strategy import DistributedStrategy
 
 __all__ = [
     "barrier_worker",
