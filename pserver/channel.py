@@ -142,7 +142,7 @@ class Channel:
         stream.cancel()
 
     def close(self, abruptly: bool = False) -> None:
-        """Says BYE and ends the threads; ``abruptly`` says nothing."""
+        """Says BYE and ends the threads; ``abruptly`` says nothing.  Who still waits for an answer hears that none will come."""
         with self._lock:
             self._closing = True
             abruptly = abruptly or self.failure is not None
@@ -155,6 +155,10 @@ class Channel:
         self._threads[1].join(timeout=0.0 if abruptly else 2.0)
         if self._threads[1].is_alive():  # the server does not end its side: it may be gone
             self._stream.cancel()
+        with self._lock:
+            for future in (self._answer, self._norms):
+                if not future.done():
+                    future.set_exception(Unreachable(f"{self._name}: this trainer has closed the connection"))
 
     # ---- the two threads -----------------------------------------------------------------------------------------
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 import torch
@@ -34,7 +37,9 @@ class Local:
         self._stage = Stage(slices)
         self._wire = Wire(lane, slices)
         self.turn = self._wire.turn
-        self._sender = ThreadPoolExecutor(1, thread_name_prefix="lane exchange")  # one thread: messages keep their order
+        self._messages: queue.SimpleQueue[tuple[Callable[[], Done], Future[Done]] | None] = queue.SimpleQueue()
+        # One thread, so that messages keep their order; a daemon, so that a script that fails does not wait for an answer.
+        self._sender = threading.Thread(target=self._send_in_order, name="lane exchange", daemon=True)
         self._known: dict[str, torch.Tensor] = {}  # y
         self._taken = 0  # steps since the last message
         self._left = 0  # messages that have left
@@ -55,6 +60,8 @@ class Local:
         """See :class:`LaneSender`."""
         self._wire.start(channels, step)
         self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
+        if not self._sender.is_alive():
+            self._sender.start()
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """Gradients stay here."""
@@ -87,8 +94,17 @@ class Local:
                 changed[name] = (now - self._known[name]).div_(self._trainers)
                 self._known[name].add_(changed[name])
         arrived = partial(self._stage.arrived, self._left)
-        answer = self._sender.submit(self._wire.exchange, changed, self._rows, False, arrived)
+        answer: Future[Done] = Future()
+        self._messages.put((partial(self._wire.exchange, changed, self._rows, False, arrived), answer))
         self._under_way.append((self._left, changed, answer))
+
+    def _send_in_order(self) -> None:
+        while (message := self._messages.get()) is not None:
+            exchange, answer = message
+            try:
+                answer.set_result(exchange())
+            except Exception as error:
+                answer.set_exception(error)
 
     def _settle(self, most: int) -> None:
         """Waits until at most so many messages are under way, and takes in what has come back."""
@@ -130,7 +146,7 @@ class Local:
 
     def stop(self) -> None:
         """See :class:`LaneSender`."""
-        self._sender.shutdown(wait=False)
+        self._messages.put(None)
 
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""
