@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -12,8 +14,21 @@ import torch
 from pserver.config import ServerConfig
 from pserver.server import Server
 
+EXIT_SECONDS = 60.0
 CLUSTER_VARIABLES = ("TRAINING_ROLE", "PSERVER_ENDPOINTS", "TRAINERS", "TRAINER_ID", "CURRENT_ENDPOINT")
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Every wait has a deadline, the one for threads that a test left behind too: where they are is said, and the run ends."""
+
+    def end() -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(int(exitstatus))
+
+    late = threading.Timer(EXIT_SECONDS, end)
+    late.daemon = True
+    late.start()
 
 
 @pytest.fixture(autouse=True)
