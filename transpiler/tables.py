@@ -1,0 +1,220 @@
+"""Sparse tables as a plan has them: what a table is, how its rows begin, which ids are admitted, by which rules rows are updated.
+
+A table is a map from int64 ids to rows of ``dim`` numbers.  Row ``id`` lives on server ``owner(id, servers)``.  All of this is
+data: the arithmetic is in pserver/sparse.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+DTYPES = ("float32", "float64")
+EVICTIONS = ("lru", "lfu")
+MOST_COLUMNS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class RowRuleSpec:
+    """One rule for rows: the numbers that a schedule may move, and the flags that never change."""
+
+    numbers: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+_ADAM = ("lr", "betas", "eps", "weight_decay")
+
+ROW_RULES: Mapping[str, RowRuleSpec] = MappingProxyType(
+    {
+        "sgd": RowRuleSpec(("lr", "weight_decay"), ("maximize",)),
+        "momentum": RowRuleSpec(("lr", "momentum", "dampening", "weight_decay"), ("nesterov", "maximize")),
+        "adagrad": RowRuleSpec(("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"), ("maximize",)),
+        "rowwise_adagrad": RowRuleSpec(("lr", "weight_decay", "initial_accumulator_value", "eps")),
+        "adam": RowRuleSpec(_ADAM, ("maximize",)),
+        "adamw": RowRuleSpec(_ADAM, ("maximize",)),
+        "lazy_adam": RowRuleSpec(("lr", "betas", "eps"), ("maximize",)),
+        "ftrl": RowRuleSpec(("lr", "l1", "l2", "lr_power", "beta")),
+    }
+)
+"""What rows may be updated by.  "momentum", "adam" and "adamw" are torch's dense rules: a row that a step does not touch moves by
+that step all the same (its velocity, its decay), which is made up for when the row is next read or updated.  "lazy_adam" is
+torch.optim.SparseAdam: only rows that are touched move.  "rowwise_adagrad" keeps one accumulator a row, the mean of its squared
+gradients (as FBGEMM's and DLRM's EXACT_ROWWISE_ADAGRAD)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """Where rows begin.  A row's values depend on the table's seed and the row's id alone.
+
+    Attributes:
+        kind: "constant" (``low`` everywhere), "uniform" (``low`` to ``high``) or "normal" (mean ``low``, deviation ``high``).
+    """
+
+    kind: str = "normal"
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("constant", "uniform", "normal"):
+            raise ValueError(f"init: expected constant, uniform or normal, got {self.kind!r}")
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            raise ValueError(f"init: expected finite numbers, got {self.low} and {self.high}")
+        if self.kind == "uniform" and self.low > self.high:
+            raise ValueError(f"init: expected low <= high, got {self.low} and {self.high}")
+        if self.kind == "normal" and self.high < 0:
+            raise ValueError(f"init: expected a deviation of 0 or more, got {self.high}")
+
+
+def Constant(value: float) -> Initial:
+    """Every number of every row begins as ``value``."""
+    return Initial("constant", float(value))
+
+
+def Uniform(low: float, high: float) -> Initial:
+    """Uniform between ``low`` and ``high``."""
+    return Initial("uniform", float(low), float(high))
+
+
+def Normal(mean: float = 0.0, std: float = 1.0) -> Initial:
+    """Normal with this mean and standard deviation, as torch.nn.Embedding's rows begin."""
+    return Initial("normal", float(mean), float(std))
+
+
+@dataclass(frozen=True, slots=True)
+class CountFilterEntry:
+    """An id is admitted with its ``count``-th push: that one is the first that is applied.
+
+    Raises:
+        TypeError: ``count`` is not a whole number.
+        ValueError: it is below 1.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.count, int) or isinstance(self.count, bool):
+            raise TypeError(f"CountFilterEntry: expected a whole number, got {self.count!r}")
+        if not 1 <= self.count < 2**24:
+            raise ValueError(f"CountFilterEntry: expected 1 to 2**24 - 1, got {self.count}")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbabilityEntry:
+    """An id is admitted with this probability; which ids are depends on the table's seed and the id alone.
+
+    Raises:
+        TypeError: ``probability`` is not a float.
+        ValueError: it is not between 0 and 1, both excluded.
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.probability, float):
+            raise TypeError(f"ProbabilityEntry: expected a float, got {self.probability!r}")
+        if not 0.0 < self.probability < 1.0:
+            raise ValueError(f"ProbabilityEntry: expected a number above 0 and below 1, got {self.probability}")
+
+
+@dataclass(frozen=True, slots=True)
+class ShowClickEntry:
+    """Rows know how often their id was shown and clicked; what scores too low learns nothing, and goes.
+
+    With score = (show - click) * nonclk_coeff + click * click_coeff, an id is admitted once its score is ``threshold``;
+    ``shrink`` multiplies show and click with ``decay``, and removes rows whose score is below ``delete_threshold`` or that were
+    not pushed for more than ``delete_after_unseen_days`` days.
+
+    Args:
+        show, click: the names of the two keyword arguments of the embedding's forward that carry the statistics, a number for
+            each id: how often it was shown (1 where absent), and clicked (0 where absent).
+
+    Raises:
+        TypeError: a name is not a string.
+        ValueError: the names are equal or empty, or a number is out of range.
+    """
+
+    show: str
+    click: str
+    threshold: float = 0.0
+    nonclk_coeff: float = 0.1
+    click_coeff: float = 1.0
+    decay: float = 0.98
+    delete_threshold: float = 0.8
+    delete_after_unseen_days: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("show", self.show), ("click", self.click)):
+            if not isinstance(value, str):
+                raise TypeError(f"ShowClickEntry: {name}: expected a name, got {value!r}")
+        if not self.show.isidentifier() or not self.click.isidentifier() or self.show == self.click:
+            raise ValueError(f"ShowClickEntry: expected two different names, got {self.show!r} and {self.click!r}")
+        if not 0.0 < self.decay <= 1.0:
+            raise ValueError(f"ShowClickEntry: decay: expected a number above 0 and up to 1, got {self.decay}")
+        for name in ("threshold", "nonclk_coeff", "click_coeff", "delete_threshold", "delete_after_unseen_days"):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"ShowClickEntry: {name}: expected 0 or more, got {getattr(self, name)}")
+
+
+TableEntry = CountFilterEntry | ProbabilityEntry | ShowClickEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Columns [begin, end) of every row are updated by the rule of parameter group ``group`` of the plan."""
+
+    begin: int
+    end: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of a plan.
+
+    Attributes:
+        rows: ids are 0 to rows - 1; None: any int64.
+        segments: that cover all columns, in order.
+        lane: index of its lane in the plan.
+        seed: of initial values and of probability entries.
+        ttl: seconds after which a row that nobody has pushed to is as if it had never been; None: for ever.
+        capacity: the most rows on all servers together; beyond it the least recently ("lru") or the least often ("lfu")
+            pushed rows are evicted; None: no bound.
+        memory_bytes: of rows that stay in a server's memory, the rest on its disk; None: all.
+    """
+
+    name: str
+    dim: int
+    segments: tuple[Segment, ...]
+    dtype: str = "float32"
+    rows: int | None = None
+    lane: int = 0
+    seed: int = 0
+    initial: Initial = Initial()
+    entry: TableEntry | None = None
+    ttl: float | None = None
+    capacity: int | None = None
+    eviction: str = "lru"
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("table: expected a name, got an empty one")
+        if not 1 <= self.dim <= MOST_COLUMNS:
+            raise ValueError(f"table {self.name!r}: dim: expected 1 to {MOST_COLUMNS}, got {self.dim}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"table {self.name!r}: dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.eviction not in EVICTIONS:
+            raise ValueError(f"table {self.name!r}: eviction: expected one of {', '.join(EVICTIONS)}, got {self.eviction!r}")
+        bounds = (("rows", self.rows), ("capacity", self.capacity), ("ttl", self.ttl), ("memory_bytes", self.memory_bytes))
+        for what, bound in bounds:
+            if bound is not None and not bound > 0:
+                raise ValueError(f"table {self.name!r}: {what}: expected a number above 0, got {bound}")
+        begin = 0
+        for segment in self.segments:
+            if segment.begin != begin or segment.end <= begin:
+                raise ValueError(f"table {self.name!r}: expected a segment of columns from {begin} on, got {segment}")
+            begin = segment.end
+        if begin != self.dim:
+            raise ValueError(f"table {self.name!r}: expected segments of all {self.dim} columns, got {begin}")
