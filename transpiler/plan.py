@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from transpiler.tables import Table
+
 Number = float | tuple[float, ...]
 COMPRESSIONS = ("", "bfloat16", "float16", "int8")
 
@@ -134,6 +136,7 @@ class Plan:
     placements: tuple[Placement, ...]
     clip: Clip | None = None
     graph: str = ""  # fingerprint of the single-node graph; "" for an eager script
+    tables: tuple[Table, ...] = ()
 
     def placement(self, name: str) -> Placement:
         """The placement of a variable.
@@ -144,6 +147,17 @@ class Plan:
         for placement in self.placements:
             if placement.name == name:
                 return placement
+        raise KeyError(name)
+
+    def table(self, name: str) -> Table:
+        """A sparse table.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        for table in self.tables:
+            if table.name == name:
+                return table
         raise KeyError(name)
 
     @property
@@ -175,6 +189,8 @@ class Plan:
             group = "held" if placement.group is None else f"group {placement.group}, lane {placement.lane}"
             group += f", gradients as {placement.compression}" if placement.compression else ""
             facts[f"variable {placement.name}"] = f"number {order}, {placement.dtype}{list(placement.shape)}, {group}, {held}"
+        for table in self.tables:
+            facts[f"table {table.name}"] = _table_fact(table)
         return dict(sorted(facts.items()))
 
     def fingerprint(self) -> str:
@@ -188,6 +204,19 @@ def differences(manifest: Mapping[str, str], reference: Mapping[str, str], whose
     changed = [key for key in sorted(set(manifest) | set(reference)) if manifest.get(key) != reference.get(key)]
     facts = [f"{key}: {manifest.get(key, 'absent')} ({whose} has {reference.get(key, 'absent')})" for key in changed[:5]]
     return "; ".join(facts) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
+
+
+def _table_fact(table: Table) -> str:
+    columns = ", ".join(f"columns {s.begin}:{s.end} in group {s.group}" for s in table.segments)
+    initial = f"{table.initial.kind} {table.initial.low!r} {table.initial.high!r}"
+    entry = "none"
+    if table.entry is not None:
+        entry = " ".join([type(table.entry).__name__, *(repr(getattr(table.entry, f.name)) for f in fields(table.entry))])
+    bounds = f"ttl {table.ttl!r}, capacity {table.capacity!r}, eviction {table.eviction}, memory {table.memory_bytes!r}"
+    return (
+        f"{table.dtype}[{table.rows!r}, {table.dim}], {columns}, lane {table.lane}, seed {table.seed}, initial {initial}, "
+        f"entry {entry}, {bounds}"
+    )
 
 
 def _fact(value: object) -> str:

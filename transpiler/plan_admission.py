@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 from transpiler.lanes import check_lane
 from transpiler.ops import check_rule
+from transpiler.optimizers import RULES
 from transpiler.plan import COMPRESSIONS, Deployment, Placement, Plan, Slice
 from transpiler.schema import DTYPES
+from transpiler.table_planning import check_table, row_rule
 
 CLIPS = ("value", "norm", "global_norm")
 MOST_PROCESSES = 65536  # of a kind
@@ -61,6 +63,8 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
         expect(
             0 <= placement.group < len(plan.groups), f"{what}: expected a group below {len(plan.groups)}, got {placement.group}"
         )
+        rule = plan.groups[placement.group].type
+        expect(rule in RULES, f"{what}: expected a group with a rule for dense parameters, got {rule!r}")
         trainable = DTYPES[placement.dtype].is_floating_point or DTYPES[placement.dtype].is_complex
         expect(trainable, f"{what}: expected a floating-point dtype for what is trained, got {placement.dtype}")
     expect(0 <= placement.lane < len(plan.lanes), f"{what}: expected a lane below {len(plan.lanes)}, got {placement.lane}")
@@ -95,9 +99,14 @@ def check_plan(plan: Plan) -> None:
         check_lane(lane, f"plan, lane {index}")
     for what, count in (("trainers", plan.trainers), ("servers", plan.servers)):
         expect(1 <= count <= MOST_PROCESSES, f"plan: expected 1 to {MOST_PROCESSES} {what}, got {count}")
+    of_rows = {segment.group for table in plan.tables for segment in table.segments}
+    of_rows -= {placement.group for placement in plan.placements if placement.group is not None}
     for index, rule in enumerate(plan.groups):
         try:
-            check_rule(rule)
+            if index not in of_rows:
+                check_rule(rule)
+            else:
+                row_rule(rule, "rows")
         except ValueError as error:
             raise ValueError(f"plan, group {index}: {error}") from error
     if plan.clip is not None:
@@ -106,7 +115,9 @@ def check_plan(plan: Plan) -> None:
         expect(not math.isnan(plan.clip.low + plan.clip.high), f"plan, clip: expected numbers, got {numbers}")
     for placement in plan.placements:
         _check_placement(placement, plan)
-    check_unique("plan, variable", (placement.name for placement in plan.placements))
+    for table in plan.tables:
+        check_table(table, plan.groups, plan.lanes)
+    check_unique("plan, variable", [p.name for p in plan.placements] + [table.name for table in plan.tables])
     check_unique("plan, slice", (piece.name for placement in plan.placements for piece in placement.slices))
 
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from transpiler import program_pb2 as pb
 from transpiler.plan import Clip, Deployment, Lane, Number, Placement, Plan, Rule, Slice
+from transpiler.table_message import table_from_proto, table_to_proto
 
 
 def numbers_to_proto(numbers: Mapping[str, Number]) -> dict[str, pb.Numbers]:
@@ -42,6 +43,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         placements=[_placement_to_proto(placement) for placement in plan.placements],
         clip=None if plan.clip is None else pb.Clip(kind=plan.clip.kind, low=plan.clip.low, high=plan.clip.high),
         graph=plan.graph,
+        tables=list(map(table_to_proto, plan.tables)),
     )
 
 
@@ -91,7 +93,8 @@ def plan_from_proto(message: pb.Plan) -> Plan:
     )
     groups, lanes = tuple(map(_rule_from_proto, message.groups)), tuple(map(_lane_from_proto, message.lanes))
     clip = Clip(message.clip.kind, message.clip.high, message.clip.low) if message.HasField("clip") else None
-    return Plan(lanes, message.trainers, message.servers, groups, placements, clip, message.graph)
+    tables = tuple(map(table_from_proto, message.tables))
+    return Plan(lanes, message.trainers, message.servers, groups, placements, clip, message.graph, tables)
 
 
 def deployment_to_proto(deployment: Deployment) -> pb.Deployment:

@@ -13,7 +13,10 @@ from transpiler.ops import is_optimizer, rule_of_op
 from transpiler.optimizers import RULES, rule_of
 from transpiler.placement import Dispatcher, RoundRobin, place
 from transpiler.plan import COMPRESSIONS, Clip, Lane, Placement, Plan, Rule
+from transpiler.plan_admission import check_unique
 from transpiler.program import Op, Program, Ref, Role
+from transpiler.table_planning import check_table, rules_of
+from transpiler.tables import ROW_RULES, Table
 
 
 class Named(NamedTuple):
@@ -31,7 +34,7 @@ def _check(listed: Sequence[Named], rules: Sequence[Rule], **counts: int) -> Non
         if count < 1:
             raise ValueError(f"{what}: expected 1 or more, got {count}")
     for index, rule in enumerate(rules):
-        if rule.type not in RULES:
+        if rule.type not in RULES and rule.type not in ROW_RULES:
             raise ValueError(f"group {index}: expected an optimizer op among {', '.join(RULES)}, got {rule.type!r}")
     for variable in listed:
         if variable.group is not None and not 0 <= variable.group < len(rules):
@@ -52,6 +55,7 @@ def plan_parameters(
     clip: Clip | None = None,
     graph: str = "",
     compression: Mapping[str, str] | None = None,
+    tables: Sequence[Table] = (),
 ) -> Plan:
     """The plan for variables ``(name, shape, dtype, group)``: the updated ones first, in their order, then the held ones.
 
@@ -65,6 +69,7 @@ def plan_parameters(
         clip: how gradients are clipped, if the system does it.
         graph: fingerprint of the single-node program; "" for an eager script.
         compression: by pattern of parameter names, the first that matches: how gradients travel; see :class:`Placement`.
+        tables: sparse ones, whose segments name groups; their lanes are found here, by name, as those of parameters.
 
     Raises:
         ValueError: a number is out of range, a mode, rule or group unknown, a name given twice, or a lane's pattern is of no use.
@@ -76,14 +81,28 @@ def plan_parameters(
     listed = [Named(name, tuple(shape), dtype, group) for name, shape, dtype, group in named]
     _check(listed, rules, trainers=trainers, servers=servers)
     listed.sort(key=lambda variable: variable.group is None)  # stable
-    updated = [(variable.name, rules[variable.group]) for variable in listed if variable.group is not None]
-    made, indices = lanes.assign([name for name, _ in updated], [rule for _, rule in updated])
+    made, indices, placed_tables = _laned(lanes, listed, rules, tables)
     placed = place(listed, servers, min_block_size, slice_var_up, split_method)
     of_each = [*indices, *[0] * (len(listed) - len(indices))]  # what is only held is in the first lane, and no step has it
     placements = tuple(replace(placement, lane=lane) for placement, lane in zip(placed, of_each, strict=True))
     if compression:
         placements = compressed(placements, made, compression)
-    return Plan(made, trainers, servers, tuple(rules), placements, clip, graph)
+    return Plan(made, trainers, servers, tuple(rules), placements, clip, graph, placed_tables)
+
+
+def _laned(
+    lanes: LanePlan, listed: Sequence[Named], rules: Sequence[Rule], tables: Sequence[Table]
+) -> tuple[tuple[Lane, ...], list[int], tuple[Table, ...]]:
+    """The lanes in use, the index of each updated variable's, and the tables with theirs."""
+    check_unique("variable or table", [*{variable.name for variable in listed}, *(table.name for table in tables)])
+    updated = [(variable.name, rules[variable.group]) for variable in listed if variable.group is not None]
+    wanted = updated + [(table.name, rules_of(table, rules)[0]) for table in tables]
+    made, indices = lanes.assign([name for name, _ in wanted], [rule for _, rule in wanted])
+    in_lanes = zip(tables, indices[len(updated) :], strict=True)
+    placed = tuple(replace(table, lane=index) for table, index in in_lanes)
+    for table in placed:
+        check_table(table, rules, made)
+    return made, indices[: len(updated)], placed
 
 
 def compressed(placements: Sequence[Placement], lanes: Sequence[Lane], patterns: Mapping[str, str]) -> tuple[Placement, ...]:

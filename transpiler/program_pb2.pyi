@@ -152,7 +152,7 @@ class Deployment(_message.Message):
     def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., trainer_id: _Optional[int] = ..., server_index: _Optional[int] = ..., wait_port: _Optional[bool] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("lanes", "trainers", "servers", "groups", "placements", "clip", "graph")
+    __slots__ = ("lanes", "trainers", "servers", "groups", "placements", "clip", "graph", "tables")
     LANES_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class Plan(_message.Message):
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     lanes: _containers.RepeatedCompositeFieldContainer[Lane]
     trainers: int
     servers: int
@@ -167,7 +168,94 @@ class Plan(_message.Message):
     placements: _containers.RepeatedCompositeFieldContainer[Placement]
     clip: Clip
     graph: str
-    def __init__(self, lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    def __init__(self, lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("name", "dim", "dtype", "rows", "segments", "lane", "seed", "initial", "count", "probability", "show_click", "ttl", "capacity", "eviction", "memory_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    SHOW_CLICK_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dim: int
+    dtype: str
+    rows: int
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    lane: int
+    seed: int
+    initial: Initial
+    count: CountFilterEntry
+    probability: ProbabilityEntry
+    show_click: ShowClickEntry
+    ttl: float
+    capacity: int
+    eviction: str
+    memory_bytes: int
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., dtype: _Optional[str] = ..., rows: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., lane: _Optional[int] = ..., seed: _Optional[int] = ..., initial: _Optional[_Union[Initial, _Mapping]] = ..., count: _Optional[_Union[CountFilterEntry, _Mapping]] = ..., probability: _Optional[_Union[ProbabilityEntry, _Mapping]] = ..., show_click: _Optional[_Union[ShowClickEntry, _Mapping]] = ..., ttl: _Optional[float] = ..., capacity: _Optional[int] = ..., eviction: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class Segment(_message.Message):
+    __slots__ = ("begin", "end", "group")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    group: int
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
+
+class Initial(_message.Message):
+    __slots__ = ("kind", "low", "high")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    low: float
+    high: float
+    def __init__(self, kind: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
+
+class CountFilterEntry(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class ProbabilityEntry(_message.Message):
+    __slots__ = ("probability",)
+    PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    probability: float
+    def __init__(self, probability: _Optional[float] = ...) -> None: ...
+
+class ShowClickEntry(_message.Message):
+    __slots__ = ("show", "click", "threshold", "nonclk_coeff", "click_coeff", "decay", "delete_threshold", "delete_after_unseen_days")
+    SHOW_FIELD_NUMBER: _ClassVar[int]
+    CLICK_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    NONCLK_COEFF_FIELD_NUMBER: _ClassVar[int]
+    CLICK_COEFF_FIELD_NUMBER: _ClassVar[int]
+    DECAY_FIELD_NUMBER: _ClassVar[int]
+    DELETE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    DELETE_AFTER_UNSEEN_DAYS_FIELD_NUMBER: _ClassVar[int]
+    show: str
+    click: str
+    threshold: float
+    nonclk_coeff: float
+    click_coeff: float
+    decay: float
+    delete_threshold: float
+    delete_after_unseen_days: float
+    def __init__(self, show: _Optional[str] = ..., click: _Optional[str] = ..., threshold: _Optional[float] = ..., nonclk_coeff: _Optional[float] = ..., click_coeff: _Optional[float] = ..., decay: _Optional[float] = ..., delete_threshold: _Optional[float] = ..., delete_after_unseen_days: _Optional[float] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("mode", "merge", "max_merge_var_num", "send_queue_size", "send_wait_times", "thread_pool_size", "independent_recv_thread", "min_send_grad_num_before_recv", "k_steps", "staleness", "dc_asgd", "outer")
