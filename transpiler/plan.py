@@ -126,6 +126,24 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """How trainers share their work where there are no servers: everybody holds everything, and lanes and slices there are none.
+
+    Attributes:
+        mode: "grad_allreduce": gradients are averaged at every step.  "local_sgd": trainers step by themselves, and after every
+            step the parameters are averaged.  "nccl2": the program itself shares nothing; ``ParallelExecutor`` averages them.
+        rings: process groups over all trainers, which the buckets take in turn.
+        inner: trainers in a row that reduce among themselves before one of each such row reduces with the others; 0: no rows.
+        bucket_bytes: what travels together, at most, except for a single tensor that is larger.
+    """
+
+    mode: str
+    rings: int = 1
+    inner: int = 0
+    bucket_bytes: int = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Who holds what, and how it is updated.  Placements of trained variables stand in the order of the optimizer ops."""
 
@@ -137,6 +155,7 @@ class Plan:
     clip: Clip | None = None
     graph: str = ""  # fingerprint of the single-node graph; "" for an eager script
     tables: tuple[Table, ...] = ()
+    collective: Collective | None = None  # of a job without servers
 
     def placement(self, name: str) -> Placement:
         """The placement of a variable.
@@ -163,6 +182,8 @@ class Plan:
     @property
     def mode(self) -> str:
         """The mode of all parameters, or "mixed"."""
+        if self.collective is not None:
+            return self.collective.mode
         modes = {lane.mode for lane in self.lanes}
         return modes.pop() if len(modes) == 1 else "mixed"
 
@@ -184,6 +205,8 @@ class Plan:
         for index, rule in enumerate(self.groups):
             facts[f"group {index}: optimizer"] = rule.type
             facts.update({f"group {index}: {key}": repr(value) for key, value in {**rule.numbers, **rule.flags}.items()})
+        if self.collective is not None:
+            facts.update({f"collective: {f.name}": repr(getattr(self.collective, f.name)) for f in fields(self.collective)})
         for order, placement in enumerate(self.placements):
             held = ", ".join(f"{s.name}[{s.begin}:{s.end}] on server {s.server}" for s in placement.slices)
             group = "held" if placement.group is None else f"group {placement.group}, lane {placement.lane}"
@@ -231,10 +254,10 @@ class Deployment:
     """A plan, the addresses it runs on, and which of the processes this one is.
 
     Attributes:
-        endpoints: HOST:PORT of each server's control endpoint, by server index.
+        endpoints: HOST:PORT of each server's control endpoint, by server index; without servers that of each trainer.
         trainer_id: None in a server's program.
         server_index: None in a trainer's program.
-        wait_port: a trainer waits, with a deadline, until the servers answer.
+        wait_port: a trainer waits, with a deadline, until the servers (or the other trainers) answer.
     """
 
     plan: Plan

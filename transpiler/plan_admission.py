@@ -94,6 +94,7 @@ def check_plan(plan: Plan) -> None:
     Raises:
         ValueError: naming the variable, slice, group or field, what was expected and what came.
     """
+    expect(plan.collective is None, f"plan: expected one of a job with servers, got mode {plan.mode}")
     expect(1 <= len(plan.lanes) <= MOST_LANES, f"plan: expected 1 to {MOST_LANES} lanes, got {len(plan.lanes)}")
     for index, lane in enumerate(plan.lanes):
         check_lane(lane, f"plan, lane {index}")

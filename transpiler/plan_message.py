@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from transpiler import program_pb2 as pb
-from transpiler.plan import Clip, Deployment, Lane, Number, Placement, Plan, Rule, Slice
+from transpiler.plan import Clip, Collective, Deployment, Lane, Number, Placement, Plan, Rule, Slice
 from transpiler.table_message import table_from_proto, table_to_proto
 
 
@@ -44,6 +44,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         clip=None if plan.clip is None else pb.Clip(kind=plan.clip.kind, low=plan.clip.low, high=plan.clip.high),
         graph=plan.graph,
         tables=list(map(table_to_proto, plan.tables)),
+        collective=None if plan.collective is None else pb.Collective(**asdict(plan.collective)),
     )
 
 
@@ -94,7 +95,10 @@ def plan_from_proto(message: pb.Plan) -> Plan:
     groups, lanes = tuple(map(_rule_from_proto, message.groups)), tuple(map(_lane_from_proto, message.lanes))
     clip = Clip(message.clip.kind, message.clip.high, message.clip.low) if message.HasField("clip") else None
     tables = tuple(map(table_from_proto, message.tables))
-    return Plan(lanes, message.trainers, message.servers, groups, placements, clip, message.graph, tables)
+    collective = None
+    if message.HasField("collective"):
+        collective = Collective(**{field.name: getattr(message.collective, field.name) for field in fields(Collective)})
+    return Plan(lanes, message.trainers, message.servers, groups, placements, clip, message.graph, tables, collective)
 
 
 def deployment_to_proto(deployment: Deployment) -> pb.Deployment:

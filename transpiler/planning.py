@@ -12,7 +12,7 @@ from transpiler.modes import AUTO, LanePlan, uniform
 from transpiler.ops import is_optimizer, rule_of_op
 from transpiler.optimizers import RULES, rule_of
 from transpiler.placement import Dispatcher, RoundRobin, place
-from transpiler.plan import COMPRESSIONS, Clip, Lane, Placement, Plan, Rule
+from transpiler.plan import COMPRESSIONS, Clip, Collective, Lane, Placement, Plan, Rule
 from transpiler.plan_admission import check_unique
 from transpiler.program import Op, Program, Ref, Role
 from transpiler.table_planning import check_table, rules_of
@@ -246,10 +246,7 @@ def plan_program(
     Raises:
         ValueError: as :func:`plan_parameters`, or the program has no optimizer op, or is already one of a cluster.
     """
-    if program.deployment is not None:
-        raise ValueError("transpile: expected a single-node program, got one that was transpiled already")
-    if not optimizer_ops(program):
-        raise ValueError("transpile: expected a program with optimizer ops, got one that updates nothing")
+    _check_single_node(program)
     return plan_parameters(
         _variables(program),
         _rules(program),
@@ -263,3 +260,22 @@ def plan_program(
         clip=clip_of(program),
         graph=program.fingerprint(),
     )
+
+
+def plan_collective(program: Program, collective: Collective, trainers: int) -> Plan:
+    """The plan for a single-node program that trainers run without servers: everybody holds everything, in one piece.
+
+    Raises:
+        ValueError: the program has no optimizer op, or is already one of a cluster, or clips in several ways.
+    """
+    _check_single_node(program)
+    placements = tuple(Placement(v.name, v.shape, v.dtype, v.group, ()) for v in _variables(program))
+    graph, clip = program.fingerprint(), clip_of(program)
+    return Plan((), trainers, 0, tuple(_rules(program)), placements, clip, graph, collective=collective)
+
+
+def _check_single_node(program: Program) -> None:
+    if program.deployment is not None:
+        raise ValueError("transpile: expected a single-node program, got one that was transpiled already")
+    if not optimizer_ops(program):
+        raise ValueError("transpile: expected a program with optimizer ops, got one that updates nothing")
