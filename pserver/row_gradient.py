@@ -30,7 +30,7 @@ class RowGradient:
         return RowGradient(self.ids.clone(), self.rows.clone(), statistics)
 
     def add_(self, other: RowGradient) -> RowGradient:
-        """Adds another one: rows of the same id are summed, this one's first; the ids' order is that of their first occurrence."""
+        """Adds another one: rows of the same id are summed, this one's first; ids stand in the order of their first occurrence."""
         total = total_of([self, other])
         self.ids, self.rows, self.statistics = total.ids, total.rows, total.statistics
         return self

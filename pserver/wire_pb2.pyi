@@ -23,6 +23,9 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAIN: _ClassVar[Kind]
     BYE: _ClassVar[Kind]
     PROBE: _ClassVar[Kind]
+    ROWS: _ClassVar[Kind]
+    LOOKUP: _ClassVar[Kind]
+    SCAN: _ClassVar[Kind]
 UNKNOWN: Kind
 HELLO: Kind
 VALUE: Kind
@@ -36,6 +39,9 @@ FAILURE: Kind
 DRAIN: Kind
 BYE: Kind
 PROBE: Kind
+ROWS: Kind
+LOOKUP: Kind
+SCAN: Kind
 
 class JoinRequest(_message.Message):
     __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "carriers", "server_index")
@@ -171,7 +177,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "carriers", "failure")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "carriers", "failure", "tables")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +190,7 @@ class StatusReply(_message.Message):
     BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
     CARRIERS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     state: str
     fingerprint: str
     mode: str
@@ -196,7 +203,27 @@ class StatusReply(_message.Message):
     bytes_out: int
     carriers: _containers.RepeatedScalarFieldContainer[str]
     failure: str
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., carriers: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., carriers: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+
+class TableStatus(_message.Message):
+    __slots__ = ("name", "rows", "bytes_held", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_HELD_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    bytes_held: int
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes_held: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
     __slots__ = ("trainer_id", "state", "step", "carrier", "silence_seconds", "activity")
@@ -223,7 +250,7 @@ class DrainReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "request", "payload")
+    __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "scan", "request", "payload")
     KIND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +260,7 @@ class Frame(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     NORMS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SCAN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     kind: Kind
@@ -244,9 +272,10 @@ class Frame(_message.Message):
     failure: Failure
     norms: Norms
     sequence: int
+    scan: Scan
     request: int
     payload: bytes
-    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., norms: _Optional[_Union[Norms, _Mapping]] = ..., sequence: _Optional[int] = ..., request: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., norms: _Optional[_Union[Norms, _Mapping]] = ..., sequence: _Optional[int] = ..., scan: _Optional[_Union[Scan, _Mapping]] = ..., request: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "size")
@@ -263,19 +292,42 @@ class Part(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("session", "trainer_id", "lane", "stream")
+    __slots__ = ("session", "trainer_id", "lane", "stream", "tables")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     session: str
     trainer_id: int
     lane: int
     stream: int
-    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ..., stream: _Optional[int] = ...) -> None: ...
+    tables: bool
+    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ..., stream: _Optional[int] = ..., tables: _Optional[bool] = ...) -> None: ...
+
+class Scan(_message.Message):
+    __slots__ = ("table", "cursor", "most", "changed", "saved")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    cursor: int
+    most: int
+    changed: bool
+    saved: bool
+    def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., most: _Optional[int] = ..., changed: _Optional[bool] = ..., saved: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("rows", "absent", "overflow", "quiet", "scale")
+    __slots__ = ("rows", "absent", "overflow", "quiet", "facts", "scale")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     class ScaleEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -287,13 +339,15 @@ class Commit(_message.Message):
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     QUIET_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[Row]
     absent: _containers.RepeatedScalarFieldContainer[str]
     overflow: bool
     quiet: bool
+    facts: _containers.ScalarMap[str, str]
     scale: _containers.ScalarMap[str, float]
-    def __init__(self, rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., quiet: _Optional[bool] = ..., scale: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., quiet: _Optional[bool] = ..., facts: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Row(_message.Message):
     __slots__ = ("group", "numbers")
@@ -311,14 +365,18 @@ class Row(_message.Message):
     def __init__(self, group: _Optional[int] = ..., numbers: _Optional[_Mapping[str, _program_pb2.Numbers]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("version", "committed", "overflow")
+    __slots__ = ("version", "committed", "overflow", "cursor", "facts")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     version: int
     committed: int
     overflow: bool
-    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ...) -> None: ...
+    cursor: int
+    facts: str
+    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., facts: _Optional[str] = ...) -> None: ...
 
 class Norms(_message.Message):
     __slots__ = ("squared",)
