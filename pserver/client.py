@@ -68,9 +68,11 @@ class Client:
         deadline_seconds: the longest silence of the server that is not yet a loss, until the server tells its own.
         start_deadline_seconds: how long to wait for the server to come up and to be installed.
         landings: for each lane, where the values of a variable go; called in the channels' threads.
+        tables: likewise for arrays of tables, where the plan has some.
 
     Attributes:
         channels: one for each lane, from :meth:`join` on.
+        tables: that on which rows are read and loaded, if any.
         meanwhile: called while it waits to be let in; raises what should end the wait.
         activity: what the trainer does, for ``pserver status``.
     """
@@ -83,18 +85,21 @@ class Client:
         deadline_seconds: float,
         start_deadline_seconds: float,
         landings: Sequence[Landing],
+        tables: Landing | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.index = index
         self.carrier = ""
         self.activity = ""
         self.channels: list[Channel] = []
+        self.tables: Channel | None = None
         self.meanwhile: Callable[[], None] = lambda: None
         self._identity = identity
         self._carriers = suited(identity.carriers, split_endpoint(endpoint)[0])
         self._deadline = deadline_seconds
         self._start_deadline = start_deadline_seconds
         self._landings = landings
+        self._tables = tables
         self._control = ControlClient(endpoint, deadline_seconds)
         self._reply = JoinReply()
         self._closing = threading.Event()
@@ -119,11 +124,18 @@ class Client:
         self._deadline = self._reply.deadline_seconds or self._deadline
         self._heartbeat.start()
         for lane, landing in enumerate(self._landings):
-            self.channels.append(Channel(partial(self._open, lane), landing, self._deadline, str(self)))
+            self.channels.append(Channel(partial(self._open, lane, False), landing, self._deadline, str(self)))
+        if self._tables is not None:
+            self.tables = Channel(partial(self._open, 0, True), self._tables, self._deadline, str(self))
         return self._reply
 
-    def _open(self, lane: int, number: int) -> Stream:
-        """A lane's stream of that number, after HELLO."""
+    @property
+    def every_channel(self) -> list[Channel]:
+        """Those of the lanes, and that of the tables."""
+        return self.channels if self.tables is None else [*self.channels, self.tables]
+
+    def _open(self, lane: int, tables: bool, number: int) -> Stream:
+        """The stream of that number of a lane, or of the tables, after HELLO."""
         try:
             stream = Numbered(self._connect())
         except Unreachable as error:
@@ -133,8 +145,8 @@ class Client:
             self._reply = self._admitted()
             log.warning("%s: %s; taking %s instead of %s", self, error, self._reply.carrier, self.carrier)
             self.carrier = self._reply.carrier
-            return self._open(lane, number)
-        hello = Hello(session=self._reply.session, trainer_id=self._identity.trainer_id, lane=lane, stream=number)
+            return self._open(lane, tables, number)
+        hello = Hello(session=self._reply.session, trainer_id=self._identity.trainer_id, lane=lane, stream=number, tables=tables)
         with suppress(Unreachable):  # it has broken already: whoever receives from it sees that, and opens another
             stream.send(Frame(kind=Kind.HELLO, hello=hello))
         return stream
@@ -176,7 +188,7 @@ class Client:
 
     def check(self) -> None:
         """Raises what ended the connection, if something did."""
-        for channel in self.channels:
+        for channel in self.every_channel:
             if channel.failure is not None:
                 raise channel.failure
 
@@ -185,7 +197,7 @@ class Client:
         if self._closing.is_set():
             return
         self._closing.set()
-        for channel in self.channels:
+        for channel in self.every_channel:
             channel.close(abruptly=bool(failure))
         try:
             if self._reply.session:
@@ -218,5 +230,5 @@ class Client:
                 return
 
     def _fail(self, error: PServerError) -> None:
-        for channel in self.channels:
+        for channel in self.every_channel:
             channel.fail(error)
