@@ -21,6 +21,7 @@ class Role(enum.Enum):
     TRAINER = "TRAINER"
     PSERVER = "PSERVER"
     SINGLE = "SINGLE"  # trains alone: no cluster variables are set
+    COLLECTIVE = "COLLECTIVE"  # a trainer among trainers, without servers: torchrun's variables are set
 
     WORKER = TRAINER  # the documentation's other names
     SERVER = PSERVER
@@ -62,6 +63,69 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
+class World:
+    """A process's place among the trainers of a collective job: torchrun's variables.
+
+    Attributes:
+        rank, size: this trainer's number, and how many there are.
+        local_rank: its number on its host, which picks its GPU.
+        address, port: where the store is that the trainers meet at; "" in a world of one that nobody else knows of.
+        served: the store is there already (torchrun's agent, or ``spawn``, keeps it); otherwise rank 0 keeps it.
+        attempt: how often torchrun has started the job again.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    address: str = ""
+    port: int = 0
+    served: bool = False
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"WORLD_SIZE: expected 1 or more, got {self.size}")
+        for name, number in (("RANK", self.rank), ("LOCAL_RANK", self.local_rank)):
+            if not 0 <= number < self.size:
+                raise ValueError(f"{name}: expected 0 to {self.size - 1}, got {number}")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"MASTER_PORT: expected 0 to 65535, got {self.port}")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> World:
+        """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: a world of one without the first two, otherwise all five.
+
+        Raises:
+            ValueError: one of them is missing, or holds something else than it should; the message names it.
+        """
+        if not is_collective(environ):
+            return cls()
+        missing = [name for name in TORCHRUN if not environ.get(name)]
+        if missing:
+            given = ", ".join(name for name in TORCHRUN if name not in missing)
+            raise ValueError(f"{', '.join(missing)}: not set, and a trainer of a collective job ({given} set) needs it")
+        rank, size, local_rank, port = (_number(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
+        served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        attempt = _number(environ, "TORCHELASTIC_RESTART_COUNT") if environ.get("TORCHELASTIC_RESTART_COUNT") else 0
+        return cls(rank, size, local_rank, environ["MASTER_ADDR"], port, served, attempt)
+
+    def enter(self) -> None:
+        """Makes this process that trainer, for whatever reads the environment."""
+        os.environ.update(
+            {
+                **{"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank)},
+                **{"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)},
+                **{"TORCHELASTIC_USE_AGENT_STORE": str(self.served), "TORCHELASTIC_RESTART_COUNT": str(self.attempt)},
+            }
+        )
+
+
+def is_collective(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment makes this process one of torchrun's: RANK and WORLD_SIZE are set."""
+    return bool(environ.get("RANK") and environ.get("WORLD_SIZE"))
+
+
+@dataclass(frozen=True, slots=True)
 class RoleMaker:
     """A process's place in its job.
 
@@ -77,7 +141,7 @@ class RoleMaker:
     current_endpoint: str = ""
 
     def __post_init__(self) -> None:
-        if self.role is Role.SINGLE:
+        if self.role in (Role.SINGLE, Role.COLLECTIVE):
             return
         if not self.server_endpoints:
             raise ValueError("PSERVER_ENDPOINTS: expected at least one HOST:PORT, got none")
@@ -105,7 +169,8 @@ class RoleMaker:
 class CloudRoleMaker:
     """The role that the environment describes.  See the README's table of variables.
 
-    Without ``TRAINING_ROLE`` and without torchrun's variables the process trains alone.
+    Without ``TRAINING_ROLE`` and without torchrun's variables the process trains alone; with torchrun's and without servers it is
+    a trainer of a collective job.
 
     Raises:
         ValueError: a required variable is missing or holds something else than it should; the message names it.
@@ -150,11 +215,14 @@ class UserDefinedRoleMaker:
 def from_environment(environ: Mapping[str, str]) -> RoleMaker:
     """See :class:`CloudRoleMaker`."""
     word = environ.get("TRAINING_ROLE")
-    if word is None:
-        _refuse_torchrun(environ)
-        return RoleMaker(Role.SINGLE)
-    if word not in ("TRAINER", "PSERVER"):
+    if word not in (None, "TRAINER", "PSERVER"):
         raise ValueError(f"TRAINING_ROLE: expected TRAINER or PSERVER, got {word!r}")
+    without_servers = word is None or (word == "TRAINER" and not environ.get("PSERVER_ENDPOINTS"))
+    if without_servers and is_collective(environ):
+        world = World.from_environment(environ)
+        return RoleMaker(Role.COLLECTIVE, trainer_id=world.rank, trainers=world.size)
+    if word is None:
+        return RoleMaker(Role.SINGLE)
     role = Role(word)
     return RoleMaker(
         role=role,
@@ -165,14 +233,6 @@ def from_environment(environ: Mapping[str, str]) -> RoleMaker:
     )
 
 
-def _refuse_torchrun(environ: Mapping[str, str]) -> None:
-    if all(name in environ for name in TORCHRUN):
-        raise ValueError(
-            "torchrun's variables are set and TRAINING_ROLE is not: the collective mode does not exist in this version. "
-            "Start the script with `pserver launch`, or set TRAINING_ROLE, PSERVER_ENDPOINTS, TRAINERS and TRAINER_ID"
-        )
-
-
 def _required(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name, "")
     if not value:
@@ -181,7 +241,12 @@ def _required(environ: Mapping[str, str], name: str) -> str:
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:
-    text = _required(environ, name)
+    _required(environ, name)
+    return _number(environ, name)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ[name]
     try:
         return int(text)
     except ValueError:

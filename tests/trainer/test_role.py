@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer import fleet
-from trainer.role import TORCHRUN, CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
+from trainer.role import TORCHRUN, CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker, World
 
 ENDPOINTS = "10.0.0.1:6174,10.0.0.2:6174"
 COMPLETE = {
@@ -109,13 +109,33 @@ def test_without_any_variable_a_process_trains_alone(caplog: pytest.LogCaptureFi
         fleet.finish()
 
 
-def test_torchruns_variables_alone_ask_for_a_mode_that_does_not_exist() -> None:
-    """They are no reason to train alone in silence, many times over; beside TRAINING_ROLE they are ignored."""
-    torchrun = dict(zip(TORCHRUN, ("0", "2", "0", "127.0.0.1", "29500"), strict=True))
+def test_torchruns_variables_without_servers_make_a_collective_trainer() -> None:
+    """As torchrun or ``launch --nccl2`` sets them; beside a parameter-server role they are ignored."""
+    torchrun = dict(zip(TORCHRUN, ("1", "2", "1", "127.0.0.1", "29500"), strict=True))
 
-    with pytest.raises(ValueError, match="torchrun.*TRAINING_ROLE.*collective"):
-        CloudRoleMaker(torchrun)
+    assert CloudRoleMaker(torchrun) == RoleMaker(Role.COLLECTIVE, trainer_id=1, trainers=2)
+    assert CloudRoleMaker({"TRAINING_ROLE": "TRAINER", **torchrun}) == RoleMaker(Role.COLLECTIVE, trainer_id=1, trainers=2)
     assert CloudRoleMaker({**COMPLETE["TRAINER"], **torchrun}) == CloudRoleMaker(COMPLETE["TRAINER"])
+    assert World.from_environment(torchrun) == World(1, 2, 1, "127.0.0.1", 29500)
+    assert World.from_environment({}) == World()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "MASTER_ADDR, MASTER_PORT: not set"),
+        ({"LOCAL_RANK": ""}, "LOCAL_RANK: not set"),
+        ({"RANK": "2"}, "RANK: expected 0 to 1, got 2"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: expected a whole number, got 'two'"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT: expected 0 to 65535, got 70000"),
+    ],
+)
+def test_a_wrong_one_of_torchruns_variables_is_named(changed: dict[str, str], words: str) -> None:
+    """Each is required of a trainer of a collective job, and checked."""
+    torchrun = dict(zip(TORCHRUN, ("1", "2", "1", "127.0.0.1", "29500"), strict=True))
+
+    with pytest.raises(ValueError, match=words):
+        World.from_environment({**torchrun, **changed})
 
 
 def test_a_script_may_decide_its_role_itself() -> None:

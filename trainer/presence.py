@@ -1,0 +1,255 @@
+"""Who of a collective job's trainers is still there, and what became of the others.
+
+[Note: who is lost]  When a trainer dies, gloo tells its neighbours that some port was closed, NCCL tells nobody, and neither
+names a trainer.  So every trainer holds one connection to trainer 0, beside the collectives.  Each side beats; a connection that
+ends without a goodbye, or is silent for the deadline, is a lost trainer, and trainer 0 tells the others::
+
+    trainer 1 --beat, left, failed-->  trainer 0  --beat, and what happened to anyone--> trainers 1, 2, ...
+
+Errors of a collective are then raised anew under the name of whoever caused them (:func:`Presence.cause`).  A process whose main
+thread still waits in the same place GRACE_SECONDS after a trainer was lost can't be woken, so it says why, and ends.  Once
+trainer 0 has left nobody is watched any more, and no collective needs to be.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from torch._C._distributed_c10d import Store  # torch.distributed's own, which strict typing does not see there
+
+from pserver.errors import JobFailed, PServerError, TrainerLost
+
+GRACE_SECONDS = 10.0
+CAUSE_SECONDS = 3.0  # news of a death and the error that it causes race each other
+CONNECT_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What became of a trainer.
+
+    Attributes:
+        kind: "lost", "failed" or "left".
+        text: how, as the end of a sentence.
+    """
+
+    kind: str
+    rank: int
+    text: str
+
+    def error(self) -> PServerError:
+        """What the others raise when they need that trainer."""
+        if self.kind == "failed":
+            return JobFailed(f"trainer {self.rank} failed: {self.text}")
+        return TrainerLost(f"trainer {self.rank} {'is lost' if self.kind == 'lost' else 'has left the job'}: {self.text}")
+
+
+@dataclass(slots=True)
+class _Peer:
+    connection: socket.socket
+    heard: float
+    rest: bytes = b""
+
+
+class Presence:
+    """This trainer's end of the star.  See [Note: who is lost].
+
+    Args:
+        rank, size: this trainer, and how many there are.
+        address: of trainer 0.
+        store: where trainer 0 writes down its port.
+        deadline: seconds; the longest silence that is not yet a loss.
+
+    Raises:
+        OSError: trainer 0 cannot be reached.
+    """
+
+    def __init__(self, rank: int, size: int, address: str, store: Store, deadline: float) -> None:
+        self._rank, self._deadline = rank, deadline
+        self._changed = threading.Condition()  # guards _events
+        self._events: dict[int, Event] = {}
+        self._sending = threading.Lock()  # one line at a time on a connection
+        self._closed = False
+        self._peers = self._accept(size, address, store) if rank == 0 else {0: self._connect(address, store)}
+        self._wake, self._woken = socket.socketpair()
+        threading.Thread(target=self._run, name="presence", daemon=True).start()
+
+    # ---- coming up
+
+    def _accept(self, size: int, address: str, store: Store) -> dict[int, _Peer]:
+        token = secrets.token_hex(16)
+        with _listening(address) as listener:
+            store.set("presence", f"{listener.getsockname()[1]} {token}")
+            peers: dict[int, _Peer] = {}
+            listener.settimeout(CONNECT_SECONDS)
+            while len(peers) < size - 1:
+                connection, _ = listener.accept()
+                connection.settimeout(CONNECT_SECONDS)
+                said = json.loads(_line(connection) or b"{}")
+                if said.get("token") != token:  # a stranger
+                    connection.close()
+                    continue
+                peers[said["rank"]] = _Peer(connection, time.monotonic())
+            return peers
+
+    def _connect(self, address: str, store: Store) -> _Peer:
+        port, token = store.get("presence").decode().split()
+        connection = socket.create_connection((address, int(port)), CONNECT_SECONDS)
+        connection.sendall(json.dumps({"rank": self._rank, "token": token}).encode() + b"\n")
+        return _Peer(connection, time.monotonic())
+
+    # ---- for the trainer
+
+    def cause(self, seconds: float = CAUSE_SECONDS) -> Event | None:
+        """Who is to blame for a collective that did not come about: lost or failed, or else who has left; None: nobody known."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._serious() is not None, seconds)
+            return self._serious() or next(iter(self._events.values()), None)
+
+    def check(self) -> None:
+        """Raises what has happened to another trainer.
+
+        Raises:
+            PServerError: it is lost, or has failed.
+        """
+        with self._changed:
+            event = self._serious()
+        if event is not None:
+            raise event.error()
+
+    def tell(self, kind: str, text: str) -> None:
+        """Says "failed" or "left" to all others."""
+        self._send(Event(kind, self._rank, text), self._peers)
+
+    def close(self, text: str) -> None:
+        """Leaves, with a goodbye."""
+        if not self._closed:
+            self.tell("left", text)
+            self._closed = True
+            self._wake.close()
+
+    def _serious(self) -> Event | None:
+        return next((event for event in self._events.values() if event.kind != "left"), None)
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        peers, beat = self._peers, min(2.0, self._deadline / 4)
+        selector = selectors.DefaultSelector()
+        selector.register(self._woken, selectors.EVENT_READ)
+        for rank, peer in peers.items():
+            selector.register(peer.connection, selectors.EVENT_READ, rank)
+        sent, guard = 0.0, Guard(self._serious)
+        while not self._closed:
+            for key, _ in selector.select(beat):
+                if key.data is not None and not self._read(key.data):
+                    selector.unregister(key.fileobj)
+            now = time.monotonic()
+            if now - sent >= beat:
+                sent = now
+                self._send(None, peers)
+            for rank, peer in peers.items():
+                if now - peer.heard > self._deadline:
+                    self._note(Event("lost", rank, f"silent for {self._deadline:g} s"))
+            guard.look()
+        for peer in peers.values():
+            peer.connection.close()
+        self._woken.close()
+
+    def _read(self, rank: int) -> bool:
+        """Takes what a peer has sent; False at its end."""
+        peer = self._peers[rank]
+        try:
+            data = peer.connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            peer.heard = float("inf")
+            if not self._closed:
+                self._note(Event("lost", rank, "its connection ended without a goodbye; it was killed, or its host is gone"))
+            return False
+        peer.heard = time.monotonic()
+        *lines, peer.rest = (peer.rest + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if said:
+                self._note(Event(**said))
+        return True
+
+    def _note(self, event: Event) -> None:
+        """The first thing that becomes of a trainer counts; trainer 0 passes it on."""
+        with self._changed:
+            if event.rank in self._events or event.rank == self._rank:
+                return
+            self._events[event.rank] = event
+            self._changed.notify_all()
+        if event.kind != "left":
+            log.error("%s", event.error())
+        if self._rank == 0:
+            self._send(event, {rank: peer for rank, peer in self._peers.items() if rank != event.rank})
+
+    def _send(self, event: Event | None, peers: dict[int, _Peer]) -> None:
+        line = json.dumps(asdict(event) if event is not None else {}).encode() + b"\n"
+        with self._sending:
+            for peer in peers.values():
+                with suppress(OSError):  # its end is noticed by whoever reads
+                    peer.connection.sendall(line)
+
+
+class Guard:
+    """Ends this process where its main thread waits for a lost trainer and can't be woken.
+
+    Args:
+        serious: gives the event that ends the job, once there is one.
+    """
+
+    def __init__(self, serious: Callable[[], Event | None]) -> None:
+        self._serious = serious
+        self._since = 0.0
+        self._place: tuple[object, ...] | None = None
+
+    def look(self) -> None:
+        """Called every few seconds."""
+        event = self._serious()
+        if event is None:
+            return
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        place = (frame, frame.f_lasti) if frame is not None else None
+        if place != self._place:
+            self._place, self._since = place, time.monotonic()
+        elif place is not None and time.monotonic() - self._since > GRACE_SECONDS:
+            print(f"{type(event.error()).__name__}: {event.error()}; this trainer waits for it in vain:", file=sys.stderr)
+            traceback.print_stack(frame, file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _listening(address: str) -> socket.socket:
+    """Where trainer 0 listens: at the address that the others know, or where that is not this host's own name, anywhere."""
+    with suppress(OSError):
+        return socket.create_server((address, 0))
+    return socket.create_server(("", 0))
+
+
+def _line(connection: socket.socket) -> bytes:
+    """The first line, of at most a few hundred bytes."""
+    found = b""
+    with suppress(OSError):
+        while not found.endswith(b"\n") and len(found) < 1024 and (byte := connection.recv(1)):
+            found += byte
+    return found if found.endswith(b"\n") else b""
