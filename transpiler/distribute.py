@@ -8,6 +8,8 @@
     STARTUP_PASSES        receive_everything
     PSERVER_PASSES        define_slices, append_optimize_blocks, listen                                 (pserver_passes.py)
     verify                the laws that hold after each pass    (verify.py)
+
+Modes without servers have their own passes: ``collective.py``.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
+from transpiler.collective import ENDPOINT, check_arguments, collective_of, collective_program, collective_startup, deployment_of
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.modes import uniform
+from transpiler.naming import default_main_program, default_startup_program, set_default_trainer
 from transpiler.plan import Deployment, Lane, Plan
 from transpiler.planning import MODES, plan_parameters, plan_program
 from transpiler.program import Block, Op, Program, Role, Storage, freeze
@@ -116,8 +120,6 @@ def _programs(program: Program | None, startup: Program | None) -> tuple[Program
 
     A main program that is not the default one brings its own startup: the default one may be another model's.
     """
-    from transpiler.naming import default_main_program, default_startup_program
-
     for what, given in (("program", program), ("startup_program", startup)):
         if given is not None and not isinstance(given, Program):
             raise TypeError(f"{what}: expected a Program, got {type(given).__name__}")
@@ -137,6 +139,17 @@ class _Transpiled:
     deployment: Deployment  # this trainer's
     main: Program  # the trainer's
     startup: Program  # the single-node one
+
+    @property
+    def servers(self) -> Deployment:
+        """The deployment, if it has servers.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.deployment.plan.collective is not None:
+            raise ValueError(f"mode={self.deployment.plan.mode!r} has no servers, so there is no program of one")
+        return self.deployment
 
 
 class DistributeTranspiler:
@@ -159,11 +172,11 @@ class DistributeTranspiler:
         self,
         trainer_id: int,
         program: Program | None = None,
-        pservers: str = "127.0.0.1:6174",
-        trainers: int = 1,
+        pservers: str = ENDPOINT,
+        trainers: int | str = 1,
         sync_mode: bool | None = None,
         startup_program: Program | None = None,
-        current_endpoint: str = "127.0.0.1:6174",
+        current_endpoint: str = ENDPOINT,
     ) -> None:
         """Plans and makes the trainer's main program.  The given programs stay as they are.
 
@@ -171,17 +184,20 @@ class DistributeTranspiler:
             trainer_id: this trainer, from 0 to below ``trainers``; any of them in a server's process.
             program: the single-node main program; None is the default one.
             pservers: the servers' control endpoints, comma-separated.
-            trainers: how many there are.
+            trainers: how many there are; in a mode without servers the endpoint of each, comma-separated.
             sync_mode: None is as the configuration says.
             startup_program: the single-node startup program; None is the one that belongs to ``program``.
-            current_endpoint: this process's address in the collective modes; checked, and of no meaning to a parameter server.
+            current_endpoint: this trainer's own in a mode without servers, if given; of no meaning to a parameter server.
 
         Raises:
             TypeError: an argument has another type.
             ValueError: a number is out of range, an endpoint malformed, the configuration contradicts ``sync_mode`` or itself or
-                asks for what does not exist, an optimizer cannot be sliced, or the startup program is another program's.
+                has a field without effect, an optimizer cannot be sliced, or the startup program is another program's.
         """
         self.config.check_effects()
+        if self.config.mode != "pserver":
+            self._made = self._collective(trainer_id, program, pservers, trainers, sync_mode, startup_program, current_endpoint)
+            return
         lane, endpoints = self.config.lane(sync_mode), parse_endpoints(pservers)
         parse_endpoints(current_endpoint, "current_endpoint")
         trainers = _whole_number("trainers", trainers, 1)
@@ -194,6 +210,36 @@ class DistributeTranspiler:
         verify_servers([pserver_program(deployment.of_server(index)) for index in range(plan.servers)], plan)
         self._made = _Transpiled(deployment, main, startup)
 
+    def _collective(
+        self,
+        trainer_id: int,
+        program: Program | None,
+        pservers: str,
+        trainers: int | str,
+        sync_mode: bool | None,
+        startup: Program | None,
+        current_endpoint: str,
+    ) -> _Transpiled:
+        """What ``transpile`` makes in a mode without servers."""
+        if not isinstance(trainers, str):
+            raise TypeError(
+                f"trainers: expected the trainers' endpoints, HOST:PORT,HOST:PORT,..., with mode={self.config.mode!r}; "
+                f"got {trainers!r}"
+            )
+        endpoints = parse_endpoints(trainers, "trainers")
+        parse_endpoints(current_endpoint, "current_endpoint")
+        trainer_id = _whole_number("trainer_id", trainer_id, 0, len(endpoints))
+        check_arguments(self.config.mode, pservers, sync_mode, endpoints, trainer_id, current_endpoint)
+        single, startup = _programs(program, startup)
+        deployment = deployment_of(single, collective_of(self.config, endpoints), endpoints, trainer_id)
+        _check_belongs(deployment.plan, startup)
+        self._log(deployment.plan)
+        made = _Transpiled(deployment, collective_program(single, deployment), startup)
+        collective_startup(startup, deployment)  # its laws
+        if program is None:
+            set_default_trainer(made.main)
+        return made
+
     def _plan(self, program: Program, lane: Lane, trainers: int, servers: int) -> Plan:
         config = self.config
         plan = plan_program(
@@ -205,10 +251,13 @@ class DistributeTranspiler:
             slice_var_up=config.slice_var_up,
             split_method=config.split_method,
         )
-        if config.print_log:
+        self._log(plan)
+        return plan
+
+    def _log(self, plan: Plan) -> None:
+        if self.config.print_log:
             for key, value in plan.manifest().items():
                 _log.info("%s: %s", key, value)
-        return plan
 
     def _transpiled(self) -> _Transpiled:
         if self._made is None:
@@ -216,7 +265,7 @@ class DistributeTranspiler:
         return self._made
 
     def _server(self, endpoint: str) -> Deployment:
-        deployment = self._transpiled().deployment
+        deployment = self._transpiled().servers
         if endpoint not in deployment.endpoints:
             raise ValueError(f"endpoint: expected one of {', '.join(deployment.endpoints)}, got {endpoint!r}")
         return deployment.of_server(deployment.endpoints.index(endpoint))
@@ -225,7 +274,8 @@ class DistributeTranspiler:
         """The trainer's main program.
 
         Args:
-            wait_port: recorded in the program: running it waits, with a deadline, until the servers answer.
+            wait_port: recorded in the program: running it waits, with a deadline, until the servers (or the other trainers)
+                answer; without, they are expected to be there already.
 
         Raises:
             ValueError: ``transpile`` has not been called.
@@ -271,6 +321,8 @@ class DistributeTranspiler:
         _check_belongs(made.deployment.plan, startup)
         if pserver_program is not None:
             endpoint = self._endpoint_of(pserver_program, endpoint)
+        if endpoint is None and made.deployment.plan.collective is not None:
+            return collective_startup(startup, made.deployment)
         if endpoint is None:
             return trainer_startup(startup, made.deployment, self.config.runtime_split_send_recv)
         return pserver_startup(self._server(endpoint), self._storage(startup))

@@ -24,28 +24,26 @@ class _Field:
     words: str
     typed: Callable[[Any], bool]
     valid: Callable[[Any], bool] = lambda value: True
-    works: bool = True  # False: no value but the default has an effect yet, so transpile refuses it
 
 
-def _switch(default: bool, works: bool = True) -> _Field:
-    return _Field(default, "True or False", lambda value: isinstance(value, bool), works=works)
+def _switch(default: bool) -> _Field:
+    return _Field(default, "True or False", lambda value: isinstance(value, bool))
 
 
-def _count(default: int, least: int, works: bool = True) -> _Field:
+def _count(default: int, least: int) -> _Field:
     def typed(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
 
-    return _Field(default, f"a whole number of at least {least}", typed, lambda value: value >= least, works)
+    return _Field(default, f"a whole number of at least {least}", typed, lambda value: value >= least)
 
 
-def _choice(default: str | None, *words: str, works: bool = True) -> _Field:
+def _choice(default: str | None, *words: str) -> _Field:
     names = ", ".join(map(repr, (*words, *([None] if default is None else []))))
     return _Field(
         default,
         f"one of {names}",
         lambda value: isinstance(value, str) or (value is None and default is None),
         lambda value: value is None or value in words,
-        works,
     )
 
 
@@ -60,7 +58,7 @@ _FIELDS: dict[str, _Field] = {
     "slice_var_up": _switch(True),
     "split_method": _METHOD,
     "min_block_size": _count(8192, 1),
-    "mode": _choice("pserver", "pserver", "nccl2", "collective", works=False),
+    "mode": _choice("pserver", "pserver", "nccl2", "collective"),
     "enable_dc_asgd": _switch(False),
     "print_log": _switch(False),
     "wait_port": _switch(True),
@@ -70,13 +68,22 @@ _FIELDS: dict[str, _Field] = {
     "completely_not_async": _switch(False),
     "geo_sgd_mode": _switch(False),
     "geo_sgd_need_push_nums": _count(100, 1),
-    "nccl_comm_num": _count(1, 1, works=False),
-    "use_hierarchical_allreduce": _switch(False, works=False),
-    "hierarchical_allreduce_inter_nranks": _count(0, 0, works=False),
-    "collective_mode": _choice(None, "grad_allreduce", "local_sgd", works=False),
+    "nccl_comm_num": _count(1, 1),
+    "use_hierarchical_allreduce": _switch(False),
+    "hierarchical_allreduce_inter_nranks": _count(0, 0),
+    "collective_mode": _choice(None, "grad_allreduce", "local_sgd"),
 }
 
-
+_OF_SERVERS = (
+    *("slice_var_up", "split_method", "min_block_size", "enable_dc_asgd", "runtime_split_send_recv"),
+    *("half_async", "completely_not_async", "geo_sgd_mode", "geo_sgd_need_push_nums"),
+)
+_OF_RINGS = ("nccl_comm_num", "use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
+_WITHOUT_EFFECT = {
+    "pserver": (*_OF_RINGS, "collective_mode"),
+    "nccl2": (*_OF_SERVERS, "collective_mode"),
+    "collective": _OF_SERVERS,
+}
 _EXCLUDE = (
     ("geo_sgd_mode", "half_async"),
     ("geo_sgd_mode", "enable_dc_asgd"),
@@ -108,8 +115,12 @@ class DistributeTranspilerConfig:
             These three say the mode themselves: ``sync_mode`` need not be assigned, and must not be True.
         completely_not_async: sync, whatever ``sync_mode`` and ``half_async`` say: the result is that of ``sync_mode=True``.
         runtime_split_send_recv: no split and concat ops: send and recv carry the sections.  Not with ``sync_mode=True``.
-        mode, nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks, collective_mode: accepted names
-            whose effect does not exist yet: ``transpile`` raises if one is set to anything but its default.
+        mode: "pserver"; or without servers: "collective", whose programs share by themselves, and "nccl2", whose trainer program
+            is the single-node one, for ``ParallelExecutor``.  What has no effect in a mode must be left alone there.
+        collective_mode: of "collective": "grad_allreduce" averages gradients at every step, "local_sgd" parameters after it.
+        nccl_comm_num: how many process groups ("rings") buckets of gradients take in turn.
+        use_hierarchical_allreduce: reduce within each host, then between hosts (``rings.py``).
+        hierarchical_allreduce_inter_nranks: trainers in a row that reduce among themselves first; 0 or 1: those of each host.
 
     Raises:
         AttributeError and ValueError (:class:`UnknownField`): an unknown name; the message has the closest known ones.
@@ -210,13 +221,21 @@ class DistributeTranspilerConfig:
             raise ValueError("runtime_split_send_recv=True contradicts sync_mode=True, its default: assign sync_mode=False")
 
     def check_effects(self) -> None:
-        """Raises where a field asks for what does not exist yet.
+        """Raises where a field has no effect in this mode, or the mode lacks one.
 
         Raises:
             ValueError: naming the field.
         """
-        for name, field in _FIELDS.items():
-            if not field.works and getattr(self, name) != field.default:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r}: this version has no such effect yet; leave it at {field.default!r}"
-                )
+        for name in _WITHOUT_EFFECT[self.mode]:
+            default = _FIELDS[name].default
+            if getattr(self, name) != default:
+                raise ValueError(f"{name}={getattr(self, name)!r} has no effect with mode={self.mode!r}: leave it at {default!r}")
+        if self.mode == "collective" and self.collective_mode is None:
+            raise ValueError("collective_mode=None: expected 'grad_allreduce' or 'local_sgd' with mode='collective'")
+        if self.mode != "pserver" and not self.sync_mode:
+            raise ValueError(f"sync_mode=False contradicts mode={self.mode!r}: trainers without servers step together")
+        inner = self.hierarchical_allreduce_inter_nranks
+        if inner and not self.use_hierarchical_allreduce:
+            raise ValueError(
+                f"hierarchical_allreduce_inter_nranks={inner} has no effect with use_hierarchical_allreduce=False: switch it on"
+            )

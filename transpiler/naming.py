@@ -17,6 +17,7 @@ class _Defaults:
     def __init__(self, main: Program | None = None, startup: Program | None = None) -> None:
         self.main = main
         self.startup = startup
+        self.trainer: Program | None = None  # what transpile made of main, in a mode without servers
 
 
 _defaults = [_Defaults()]
@@ -48,7 +49,21 @@ def default_startup_program() -> Program:
 
 def set_defaults(main: Program, startup: Program) -> None:
     """Makes these the default programs, at the present level."""
-    _defaults[-1].main, _defaults[-1].startup = main, startup
+    _defaults[-1].main, _defaults[-1].startup, _defaults[-1].trainer = main, startup, None
+
+
+def set_default_trainer(program: Program) -> None:
+    """Notes what ``transpile`` made of the default main program, for ``ParallelExecutor``; the defaults stay as they are."""
+    _defaults[-1].trainer = program
+
+
+def default_trainer_program() -> Program:
+    """What ``transpile`` made of the default main program in a mode without servers; if it made nothing, the default itself.
+
+    Raises:
+        ValueError: nothing has been captured yet.
+    """
+    return _defaults[-1].trainer or default_main_program()
 
 
 @contextmanager

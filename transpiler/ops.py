@@ -91,10 +91,19 @@ _OWN: dict[str, Schema] = {
     "recv":             _with(_schema(None, 1, param=NAME, endpoints=_ENDPOINTS), trainer_id=INDEX, sections=_SECTIONS),
     "fetch_barrier":    _schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
     "listen_and_serv":  _schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT, mode=NAME, optimize_blocks=many(INDEX)),
+    # among trainers without servers (trainer 0 tells the others its ids); a result of one marked * is on its way until
+    # c_sync_comm_stream has it
+    "gen_nccl_id":      _schema(None, 1, endpoints=_ENDPOINTS, trainer_id=INDEX, nccl_comm_num=COUNT,
+                                use_hierarchical_allreduce=BOOLEAN, hierarchical_allreduce_inter_nranks=INDEX),
+    "c_comm_init":      _schema(0, x=VARIABLES, ring_id=INDEX, nranks=COUNT, trainer_id=INDEX),
+    "c_broadcast":      _schema(1, x=VARIABLE, root=INDEX, ring_id=INDEX),  # *
+    "c_allreduce_sum":  _schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),  # * those of a bucket travel together
+    "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
 }
 # fmt: on
 
-COMMUNICATION = frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"})
+COLLECTIVE = frozenset({"gen_nccl_id", "c_comm_init", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream"})
+COMMUNICATION = frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"}) | COLLECTIVE
 SERVER_OPS = frozenset(
     {"listen_and_serv", "sum", "scale", "dc_compensate", "clip", "norm_scale", "init"}
 )  # and every optimizer op
@@ -226,6 +235,8 @@ def _expect_counts(op: Op) -> str:
         told = {"sections", "delta", "mode", "k_steps"} & set(op.arguments)
         if "delta" in told and len(told) < 4 or "delta" not in told and told - {"sections"}:
             return f"expected sections, delta, mode and k_steps together, got {', '.join(sorted(told))}"
+    if op.type == "c_sync_comm_stream" and op.outputs != op.inputs:
+        return f"expected its arguments as its results ({', '.join(op.inputs[:8])}), got {', '.join(op.outputs[:8])}"
     if is_optimizer(op.type) and op.outputs != tuple(op.inputs[:1]) and op.outputs:
         param = op.arguments["param"]
         if op.outputs[0] != getattr(param, "name", ""):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transpiler.ops import is_optimizer
+from transpiler.ops import COMMUNICATION, is_optimizer
 from transpiler.program import Block, Op, Role
 
 FORWARD = "forward"
@@ -11,7 +11,7 @@ EXCHANGE = "exchange"  # with servers or trainers
 MERGE = "merge"  # of gradients: sum, scale, clip
 UPDATE = "update"
 
-_EXCHANGE = frozenset({"split", "send", "send_barrier", "recv", "fetch_barrier", "concat", "listen_and_serv"})
+_EXCHANGE = COMMUNICATION | {"split", "concat"}
 _MERGE = frozenset({"sum", "scale", "clip", "clip_by_norm", "global_norm_scale", "scale_by", "norm_scale", "dc_compensate"})
 
 

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from transpiler.aten import aten_overload
 from transpiler.lanes import describe
-from transpiler.ops import check, is_optimizer, rule_of_op
+from transpiler.ops import COLLECTIVE, check, is_optimizer, rule_of_op
 from transpiler.phases import BACKWARD, UPDATE, phases
 from transpiler.plan import Deployment
 from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Symbol, Variable
@@ -101,7 +101,22 @@ def _exchange(op: Op) -> str | None:
         blocks = _ranges([index for index in _items(arguments["optimize_blocks"]) if isinstance(index, int)])
         who = f"{arguments['endpoint']}, {arguments['mode']}, trainers={arguments['trainers']}"
         return f"listen_and_serv({who}, optimize_blocks={blocks or 'none'})"
-    return None
+    return _among_trainers(op) if op.type in COLLECTIVE else None
+
+
+def _among_trainers(op: Op) -> str:
+    """An op of a ring: what travels, and on which."""
+    arguments = op.arguments
+    if op.type == "gen_nccl_id":
+        return f"gen_nccl_id({', '.join(value(item).strip(chr(39)) for item in _items(arguments['endpoints']))})"
+    said = [*op.inputs, f"ring {arguments['ring_id']}"]
+    if op.type == "c_comm_init":
+        said.append(_count(int(str(arguments["nranks"])), "trainer"))
+    if op.type == "c_broadcast":
+        said.append(f"from trainer {arguments['root']}")
+    if op.type == "c_allreduce_sum":
+        said.append(f"bucket {arguments['bucket']}")
+    return f"{op.type}({', '.join(said)})"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -152,7 +167,7 @@ def call(op: Op) -> str:
 
 def results(op: Op) -> str:
     """The left side of an op's line: ``addmm =``, or nothing."""
-    if not op.outputs or op.type in ("recv", "split"):
+    if not op.outputs or op.type in ("recv", "split", "c_sync_comm_stream"):
         return ""
     return ", ".join(name or "_" for name in op.outputs) + " ="
 
@@ -164,7 +179,7 @@ def extent(variable: Variable) -> str:
 
 def types(op: Op, block: Block, main: Block) -> str:
     """The types of an op's results, where they are news."""
-    if op.type in ("recv", "split") or is_optimizer(op.type):
+    if op.type in ("recv", "split") or op.type in COLLECTIVE or is_optimizer(op.type):
         return ""
     found = [block.variables.get(name) or main.variables.get(name) for name in op.outputs if name]
     return ", ".join(extent(variable) for variable in found if variable)
@@ -241,6 +256,9 @@ def header(deployment: Deployment | None) -> str:
     if deployment is None:
         return "single-node program"
     plan = deployment.plan
+    if plan.collective is not None:
+        who = f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, {_count(plan.collective.rings, 'ring')}"
+        return who + (f", in rows of {plan.collective.inner}" if plan.collective.inner else "")
     lines = [describe(lane, plan.trainers) for lane in plan.lanes]
     merged = f": {lines[0]}"
     if len(lines) > 1:

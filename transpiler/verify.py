@@ -1,6 +1,6 @@
 """Programs are held against laws after every pass; an error names the op, the variable and the law.
 
-The laws stand in ``laws.py`` (all programs, and the plan), ``trainer_laws.py`` and ``pserver_laws.py``.
+The laws stand in ``laws.py`` (all programs, and the plan), ``trainer_laws.py``, ``pserver_laws.py`` and ``collective_laws.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from transpiler import pserver_laws, trainer_laws
+from transpiler import collective_laws, pserver_laws, trainer_laws
 from transpiler.laws import Fault, IllegalProgram, Law, defined_before_use, slices_tile
 from transpiler.plan import Plan
 from transpiler.program import Program
@@ -59,13 +59,45 @@ PSERVER: tuple[Law, ...] = (
     pserver_laws.only_server_ops,
 )
 PSERVER_STARTUP: tuple[Law, ...] = (pserver_laws.slices_held, pserver_laws.slices_initialised, pserver_laws.only_server_ops)
+COLLECTIVE_STARTUP: tuple[Law, ...] = (
+    collective_laws.ids_drawn_once,
+    collective_laws.rings_begin_once,
+    collective_laws.parameters_handed_on,
+    collective_laws.awaited_before_use,
+)
+SHARED: tuple[Law, ...] = (
+    collective_laws.updated_once,
+    collective_laws.buckets_in_bounds,
+    collective_laws.awaited_before_use,
+)
+AVERAGED_GRADIENTS: tuple[Law, ...] = (collective_laws.loss_gradient_scaled, collective_laws.summed_exactly_once, *SHARED)
+AVERAGED_PARAMETERS: tuple[Law, ...] = (collective_laws.averaged_exactly_once, *SHARED)
+UNSHARED: tuple[Law, ...] = (collective_laws.shares_nothing, collective_laws.updated_once)
+
+
+def _collective_laws_of(program: Program, mode: str) -> tuple[Law, ...]:
+    """The laws of a job without servers.  What ParallelExecutor made of an nccl2 program averages gradients."""
+    if collective_laws.is_startup(program):
+        return (collective_laws.ids_drawn_once,) if mode == "nccl2" else COLLECTIVE_STARTUP
+    if mode == "local_sgd":
+        return AVERAGED_PARAMETERS
+    shares = any(op.type == "c_allreduce_sum" for op in program.main.ops)
+    return UNSHARED if mode == "nccl2" and not shares else AVERAGED_GRADIENTS
 
 
 def laws_of(program: Program) -> tuple[Law, ...]:
     """The laws of a complete program of a cluster: a trainer's or a server's, main or startup."""
+    plan = None if program.deployment is None else program.deployment.plan
+    if plan is not None and plan.collective is not None:
+        return _always(plan) + _collective_laws_of(program, plan.mode)
     if program.deployment is not None and program.deployment.server_index is not None:
         return ALWAYS + (PSERVER if len(program.blocks) > 1 else PSERVER_STARTUP)
     return ALWAYS + (TRAINER_STARTUP if trainer_laws.is_startup(program) else TRAINER)
+
+
+def _always(plan: Plan) -> tuple[Law, ...]:
+    """The laws that hold before the first pass; without servers there are no slices."""
+    return ALWAYS if plan.collective is None else (defined_before_use,)
 
 
 def _hold(program: Program, plan: Plan, laws: Sequence[Law]) -> None:
@@ -103,7 +135,7 @@ def run(program: Program, plan: Plan, stages: Sequence[Stage]) -> Program:
     Raises:
         IllegalProgram: a pass broke a law, or was given a program that does.
     """
-    laws = ALWAYS
+    laws = _always(plan)
     _hold(program, plan, laws)
     for stage in stages:
         program = stage.transform(program, plan)

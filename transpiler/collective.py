@@ -1,0 +1,110 @@
+"""From a single-node program to the programs of trainers without servers: what the user asked for, checked, and the passes run.
+
+::
+
+    deployment_of        who takes part, and how they share       (rings.py: names and rows)
+    MAIN_PASSES          by mode: scale_loss_gradient, part_gradients, sum_gradients, fuse_by_size, wait_before_use; or
+                         average_parameters, fuse_by_size, wait_before_use; or nothing           (collective_passes.py)
+    ..._STARTUP_PASSES   draw_ids, begin_rings, hand_on_parameters, wait_before_use
+    verify               the laws that hold after each pass       (collective_laws.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transpiler.collective_passes import COLLECTIVE_STARTUP_PASSES, GRADIENT_PASSES, MAIN_PASSES, NCCL2_STARTUP_PASSES
+from transpiler.distribute_config import DistributeTranspilerConfig
+from transpiler.plan import Collective, Deployment
+from transpiler.planning import plan_collective
+from transpiler.program import Op, Program
+from transpiler.rings import row_length
+from transpiler.verify import run
+
+ENDPOINT = "127.0.0.1:6174"  # what ``transpile`` has as pservers and as current_endpoint unless it is given others
+
+
+def collective_of(config: DistributeTranspilerConfig, endpoints: Sequence[str]) -> Collective:
+    """What a configuration asks for among these trainers.
+
+    Raises:
+        ValueError: rows that the trainers do not divide into.
+    """
+    mode = config.mode if config.mode == "nccl2" else config.collective_mode
+    assert mode is not None, "the configuration has been checked"
+    inner = row_length(config.hierarchical_allreduce_inter_nranks, endpoints) if config.use_hierarchical_allreduce else 0
+    return Collective(mode, config.nccl_comm_num, inner)
+
+
+def check_arguments(
+    mode: str, pservers: str, sync_mode: bool | None, endpoints: Sequence[str], trainer_id: int, own: str
+) -> None:
+    """Whether what ``transpile`` was given makes sense without servers.
+
+    Raises:
+        ValueError: servers, or another way than sync, in a mode that has none; or an endpoint that is another trainer's.
+    """
+    if pservers != ENDPOINT:
+        raise ValueError(f"pservers={pservers!r} has no effect with mode={mode!r}, which has no servers: leave it out")
+    if sync_mode is False:
+        raise ValueError(f"sync_mode=False contradicts mode={mode!r}: trainers without servers step together")
+    if own not in (endpoints[trainer_id], ENDPOINT):
+        raise ValueError(
+            f"current_endpoint: expected that of trainer {trainer_id} in trainers, {endpoints[trainer_id]}, got {own!r}"
+        )
+
+
+def deployment_of(program: Program, collective: Collective, endpoints: Sequence[str], trainer_id: int) -> Deployment:
+    """This trainer's deployment of a single-node program.
+
+    Raises:
+        ValueError: the program has no optimizer op, or is already one of a cluster.
+    """
+    return Deployment(plan_collective(program, collective, len(endpoints)), tuple(endpoints), trainer_id)
+
+
+def collective_program(program: Program, deployment: Deployment) -> Program:
+    """A trainer's main program, from the single-node one.
+
+    Raises:
+        IllegalProgram: the program breaks a law.
+        ValueError: backward does not begin with the loss's gradient.
+    """
+    return run(replace(program, deployment=deployment), deployment.plan, MAIN_PASSES[deployment.plan.mode])
+
+
+def collective_startup(startup: Program, deployment: Deployment) -> Program:
+    """A trainer's startup program, from the single-node one.
+
+    Raises:
+        IllegalProgram: the startup program breaks a law.
+    """
+    passes = NCCL2_STARTUP_PASSES if deployment.plan.mode == "nccl2" else COLLECTIVE_STARTUP_PASSES
+    return run(replace(startup, deployment=deployment), deployment.plan, passes)
+
+
+def parallel_program(program: Program) -> Program:
+    """What ParallelExecutor runs: the trainer's program, in which gradients are averaged if nothing is shared yet.
+
+    Raises:
+        IllegalProgram: the program breaks a law.
+        ValueError: backward does not begin with the loss's gradient.
+    """
+    if program.deployment is None or program.deployment.plan.mode != "nccl2":
+        return program
+    return run(program, program.deployment.plan, GRADIENT_PASSES)
+
+
+def handing_on(program: Program) -> Program:
+    """The program that gives every trainer the values of trainer 0, for a job whose own startup program does not (nccl2).
+
+    Raises:
+        IllegalProgram: its variables are not those of the plan.
+    """
+    assert program.deployment is not None, "a program of a job without servers"
+    block = program.main
+    held = {placement.name: block.variables[placement.name] for placement in program.deployment.plan.placements}
+    inits = tuple(Op("init", {}, (name,)) for name in held)
+    bare = program.with_blocks(replace(block, ops=inits, variables=held))
+    return run(bare, program.deployment.plan, COLLECTIVE_STARTUP_PASSES)
