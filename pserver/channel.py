@@ -164,18 +164,22 @@ class Channel:
 
     def _outbox(self) -> None:
         while (item := self._next()) is not None:
-            number, (header, payload) = item
-            with self._lock:
-                stream, stale = self._stream, number != self._number
-            if stale:
-                continue
-            try:
-                stream.send(header, payload)
-                self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
-            except Unreachable:
-                continue  # the inbox sees it too, and asks again
-            except PServerError as error:
-                self.fail(error)
+            self._send(*item)
+            del item  # while nothing is to be sent, no tensor is held
+
+    def _send(self, number: int, frame: Outgoing) -> None:
+        header, payload = frame
+        with self._lock:
+            stream, stale = self._stream, number != self._number
+        if stale:
+            return
+        try:
+            stream.send(header, payload)
+            self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+        except Unreachable:
+            return  # the inbox sees it too, and asks again
+        except PServerError as error:
+            self.fail(error)
 
     def _next(self) -> tuple[int, Outgoing] | None:
         """The next frame; a PROBE where none comes for some time and the request is unanswered; None at the end."""
@@ -215,7 +219,7 @@ class Channel:
             if header.kind == Kind.VALUE:
                 codec.scatter(header, payload, self._landing)
             elif header.kind == Kind.DONE:
-                self._resolve(self._answer, header.done)
+                self._answered(header.done)
             elif header.kind == Kind.NORMS:
                 self._resolve(self._norms, dict(header.norms.squared))
             elif header.kind == Kind.FAILURE:
@@ -224,6 +228,12 @@ class Channel:
                 self.fail(ServerLost(f"{self._name} is shutting down"))
             elif header.kind != Kind.PROBE:
                 raise CorruptFrame(f"{self._name}: expected VALUE, DONE, NORMS, FAILURE, DRAIN or PROBE, got kind {header.kind}")
+
+    def _answered(self, done: Done) -> None:
+        """The request is over: nobody will ask for its frames again, whose tensors may be freed."""
+        with self._lock:
+            self._request = []
+        self._resolve(self._answer, done)
 
     def _resolve(self, future: Future[Any], result: object) -> None:
         """An answer; one that comes again, after the request was sent again, says nothing new."""

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pserver.allocator import keep_memory
+from pserver.allocator import keep_memory, trim_memory
 from pserver.client import Client, Identity
 from pserver.wire_pb2 import Done, JoinReply
 from trainer.lane import LaneSender, Rows
-from trainer.local import Local
+from trainer.local import Geo, Outer
 from trainer.queued import Queued
 from trainer.role import Connection
 from trainer.slices import LiveSlices
@@ -103,6 +103,7 @@ class Communicator:
         except BaseException as error:
             self.leave(f"{type(error).__name__}: {error}")
             raise
+        trim_memory()
 
     def _join(self, client: Client, program: Program) -> JoinReply:
         client.meanwhile = self.check  # the job may end at one server while this trainer waits to be let in by another
@@ -238,7 +239,10 @@ class Communicator:
             PServerError: a server or another trainer is lost, or refused the step.
         """
         closed, self._closed = sorted(self._closed), set()
-        return next(iter([self.lanes[index].finish() for index in closed]), None)
+        answers = [self.lanes[index].finish() for index in closed]
+        if self.step & (self.step - 1) == 0:
+            trim_memory()
+        return next(iter(answers), None)
 
     def has_sent(self, lane: int) -> bool:
         """Whether gradients of a step that is not closed yet have been sent in a lane."""
@@ -310,7 +314,9 @@ def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> Lane
     slices = LiveSlices([p for p in plan.placements if p.lane == index and p.group is not None], tensors)
     if lane.mode == "sync":
         return Together(slices, plan.clip if plan.clips_on_servers else None)
-    return Local(lane, slices, plan.trainers) if lane.local else Queued(lane, slices)
+    if lane.local:
+        return Outer(lane, slices) if lane.mode == "diloco" else Geo(lane, slices, plan.trainers)
+    return Queued(lane, slices)
 
 
 def _identity(deployment: Deployment, connection: Connection) -> Identity:

@@ -15,35 +15,20 @@ from pserver.channel import Channel
 from pserver.wire_pb2 import Done, Part
 from trainer.lane import Rows
 from trainer.slices import LiveSlices
-from trainer.wire import Stage, Wire
+from trainer.wire import Buffers, Stage, Tensors, Wire
 from transpiler.plan import Lane
-
-Changes = dict[str, torch.Tensor]  # by slice
 
 
 class Local:
-    """See the module's docstring.
+    """What the two have in common: gradients stay here, and steps are counted."""
 
-    [Note: geo]  Each slice has a copy y of what the trainer takes for the server's.  Every k steps delta = (x - y) / trainers
-    leaves, and y moves by delta.  When the server's z comes back, which has this and the others' deltas in it, y becomes z plus
-    those deltas that left after this one, and x moves by as much as y did.  Until then the script trains on; ``send_queue_size``
-    deltas may be on their way.
-    """
-
-    def __init__(self, lane: Lane, slices: LiveSlices, trainers: int) -> None:
+    def __init__(self, lane: Lane, slices: LiveSlices) -> None:
         self._lane = lane
         self._slices = slices
-        self._trainers = trainers
-        self._stage = Stage(slices)
-        self._wire = Wire(lane, slices)
+        self._buffers = Buffers(slices)
+        self._wire = Wire(lane, slices, self._buffers)
         self.turn = self._wire.turn
-        self._messages: queue.SimpleQueue[tuple[Callable[[], Done], Future[Done]] | None] = queue.SimpleQueue()
-        # One thread, so that messages keep their order; a daemon, so that a script that fails does not wait for an answer.
-        self._sender = threading.Thread(target=self._send_in_order, name="lane exchange", daemon=True)
-        self._known: dict[str, torch.Tensor] = {}  # y
         self._taken = 0  # steps since the last message
-        self._left = 0  # messages that have left
-        self._under_way: deque[tuple[int, Changes, Future[Done]]] = deque()
         self._rows: Rows = {}
         self._last = Done()
 
@@ -52,16 +37,9 @@ class Local:
         """Messages sent."""
         return self._wire.step
 
-    def landing(self, part: Part) -> torch.Tensor:
-        """See :class:`LaneSender`."""
-        return self._stage.landing(part.name)
-
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         self._wire.start(channels, step)
-        self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
-        if not self._sender.is_alive():
-            self._sender.start()
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """Gradients stay here."""
@@ -71,13 +49,77 @@ class Local:
         self._taken += 0 if overflow else 1
         self._rows = rows
 
+    def metrics(self) -> dict[str, float]:
+        """See :class:`LaneSender`."""
+        return {"messages": self.step, "steps_queued": self._taken}
+
+
+class Outer(Local):
+    """Diloco: every k steps the parameters themselves leave, and the servers' land over them while the script waits.
+
+    The server knows where everybody started, and takes the change: see [Note: what arrives] in pserver/entry.py.
+    """
+
+    def landing(self, part: Part) -> torch.Tensor:
+        """See :class:`LaneSender`."""
+        return self._slices.landing(part.name)
+
+    def finish(self) -> Done:
+        """See :class:`LaneSender`."""
+        if self._taken >= self._lane.k_steps:
+            self._taken = 0
+            self._last, _ = self._wire.exchange({name: self._slices.read(name) for name in self._slices.names}, self._rows, False)
+            self._slices.unload()
+        return self._last
+
+    def refresh(self) -> None:
+        """Nothing arrives between steps."""
+
+    def drain(self) -> None:
+        """Nothing is under way between steps."""
+
+    def stop(self) -> None:
+        """No threads."""
+
+
+class Geo(Local):
+    """Geo: every k steps what changed is added on the servers, while training goes on.
+
+    [Note: geo]  Each slice has a copy y of what the trainer takes for the server's.  Every k steps delta = (x - y) / trainers
+    leaves, and y moves by delta.  When the server's z comes back, which has this and the others' deltas in it, y becomes z plus
+    those deltas that left after this one, and x moves by as much as y did.  Until then the script trains on; ``send_queue_size``
+    deltas may be on their way.
+
+    A delta's memory is where its answer lands, unless an earlier answer waits to be taken in, which still has to be moved by it.
+    """
+
+    def __init__(self, lane: Lane, slices: LiveSlices, trainers: int) -> None:
+        super().__init__(lane, slices)
+        self._trainers = trainers
+        self._stage = Stage(self._buffers)
+        self._messages: queue.SimpleQueue[tuple[Callable[[], Done], Future[Done]] | None] = queue.SimpleQueue()
+        # One thread, so that messages keep their order; a daemon, so that a script that fails does not wait for an answer.
+        self._sender = threading.Thread(target=self._send_in_order, name="lane exchange", daemon=True)
+        self._known: Tensors = {}  # y
+        self._left = 0  # messages that have left
+        self._under_way: deque[tuple[int, Tensors, Future[Done]]] = deque()
+
+    def landing(self, part: Part) -> torch.Tensor:
+        """See :class:`LaneSender`."""
+        return self._wire.landing(part.name)
+
+    def start(self, channels: list[Channel], step: int) -> None:
+        """See :class:`LaneSender`."""
+        super().start(channels, step)
+        self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
+        if not self._sender.is_alive():
+            self._sender.start()
+
     def finish(self) -> Done:
         """See :class:`LaneSender`."""
         self.refresh()
         if self._taken >= self._lane.k_steps:
             self._leave()
-        if self._lane.mode == "diloco":
-            self._settle(0)
         return self._last
 
     def _leave(self) -> None:
@@ -85,18 +127,19 @@ class Local:
         self._settle(self._lane.send_queue_size - 1)
         self._taken = 0
         self._left += 1
-        changed: Changes = {}
+        changed: Tensors = {}
         for name in self._slices.names:
-            now = self._slices.read(name)
-            if self._lane.mode == "diloco":
-                changed[name] = now.clone()  # the server takes the change itself: see [Note: what arrives] in pserver/entry.py
-            else:
-                changed[name] = (now - self._known[name]).div_(self._trainers)
-                self._known[name].add_(changed[name])
-        arrived = partial(self._stage.arrived, self._left)
+            delta = torch.sub(self._slices.read(name), self._known[name], out=self._buffers.take(name)).div_(self._trainers)
+            self._known[name].add_(delta)
+            changed[name] = delta
         answer: Future[Done] = Future()
-        self._messages.put((partial(self._wire.exchange, changed, self._rows, False, arrived), answer))
+        self._messages.put((partial(self._exchange, self._left, changed, self._rows), answer))
         self._under_way.append((self._left, changed, answer))
+
+    def _exchange(self, number: int, changed: Tensors, rows: Rows) -> Done:
+        done, values = self._wire.exchange(changed, rows, False, over=self._stage.empty)
+        self._stage.arrived(values, number)
+        return done
 
     def _send_in_order(self) -> None:
         while (message := self._messages.get()) is not None:
@@ -114,7 +157,7 @@ class Local:
 
     def _take(self) -> None:
         """Takes in the last answer; the messages that it answers, and those before, are no longer under way."""
-        tag = self._stage.take(self._replace if self._lane.mode == "diloco" else self._move)
+        tag = self._stage.take(self._move)
         self._slices.unload()
         while self._under_way and (self._under_way[0][0] <= (tag or 0)):
             self._under_way.popleft()
@@ -125,12 +168,9 @@ class Local:
             if number > tag:
                 value.add_(changed[name])
         known = self._known[name]
-        self._slices.write(name, self._slices.read(name) + (value - known))
+        now = self._slices.read(name)
+        self._slices.write(name, known.sub_(value).neg_().add_(now))
         known.copy_(value)
-
-    def _replace(self, name: str, value: torch.Tensor, tag: int) -> None:
-        self._slices.write(name, value)
-        self._known[name].copy_(value)
 
     def refresh(self) -> None:
         """See :class:`LaneSender`."""
@@ -140,14 +180,10 @@ class Local:
 
     def drain(self) -> None:
         """See :class:`LaneSender`."""
-        if self._taken and self._lane.mode == "geo":
+        if self._taken:
             self._leave()
         self._settle(0)
 
     def stop(self) -> None:
         """See :class:`LaneSender`."""
         self._messages.put(None)
-
-    def metrics(self) -> dict[str, float]:
-        """See :class:`LaneSender`."""
-        return {"messages": self.step, "steps_queued": self._taken}

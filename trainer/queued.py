@@ -2,9 +2,10 @@
 
 [Note: how far ahead]  ``send_queue_size`` bounds the steps that are on their way: the one that finds no slot waits.  But a
 trainer that computes faster than messages come back would fill any queue and then train, no faster, on parameters that are as
-many steps old.  So a step gives the messages before it ``SOFT_SECONDS`` to come back, as long as there are more than one message
-would merge: where servers answer, a trainer is about one message ahead; where one is stopped for a while, the queue takes what
-comes.
+many steps old.  So before a step is copied into the queue it gives the messages before it ``SOFT_SECONDS`` to come back, as long
+as there are as many as one message would merge: where servers answer, a trainer is about one message ahead, and this step is
+copied into the memory of the one before; where a server is stopped for a while, the queue takes what comes, and each message
+in it is one more copy of the parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pserver.errors import PServerError
 from pserver.wire_pb2 import Done, Part
 from trainer.lane import Rows
 from trainer.slices import LiveSlices
-from trainer.wire import Stage, Wire
+from trainer.wire import Buffers, Stage, Tensors, Wire
 from transpiler.plan import Lane
 
 log = logging.getLogger(__name__)
@@ -33,29 +34,28 @@ FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
 
 
 @dataclass(slots=True)
-class _Step:
-    """A closed step in a queue."""
+class _Message:
+    """Closed steps of one trainer that leave together."""
 
-    gradients: dict[str, torch.Tensor]
+    gradients: Tensors
     rows: Rows
-    merged: int = 1  # steps in it
+    steps: int = 1
 
-
-def merge(steps: list[_Step], rule: str) -> _Step:
-    """Several steps of one trainer as one message: each gradient's sum or mean over them, and the last hyper-parameters."""
-    total = steps[0]
-    for later in steps[1:]:
-        for name, gradient in later.gradients.items():
-            if name in total.gradients:
-                total.gradients[name].add_(gradient)
+    def add(self, gradients: Tensors, rows: Rows, buffers: Buffers) -> None:
+        """One more step: its gradients are added, its hyper-parameters count."""
+        for name, gradient in gradients.items():
+            if name in self.gradients:
+                self.gradients[name].add_(gradient)
             else:
-                total.gradients[name] = gradient
-        total.rows = later.rows
-    total.merged = len(steps)
-    if rule == "mean" and len(steps) > 1:
-        for gradient in total.gradients.values():
-            gradient.mul_(1.0 / len(steps))
-    return total
+                self.gradients[name] = buffers.take(name).copy_(gradient)
+        self.rows = rows
+        self.steps += 1
+
+    def merge(self, rule: str) -> None:
+        """The sum over the steps, or their mean."""
+        if rule == "mean" and self.steps > 1:
+            for gradient in self.gradients.values():
+                gradient.mul_(1.0 / self.steps)
 
 
 class Queued:
@@ -67,12 +67,14 @@ class Queued:
     def __init__(self, lane: Lane, slices: LiveSlices) -> None:
         self._lane = lane
         self._slices = slices
-        self._stage = Stage(slices)
-        self._wire = Wire(lane, slices)
+        self._buffers = Buffers(slices)
+        self._stage = Stage(self._buffers)
+        self._wire = Wire(lane, slices, self._buffers)
         self.turn = self._wire.turn
-        self._gradients: dict[str, torch.Tensor] = {}  # of the step under way
+        self._gradients: Tensors = {}  # of the step under way: the script's own
+        self._closed: tuple[Tensors, Rows] | None = None  # a step that has found no room yet
         self._changed = threading.Condition()  # guards the eight below
-        self._queue: deque[_Step] = deque()
+        self._queue: deque[_Message] = deque()
         self._unanswered = 0  # steps closed and not yet answered
         self._failure: PServerError | None = None
         self._stopping = False
@@ -83,6 +85,8 @@ class Queued:
         self._flushing = False
         self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.mode == "half_async"
         self._direct = self._waits and not lane.independent_recv_thread  # nothing computes while values land
+        # Whether a gradient outlives its step, after which the script writes on.
+        self._copies = lane.max_merge_var_num > 1 if lane.mode == "half_async" else not self._waits
         self._threads: list[threading.Thread] = []
 
     @property
@@ -92,7 +96,7 @@ class Queued:
 
     def landing(self, part: Part) -> torch.Tensor:
         """See :class:`LaneSender`."""
-        return self._slices.landing(part.name) if self._direct else self._stage.landing(part.name)
+        return self._slices.landing(part.name) if self._direct else self._wire.landing(part.name)
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
@@ -103,36 +107,61 @@ class Queued:
             thread.start()
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
-        """See :class:`LaneSender`.  A gradient that outlives its step is copied: the script may go on writing to it."""
-        self._gradients[name] = gradient if self._waits and self._lane.mode != "half_async" else gradient.clone()
+        """See :class:`LaneSender`."""
+        self._gradients[name] = gradient
 
     def close(self, rows: Rows, overflow: bool) -> None:
-        """See :class:`LaneSender`.  An overflow's step is dropped; a full queue is waited for."""
-        step, self._gradients = _Step(self._gradients, rows), {}
+        """See :class:`LaneSender`.  An overflow's step is dropped; one that finds no room leaves in ``finish``."""
+        gradients, self._gradients = self._gradients, {}
         if overflow:
             return
+        self._closed = gradients, rows
         with self._changed:
-            if not self._waits:
-                self._wait(lambda: self._unanswered < self._lane.send_queue_size)
-            self._queue.append(step)
+            room = self._waits or self._has_room()
+        if room:
+            self._enqueue()
+
+    def _has_room(self) -> bool:
+        """Whether the messages before a step have come back.  See [Note: how far ahead]."""
+        return self._unanswered < min(self._lane.max_merge_var_num, self._lane.send_queue_size) or self._failure is not None
+
+    def _enqueue(self) -> None:
+        """The closed step, if there is one, joins the last message that has not left, or is a message of its own."""
+        if self._closed is None:
+            return
+        (gradients, rows), self._closed = self._closed, None
+        self.refresh()  # which gives back the memory that this step may be copied into
+        with self._changed:
+            joins = bool(self._queue) and self._queue[-1].steps < self._lane.max_merge_var_num
+            if joins:
+                self._queue[-1].add(gradients, rows, self._buffers)
+        if self._copies and not joins:
+            gradients = {name: self._buffers.take(name).copy_(gradient) for name, gradient in gradients.items()}
+        with self._changed:
+            if not joins:
+                self._queue.append(_Message(gradients, rows))
             self._unanswered += 1
             self._changed.notify_all()
 
     def finish(self) -> Done:
         """See :class:`LaneSender`."""
         with self._changed:
+            if self._closed is not None:
+                self._wait(lambda: self._unanswered < self._lane.send_queue_size)
+                self._changed.wait_for(self._has_room, SOFT_SECONDS)
+        self._enqueue()
+        with self._changed:
             if self._waits and not self._collecting():
                 self._wait(lambda: not self._unanswered)
-            elif not self._waits:  # see [Note: how far ahead]
-                most = self._lane.max_merge_var_num
-                self._changed.wait_for(lambda: self._unanswered <= most or self._failure is not None, SOFT_SECONDS)
             self._check()
         self.refresh()
         return self._last
 
     def _collecting(self) -> bool:
         """Half-async: whether more steps are to be merged before anything is sent."""
-        return self._lane.mode == "half_async" and 0 < len(self._queue) < self._lane.max_merge_var_num and not self._flushing
+        if self._lane.mode != "half_async" or self._flushing or not self._queue:
+            return False
+        return self._queue[0].steps < self._lane.max_merge_var_num
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Waits under the condition; the time counts as blocked."""
@@ -153,6 +182,7 @@ class Queued:
 
     def drain(self) -> None:
         """See :class:`LaneSender`."""
+        self._enqueue()
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
@@ -182,14 +212,19 @@ class Queued:
 
     def _send_queued(self) -> None:
         try:
-            while (steps := self._next()) is not None:
-                message = merge(steps, self._lane.merge)
+            while (message := self._next()) is not None:
+                message.merge(self._lane.merge)
                 quiet = self._quiet()
-                self._last = self._wire.exchange(message.gradients, message.rows, quiet, self._stage.arrived)
+                over = self._copies and not quiet
+                self._last, values = self._wire.exchange(message.gradients, message.rows, quiet, over)
+                if self._copies:
+                    self._buffers.give_back({name: g for name, g in message.gradients.items() if name not in values})
+                if not quiet:
+                    self._stage.arrived(values)
                 with self._changed:
                     self._since_fetch = self._since_fetch + 1 if quiet else 0
-                    self._merged += message.merged
-                    self._unanswered -= message.merged
+                    self._merged += message.steps
+                    self._unanswered -= message.steps
                     self._changed.notify_all()
         except PServerError as error:
             self._fail(error)
@@ -203,19 +238,18 @@ class Queued:
             return True
         return self._since_fetch + 1 < self._lane.min_send_grad_num_before_recv
 
-    def _next(self) -> list[_Step] | None:
-        """The steps of the next message; None at the end."""
+    def _next(self) -> _Message | None:
+        """The next message; None at the end."""
         with self._changed:
             while not self._queue or self._collecting():
                 if self._stopping:
                     return None
                 self._changed.wait()
             most, rounds = self._lane.max_merge_var_num, self._lane.send_wait_times
-            while len(self._queue) < most and rounds and not self._waits and not self._stopping and not self._flushing:
-                before = len(self._queue)
+            while (before := self._queue[0].steps) < most and rounds and not (self._waits or self._stopping or self._flushing):
                 self._changed.wait(0.01)
-                rounds -= len(self._queue) == before
-            return [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+                rounds -= self._queue[0].steps == before
+            return self._queue.popleft()
 
     def _fail(self, error: PServerError) -> None:
         with self._changed:
@@ -232,7 +266,7 @@ class Queued:
                     self._changed.wait_for(self._enough_sent, timeout=FETCH_SECONDS)
                     self._since_fetch = 0
                 if not self._stopping:
-                    self._wire.pull(self._stage.arrived)
+                    self._stage.arrived(self._wire.pull())
         except PServerError as error:
             self._fail(error)
 

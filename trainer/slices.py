@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from pserver.allocator import buffer
 from pserver.codec import DTYPES
 from pserver.compression import Compressor
 from transpiler.plan import Placement, Slice
@@ -73,7 +74,7 @@ class LiveSlices:
     def blank(self, name: str) -> torch.Tensor:
         """New main memory for a slice."""
         placement, piece = self._owners[name]
-        return torch.empty(piece.shape, dtype=DTYPES[placement.dtype])
+        return buffer(piece.shape, DTYPES[placement.dtype])
 
     def landing(self, name: str) -> torch.Tensor:
         """Where a slice's value goes.  See [Note: landing]."""
