@@ -33,6 +33,7 @@ from pserver.errors import JobFailed, PServerError, TrainerLost
 
 GRACE_SECONDS = 10.0
 CAUSE_SECONDS = 3.0  # news of a death and the error that it causes race each other
+SECOND_SECONDS = 0.5
 CONNECT_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,8 @@ class Presence:
     def cause(self, seconds: float = CAUSE_SECONDS) -> Event | None:
         """Who is to blame for a collective that did not come about: lost or failed, or else who has left; None: nobody known."""
         with self._changed:
-            self._changed.wait_for(lambda: self._serious() is not None, seconds)
+            self._changed.wait_for(lambda: bool(self._events), seconds)
+            self._changed.wait_for(lambda: self._serious() is not None, SECOND_SECONDS)  # who left may have left because of it
             return self._serious() or next(iter(self._events.values()), None)
 
     def check(self) -> None:

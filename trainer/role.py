@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -111,6 +112,8 @@ class World:
 
     def enter(self) -> None:
         """Makes this process that trainer, for whatever reads the environment."""
+        if self.address == "127.0.0.1" and sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # what the host calls itself need not lead anywhere
         os.environ.update(
             {
                 **{"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank)},
