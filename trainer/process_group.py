@@ -3,7 +3,7 @@
 ::
 
     open_store     trainer 0 listens at its endpoint, the others connect
-    bring_up       everybody announces itself and what it runs; who is missing or differs is named; the watch begins
+    bring_up       everybody announces itself and what it runs; who is missing or differs is named
     World.group    a process group over some of the trainers: NCCL for tensors on GPUs, gloo otherwise
     World.wait     waits for an operation; an error says which trainer is gone, and in which step
 
@@ -11,12 +11,13 @@ Nothing here is ``torch.distributed``'s default process group: a script's own st
 worlds.
 
 [Note: no timeout on progress]  A trainer may evaluate for an hour while the others wait in a collective operation, so operations
-have no deadline of their own; that a trainer is gone is the watch's finding (``watch.py``).  A gloo operation cannot be called
-off, and its group's destructor waits for it: after a failure groups are let go on a thread that nobody waits for.
+have no deadline of their own; that a trainer is gone is found by ``presence.py``.  A gloo operation cannot be called off, and its
+group's destructor waits for it: after a failure groups are let go on a thread that nobody waits for.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -33,16 +34,27 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from pserver.config import DEADLINE_SECONDS, START_DEADLINE_SECONDS, split_endpoint
-from pserver.errors import FingerprintMismatch, PServerError, Refused, TrainerLost, Unreachable
-from trainer.watch import Gone, Watch, accept_all, connect, listen
+from pserver.errors import FingerprintMismatch, PServerError, Refused, TimedOut, TrainerLost, Unreachable
+from trainer.presence import Event, Presence
 from transpiler.plan import differences
 
 SAY_SECONDS = 3.0  # a wait that lasts longer says for whom, once
 _SLICE = 0.25  # seconds between two looks at the watch; an operation that is done ends a wait at once
+_CAUSE_SECONDS = 5.0  # news of a death and the error that it causes race each other
 _GRACE = 2.0  # a trainer that left in good order may have finished an operation whose end is still on its way here
 _NEVER = timedelta(days=7)  # see [Note: no timeout on progress]
 
 log = logging.getLogger(__name__)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket at this host's own address; behind a name or an address that is not its own, at all of them."""
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        return socket.create_server(("", port), backlog=512)
 
 
 def open_store(endpoint: str, rank: int, patience: float) -> Store:
@@ -58,7 +70,7 @@ def open_store(endpoint: str, rank: int, patience: float) -> Store:
     host, port = split_endpoint(endpoint)
     if rank == 0:
         try:
-            listening = listen(host, port, 512)
+            listening = _listen(host, port)
         except OSError as error:
             raise ValueError(f"trainer 0 cannot listen at its endpoint {endpoint}: {error}") from None
         port = listening.getsockname()[1]
@@ -114,28 +126,23 @@ def bring_up(
         host: this trainer's address, at which the others reach it; "" is 127.0.0.1.
 
     Raises:
-        TrainerLost: some have not come; the message names them.
+        TimedOut: some have not come; the message names them.
         FingerprintMismatch: some run something else than trainer 0; the message names them, and what differs.
         Refused: two processes say that they are the same trainer.
     """
-    world = len(endpoints)
     store = PrefixStore("pserver", store)
     host = host or "127.0.0.1"
-    listening = listen(host, 0, world) if rank == 0 and world > 1 else None
-    port = listening.getsockname()[1] if listening else 0
     process = f"{socket.gethostname()}:{os.getpid()}"
-    own = {"host": host, "port": port, "process": process, "facts": dict(facts or {}), "id": uuid.uuid4().hex}
-    try:
-        announced = _announce(store, rank, endpoints, own, patience)
-        _compare(store, rank, announced, endpoints)
-        if listening is not None:
-            links = accept_all(listening, world, min(patience, 30.0))
-        else:
-            links = {0: connect(announced[0]["host"], announced[0]["port"], rank, min(patience, 30.0))} if world > 1 else {}
-    finally:
-        if listening is not None:
-            listening.close()
-    return World(store, rank, tuple(endpoints), Watch(rank, links, deadline), announced[0]["id"], host, patience)
+    own = {"host": host, "process": process, "facts": dict(facts or {}), "id": uuid.uuid4().hex}
+    announced = _announce(store, rank, endpoints, own, patience)
+    _compare(store, rank, announced, endpoints)
+    presence = None
+    if len(endpoints) > 1:
+        try:
+            presence = Presence(rank, len(endpoints), announced[0]["host"], store, deadline)
+        except OSError as error:
+            raise Unreachable(f"{_named(rank, endpoints)} and {_named(0, endpoints)} cannot reach one another: {error}") from None
+    return World(store, rank, tuple(endpoints), presence, announced[0]["id"], host, patience)
 
 
 def _announce(
@@ -168,7 +175,7 @@ def _wait_for_all(store: Store, rank: int, endpoints: Sequence[str], patience: f
             return
         names = ", ".join(_named(other, endpoints) for other in missing)
         if waited > patience:
-            raise TrainerLost(f"expected {len(endpoints)} trainers, and after {patience:g} s these have not come: {names}")
+            raise TimedOut(f"expected {len(endpoints)} trainers, and after {patience:g} s these have not come: {names}")
         if not said and waited > SAY_SECONDS:
             said = True
             log.warning("trainer %d waits for %s to come up", rank, names)
@@ -200,23 +207,21 @@ class World:
         rank: this trainer.
         endpoints: the trainers' names in messages.
         id: 32 hexadecimal digits that trainer 0 drew for this job, the same on all.
-        watch: who is gone.
     """
 
     def __init__(
-        self, store: Store, rank: int, endpoints: tuple[str, ...], watch: Watch, id: str, host: str, patience: float
+        self, store: Store, rank: int, endpoints: tuple[str, ...], presence: Presence | None, id: str, host: str, patience: float
     ) -> None:
         self.rank = rank
         self.endpoints = endpoints
         self.id = id
-        self.watch = watch
         self._store = store
         self._host = host
         self._patience = patience
         self._groups: dict[tuple[str, str], Any] = {}
         self._begun = 0
+        self._presence = presence
         self._closed = False
-        watch.tell(self._abort)
 
     @property
     def size(self) -> int:
@@ -248,9 +253,7 @@ class World:
         Raises:
             TrainerLost: a trainer is gone.
         """
-        gone = self.watch.gone()
-        if gone is not None and gone.how != "left":
-            self._raise(gone, what)
+        self.check(what)
         self._begun += 1
         try:
             return operation()
@@ -275,9 +278,9 @@ class World:
                 if work.is_completed():
                     self._explain(error, what)
             waited = time.monotonic() - began
-            gone = self.watch.gone()
-            if gone is not None and (gone.how != "left" or waited > _GRACE):
-                self._raise(gone, what)
+            event = self._event(0.0)
+            if event is not None and (event.kind != "left" or waited > _GRACE):
+                self._raise(event, what)
             if not said and waited > SAY_SECONDS:
                 said = True
                 self._say_for_whom(what)
@@ -286,52 +289,47 @@ class World:
         """Raises if a trainer has been lost.
 
         Raises:
-            TrainerLost: naming it.
+            TrainerLost, JobFailed: naming it.
         """
-        gone = self.watch.gone()
-        if gone is not None and gone.how != "left":
-            self._raise(gone, what)
+        event = self._event(0.0)
+        if event is not None and event.kind != "left":
+            self._raise(event, what)
 
-    def close(self) -> None:
-        """Says good-bye and lets the groups go."""
+    def close(self, failure: str = "") -> None:
+        """Says good-bye, or what went wrong, and lets the groups go."""
         if self._closed:
             return
         self._closed = True
-        gone = self.watch.gone()
-        self.watch.leave(self._begun)
+        event = self._event(0.0)
+        if self._presence is not None:
+            if failure:
+                self._presence.tell("failed", failure)
+            self._presence.close(f"after {self._begun} collective operations")
         groups, self._groups = self._groups, {}
-        if gone is not None and gone.how != "left":  # see [Note: no timeout on progress]
+        if failure or event is not None:  # see [Note: no timeout on progress]
             threading.Thread(target=groups.clear, name="groups of a failed job", daemon=True).start()
         else:
             groups.clear()
 
     # ---- failures ------------------------------------------------------------------------------------------------
 
-    def _abort(self, gone: Gone) -> None:
-        """A kernel of NCCL that waits for a lost trainer ends; gloo has nothing of the kind."""
-        if gone.how == "left":
-            return
-        for (_, device), group in list(self._groups.items()):
-            if device == "cuda":
-                group.abort()
+    def _event(self, seconds: float) -> Event | None:
+        """What became of another trainer, after at most so many seconds; the serious first."""
+        return None if self._presence is None else self._presence.cause(seconds)
 
     def _explain(self, error: RuntimeError, what: str) -> NoReturn:
         """Torch's error in words that name a trainer: a connection that broke is soon known to be somebody's end."""
-        gone = self.watch.gone() or self.watch.wait(5.0)
-        if gone is not None:
-            self._raise(gone, what)
+        event = self._event(_CAUSE_SECONDS)
+        if event is not None:
+            self._raise(event, what)
         raise PServerError(f"{_named(self.rank, self.endpoints)}, {what}: {_first_line(error)}") from error
 
-    def _raise(self, gone: Gone, what: str) -> NoReturn:
-        who = _named(gone.rank, self.endpoints)
-        here = f"{_named(self.rank, self.endpoints)} is in {what}"
-        if gone.how == "left":
-            raise TrainerLost(
-                f"{who} has left after {gone.steps} collective operations, and {here}, its operation {self._begun}: "
-                "all trainers run the same number of steps"
-            )
-        why = "its process ended or closed its connection" if gone.how == "lost" else "no sign of life for the deadline"
-        raise TrainerLost(f"{who} is lost ({why}), and {here}")
+    def _raise(self, event: Event, what: str) -> NoReturn:
+        who = _named(event.rank, self.endpoints)
+        said = {"lost": "is lost", "failed": "failed", "left": "has left the job"}[event.kind]
+        here = f"{_named(self.rank, self.endpoints)} is in {what}, its operation {self._begun}"
+        more = ": all trainers run the same number of steps" if event.kind == "left" else ""
+        raise type(event.error())(f"{who} {said} ({event.text}), and {here}{more}")
 
     def _say_for_whom(self, what: str) -> None:
         """A line for the log; the trainers that wait note how far they are, so those that do not are behind."""
