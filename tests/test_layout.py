@@ -21,7 +21,8 @@ EXCEPT = {
     "transpiler/serialize.py": {"os"},  # Program.save syncs and renames
     "transpiler/rehearsal.py": {"random"},  # what a rehearsed step draws is put back
 }
-PURE = ("pserver/merge.py", "pserver/dense.py")
+TABLES = ("ids", "index", "initial", "kernels", "records", "row_rules", "sparse")  # files of pserver, too
+PURE = ("pserver/merge.py", "pserver/dense.py", *(f"pserver/{name}.py" for name in TABLES))
 FORBIDDEN_IN_PURE = {"grpc", "pyarrow", "threading", "time", "socket", "queue", "concurrent"}
 FORBIDDEN_ANYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 READS_ENVIRONMENT = {"pserver/__main__.py", "trainer/role.py"}

@@ -1,0 +1,80 @@
+"""Promises about batches of ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pserver.ids import merge, owners, partition, unique
+
+
+def zipf(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).zipf(1.2, count).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    "ids", [zipf(5000), zipf(5000) - 2**62, np.array([], np.int64), np.array([-(2**63), 2**63 - 1, -(2**63)])]
+)
+def test_unique_ids_come_in_the_order_of_their_first_occurrence(ids: np.ndarray):
+    """Every id is found again through the inverse, and the first occurrences are in order, whatever 64 bits the ids have."""
+    found, inverse = unique(ids)
+    assert np.array_equal(found[inverse], ids)
+    _, first = np.unique(ids, return_index=True)
+    assert np.array_equal(found, ids[np.sort(first)])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_one_id_are_added_in_the_order_of_occurrence(dtype: type):
+    """A merged row is, to the bit, what adding one row after the other gives."""
+    ids = zipf(3000)
+    values = np.random.default_rng(1).normal(size=(3000, 5)).astype(dtype)
+    found, inverse = unique(ids)
+    expected = np.zeros((len(found), 5), dtype)
+    for place, row in zip(inverse, values, strict=True):
+        expected[place] += row
+    assert np.array_equal(merge(inverse, values, len(found)), expected)
+
+
+@pytest.mark.parametrize("servers", [1, 3, 7])
+@pytest.mark.parametrize("pattern", ["in a row", "in strides", "high bits", "random"])
+def test_servers_own_equal_parts_of_ids_of_any_pattern(servers: int, pattern: str):
+    """No server holds more than a few hundredths above its share."""
+    count = np.arange(60_000)
+    patterns = {"in a row": count, "in strides": count * 4096, "high bits": count << 44, "random": zipf(60_000) * 48271}
+    ids = np.unique(patterns[pattern].astype(np.int64))
+    held = np.bincount(owners(ids, servers), minlength=servers)
+    assert held.max() < len(ids) / servers * 1.05 and held.min() > len(ids) / servers * 0.95
+
+
+def test_a_partition_keeps_each_servers_ids_in_order():
+    """All ids are dealt out, each to its owner, and a server's are in the order in which they came."""
+    ids = zipf(4000)
+    order, offsets = partition(ids, 5)
+    assert np.array_equal(np.sort(order), np.arange(4000)) and offsets[0] == 0 and offsets[-1] == 4000
+    for server in range(5):
+        own = order[offsets[server] : offsets[server + 1]]
+        assert np.array_equal(own, np.flatnonzero(owners(ids, 5) == server))
+    assert np.array_equal(partition(ids, 1)[0], np.arange(4000))
+
+
+def test_what_is_no_flat_array_of_int64_is_refused():
+    """Wrong dtypes, shapes, strides and places say what was expected and what came."""
+    with pytest.raises(TypeError, match="unique: expected ids of int64, got an array of float64"):
+        unique(np.zeros(3))
+    with pytest.raises(ValueError, match=r"owners: expected ids of one dimension, got shape \(2, 2\)"):
+        owners(np.zeros((2, 2), np.int64), 2)
+    with pytest.raises(ValueError, match="contiguous"):
+        partition(np.arange(10)[::2], 2)
+    with pytest.raises(ValueError, match="expected 1 to 2147483647 servers, got 0"):
+        owners(np.arange(3), 0)
+    with pytest.raises(ValueError, match="expected places from 0 to 1, got 2 at 1"):
+        merge(np.array([0, 2], np.int32), np.zeros((2, 3), np.float32), 2)
+    with pytest.raises(ValueError, match=r"expected shapes \[n\] and \[n, d\]"):
+        merge(np.array([0], np.int32), np.zeros((2, 3), np.float32), 2)
+
+
+def test_memory_that_may_not_be_written_is_read():
+    """Ids as they come from a message, in read-only memory, give the same."""
+    ids = zipf(100)
+    found, inverse = unique(np.frombuffer(ids.tobytes(), np.int64))
+    assert np.array_equal(found[inverse], ids)

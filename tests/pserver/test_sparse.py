@@ -1,0 +1,146 @@
+"""Promises about a sparse table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pserver.initial import initial_rows
+from pserver.sparse import SparseTable
+from transpiler.plan import Rule
+from transpiler.tables import Constant, Normal, Segment, Table, Uniform
+
+ADAGRAD = Rule("adagrad", {"lr": 0.1})
+
+
+def made(dim: int = 4, rule: Rule = ADAGRAD, server: int = 0, servers: int = 1, **facts: Any) -> SparseTable:
+    return SparseTable(Table("t", dim, (Segment(0, dim, 0),), **facts), [rule], server, servers)
+
+
+def read(table: SparseTable, ids: Any, now: float = 0.0) -> np.ndarray:
+    ids = np.asarray(ids, np.int64)
+    out = np.full((len(ids), table.table.dim), np.nan, table.table.dtype)
+    table.lookup(ids, out, now)
+    return out
+
+
+def push(table: SparseTable, ids: Any, gradient: float | np.ndarray = 1.0, **facts: Any) -> None:
+    ids = np.asarray(ids, np.int64)
+    gradients = np.full((len(ids), table.table.dim), gradient, table.table.dtype)
+    table.update(ids, gradients, [{}] * len(table.table.segments), **facts)
+
+
+def chunks(table: SparseTable, most: int = 1000, **facts: Any) -> list[dict[str, np.ndarray]]:
+    found, cursor = [], 0
+    while cursor >= 0:
+        chunk, cursor = table.scan(cursor, most, **facts)
+        found.append(chunk)
+    return found
+
+
+def random_ids(count: int, seed: int = 0) -> np.ndarray:
+    return np.unique(np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count))
+
+
+def test_reading_makes_no_row():
+    """Whoever reads an id that nobody pushed to gets its initial value, and the table stays as it was."""
+    table = made(initial=Uniform(-1, 1))
+    first = read(table, [5, -7, 5])
+    assert np.array_equal(first[0], first[2]) and not np.array_equal(first[0], first[1])
+    assert len(table) == 0
+    push(table, [5])
+    assert len(table) == 1
+    assert np.array_equal(read(table, [-7])[0], first[1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("initial", [Constant(0.25), Uniform(-2, 3), Normal(1, 0.5)])
+def test_initial_values_depend_on_seed_and_id_alone(initial: Any, dtype: str):
+    """The same on one server or seven, in whatever order; another seed gives others; and they are distributed as said."""
+    ids = random_ids(4000)
+    expected = np.empty((len(ids), 3), dtype)
+    initial_rows(initial, 11, ids, expected)
+    table = made(3, initial=initial, seed=11, dtype=dtype)
+    push(table, ids[::-1].copy(), 0.0)
+    assert np.array_equal(read(table, ids), expected)
+    other = made(3, initial=initial, seed=11, dtype=dtype, server=3, servers=7)
+    assert np.array_equal(read(other, ids), expected)
+    low, high = initial.low, initial.high
+    mean, deviation = {
+        "constant": (low, 0.0),
+        "uniform": ((low + high) / 2, (high - low) / 12**0.5),
+        "normal": (low, high),
+    }[initial.kind]
+    assert expected.mean() == pytest.approx(mean, abs=4 * (deviation + 1e-9) / 100)
+    assert expected.std() == pytest.approx(deviation, rel=0.05)
+    if initial.kind != "constant":
+        assert not np.array_equal(read(made(3, initial=initial, seed=12, dtype=dtype), ids), expected)
+        assert abs(np.corrcoef(expected[:, 0], expected[:, 1])[0, 1]) < 0.08
+        assert abs(np.corrcoef(expected[1:, 0], expected[:-1, 0])[0, 1]) < 0.08
+
+
+def test_a_table_grows_and_every_row_is_found_again():
+    """Any 64 bits are an id; after many thousand rows each reads what was written to it, and no other id does."""
+    table = made(2, initial=Constant(-1.0))
+    ids = np.concatenate([random_ids(30_000), np.arange(30_000), np.arange(30_000) * 2**32 + 1])
+    ids = np.unique(np.concatenate([ids, [-(2**63), 2**63 - 1]]))
+    values = np.random.default_rng(3).normal(size=(len(ids), 2)).astype(np.float32)
+    order = np.random.default_rng(4).permutation(len(ids))
+    for part in np.array_split(order, 9):
+        table.assign(ids[part], values[part])
+    assert len(table) == len(ids)
+    assert np.array_equal(read(table, ids), values)
+    others = np.setdiff1d(random_ids(1000, seed=9), ids)
+    assert (read(table, others) == -1.0).all()
+
+
+def test_a_scanned_table_is_loaded_on_any_number_of_servers():
+    """Whole records travel: after loading, each id reads the same from its owner, and the next step does the same to it."""
+    table, ids = made(), random_ids(5000)
+    push(table, ids, 0.5)
+    push(table, ids[:100], 0.5)
+    parts = [made(server=server, servers=3) for server in range(3)]
+    for chunk in chunks(table, most=700):
+        assert len(chunk["ids"]) <= 700
+        for part in parts:
+            part.load(chunk)
+    assert sum(map(len, parts)) == len(ids)
+    from pserver.ids import owners
+
+    owned = owners(ids, 3)
+    push(table, ids, 0.25)
+    for server, part in enumerate(parts):
+        part.restore(table.facts())
+        push(part, ids[owned == server], 0.25)
+        assert np.array_equal(read(part, ids[owned == server]), read(table, ids[owned == server]))
+
+
+def test_bad_input_is_refused_and_changes_nothing():
+    """Each mistake says the table, what was expected and what came."""
+    table = made(rows=10)
+    ids, good = np.arange(3), np.zeros((3, 4), np.float32)
+    with pytest.raises(ValueError, match="table 't': expected ids from 0 to 9, got 10"):
+        read(table, [1, 10, 11])
+    with pytest.raises(ValueError, match="table 't': expected ids from 0 to 9, got -1"):
+        push(table, [1, -1])
+    with pytest.raises(TypeError, match="table 't': expected ids of int64, got an array of int32"):
+        table.update(ids.astype(np.int32), good, [{}])
+    with pytest.raises(ValueError, match=r"expected ids of one dimension, got shape \(3, 1\)"):
+        table.update(ids[:, None], good, [{}])
+    with pytest.raises(ValueError, match="expected each id once, got 7 again"):
+        push(table, [1, 7, 7])
+    with pytest.raises(ValueError, match=r"gradients: expected shape \(3, 4\), got \(3, 5\)"):
+        table.update(ids, np.zeros((3, 5), np.float32), [{}])
+    with pytest.raises(TypeError, match="gradients: expected float32, got an array of float64"):
+        table.update(ids, good.astype(np.float64), [{}])
+    with pytest.raises(ValueError, match="contiguous"):
+        table.update(ids, np.zeros((4, 3), np.float32).T, [{}])
+    with pytest.raises(ValueError, match="contiguous"):
+        table.lookup(np.arange(6)[::2], good)
+    assert len(table) == 0 and table.step == 0
+    push(table, [1, 7])
+    with pytest.raises(ValueError, match="expected each id once, got 7 again"):
+        push(table, [7, 1, 7])
+    assert table.step == 1
