@@ -1,0 +1,76 @@
+"""A bucket: parameters whose gradients travel together, laid out one after the other in a flat piece of memory.
+
+::
+
+    | weight ............ | bias | weight2 .................... | pad |      bucket.size elements
+    | rank 0's                   | rank 1's                           |      bucket.share elements each
+
+A bucket's length is a multiple of the ranks, so that each rank's share is the same to the element, whatever the tensors' sizes:
+a model that is one large matrix is shared as evenly as one of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+ALIGN = 16  # elements: every share begins where vector loads like it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """The layout of some parameters of one dtype on one device, for ``ranks`` ranks."""
+
+    parameters: tuple[nn.Parameter, ...]
+    ranks: int
+
+    @property
+    def size(self) -> int:
+        """Elements, the pad included."""
+        unit = self.ranks * ALIGN
+        return -(-sum(parameter.numel() for parameter in self.parameters) // unit) * unit
+
+    @property
+    def share(self) -> int:
+        """Elements of one rank."""
+        return self.size // self.ranks
+
+    def spans(self) -> Iterator[tuple[nn.Parameter, int, int]]:
+        """Each parameter with its first element and the one after its last."""
+        at = 0
+        for parameter in self.parameters:
+            yield parameter, at, at + parameter.numel()
+            at += parameter.numel()
+
+    def shares(self, rank: int) -> Iterator[tuple[nn.Parameter, int, int]]:
+        """What of each parameter is a rank's: its first element in the rank's share and the one after its last; maybe none."""
+        low = rank * self.share
+        for parameter, begin, end in self.spans():
+            first, last = (min(max(at - low, 0), self.share) for at in (begin, end))
+            yield parameter, first, last
+
+    def memory(self, device: torch.device | None = None) -> Tensor:
+        """New memory for the whole bucket, on its parameters' device unless another is given; only the pad is set, to 0."""
+        first = self.parameters[0]
+        flat = torch.empty(self.size, dtype=first.dtype, device=device or first.device)
+        flat[sum(parameter.numel() for parameter in self.parameters) :].zero_()
+        return flat
+
+
+def buckets_of(parameters: Sequence[nn.Parameter], ranks: int, most: int) -> list[Bucket]:
+    """Buckets of at most ``most`` elements, in the order in which backward is likely to finish: the last parameters first.
+
+    A tensor of more elements has a bucket of its own; dtypes and devices are never mixed.
+    """
+    filled: list[Bucket] = []
+    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in reversed(parameters):
+        kind = kinds.setdefault((parameter.dtype, parameter.device), [])
+        if kind and sum(other.numel() for other in kind) + parameter.numel() > most:
+            filled.append(Bucket(tuple(kind), ranks))
+            kind.clear()
+        kind.append(parameter)
+    return filled + [Bucket(tuple(kind), ranks) for kind in kinds.values() if kind]

@@ -1,0 +1,164 @@
+"""What ``group_sharded_parallel`` returns as the optimizer: the given one, stepping this rank's pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.sharding.norms import clip_gradients
+from trainer.sharding.pieces import Pieces
+from transpiler.clip import GradClip
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """The optimizer of a sharded model; its groups hold this rank's pieces of the parameters.
+
+    Groups and state are those of the given optimizer, so a scheduler made for either moves both.  ``state_dict()`` is whole and
+    plain: what the given optimizer would have, had it trained alone.  Clip with ``grad_clip``: no piece has a whole gradient.
+
+    Args:
+        optimizer: the user's; from here on it steps pieces.
+        pieces: of its parameters.
+        device: where the ranks communicate.
+        grad_clip: of the averaged gradient, as a single node would.
+        after: called at the end of each step.
+
+    Raises:
+        RuntimeError: at a step, a parameter that was frozen when the model was sharded has a gradient: nobody has averaged it.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        pieces: Pieces,
+        device: torch.device,
+        grad_clip: GradClip | None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self._inner, self.pieces, self.grad_clip = optimizer, pieces, grad_clip
+        self._device, self._after = device, after
+        self._of = {piece: parameter for parameter, piece in pieces.of.items()}
+        self._frozen: list[nn.Parameter] = []
+        self._take_pieces()
+        self._made = False
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._made = True
+        self._share()
+
+    def _take_pieces(self) -> None:
+        """Puts the pieces in the place of what the optimizer had, and drops that."""
+        former, of = self.pieces.former, self.pieces.of
+        states = {_get(former, parameter): state for parameter, state in self._inner.state.items()}
+        for group in self._inner.param_groups:
+            present = [_get(former, parameter) for parameter in group["params"]]
+            self._frozen += [parameter for parameter in present if parameter not in of]
+            group["params"] = [_get(of, parameter) for parameter in present]
+        self._inner.state.clear()
+        self._inner.state.update({_get(of, parameter): self._cut(parameter, state) for parameter, state in states.items()})
+        for parameter in former:
+            parameter.data = parameter.data.new_empty(0)  # somebody may still hold it
+        former.clear()
+
+    def _share(self) -> None:
+        self.param_groups, self.state, self.defaults = self._inner.param_groups, self._inner.state, self._inner.defaults
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        """The user's optimizer."""
+        return self._inner
+
+    # ---- steps ----
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of all ranks; every rank calls it.
+
+        Returns:
+            What ``closure`` returned, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for parameter in self._frozen:
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(parameter.shape)} was frozen when group_sharded_parallel was called and has a "
+                    "gradient now, which was not averaged over the ranks: call group_sharded_parallel after unfreezing"
+                )
+        self.pieces.refresh()
+        if self.grad_clip is not None:
+            clip_gradients(self.grad_clip, self.pieces, self._device)
+        self._inner.step()
+        self.pieces.publish()
+        if self._after is not None:
+            self._after()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of the pieces, and the model's own."""
+        self.pieces.drop_gradients(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: what is sharded is decided once.
+
+        Raises:
+            ValueError: always, after construction.
+        """
+        if self._made:
+            raise ValueError("add_param_group: expected all groups before group_sharded_parallel, which divides them once")
+        super().add_param_group(param_group)
+
+    # ---- state ----
+
+    def _cut(self, parameter: Any, state: dict[str, Any]) -> dict[str, Any]:
+        """A whole parameter's state as its piece's."""
+        if parameter not in self.pieces.of:
+            return state
+        return {
+            key: self.pieces.part(parameter, value) if _shaped(key, value, parameter.shape) else value
+            for key, value in state.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole and plain on every rank, for the unsharded optimizer to load.  All ranks call this."""
+        kept = super().state_dict()
+        ordered = [piece for group in self.param_groups for piece in group["params"]]
+        whole: dict[int, dict[str, Any]] = {index: dict(state) for index, state in kept["state"].items()}
+        for key in sorted({key for state in whole.values() for key in state}):
+            values = {
+                self._of[piece]: whole[index][key]
+                for index, piece in enumerate(ordered)
+                if piece in self._of and index in whole and _shaped(key, whole[index].get(key), piece.shape)
+            }
+            joined = self.pieces.joined(values)
+            for index, piece in enumerate(ordered):
+                if (value := joined.get(self._of.get(piece, piece))) is not None:
+                    whole[index][key] = value
+        return {**kept, "state": whole}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up what :meth:`state_dict` or the unsharded optimizer wrote; every rank keeps its part."""
+        ordered = [piece for group in self.param_groups for piece in group["params"]]
+        states = {
+            index: self._cut(self._of.get(ordered[int(index)]), state) if int(index) < len(ordered) else state
+            for index, state in state_dict["state"].items()
+        }
+        self._inner.load_state_dict({**state_dict, "state": states})
+        self._share()
+
+    def __repr__(self) -> str:
+        return f"ShardedOptimizer of {self._inner!r}"
+
+
+def _get(of: Mapping[nn.Parameter, nn.Parameter], parameter: Any) -> nn.Parameter:
+    piece: nn.Parameter = of.get(parameter, parameter)
+    return piece
+
+
+def _shaped(key: str, value: Any, shape: torch.Size) -> bool:
+    """Whether a state has an element for each of the parameter's; a count of steps has none, whatever its shape."""
+    return key != "step" and isinstance(value, Tensor) and value.shape == shape

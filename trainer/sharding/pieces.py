@@ -1,0 +1,176 @@
+"""What of a model's trainable parameters this rank's optimizer steps: one flat or local piece of each.
+
+An optimizer never sees that it is sharded: its groups hold pieces, plain parameters whose memory is part of the model's own (or a
+copy on the host, with ``offload``), and its state is as large as they are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.sharding.bucket import Bucket, buckets_of
+from trainer.sharding.collectives import all_gather
+from trainer.sharding.reducer import Reducer
+
+Values = dict[nn.Parameter, Tensor]
+
+
+class Pieces(ABC):
+    """The pieces of one rank.
+
+    Attributes:
+        group: the ranks that share the model.
+        of: each of the model's parameters with its piece, which may have no elements.
+        whole: those among the keys of ``of`` that every rank has whole.
+        former: the parameters that the optimizer knew before, where sharding has put others in their place: those others.
+    """
+
+    group: dist.ProcessGroup
+    of: dict[nn.Parameter, nn.Parameter]
+    whole: set[nn.Parameter]
+    former: dict[nn.Parameter, nn.Parameter]
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Before a step: a gradient that the script has dropped is dropped here too."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """After a step: every rank sees the new parameters."""
+
+    @abstractmethod
+    def drop_gradients(self, to_none: bool) -> None:
+        """As ``zero_grad`` of the whole model does."""
+
+    @abstractmethod
+    def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """This rank's copy of its part of a tensor of the parameter's shape, shaped as the piece is."""
+
+    @abstractmethod
+    def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
+        """Tensors of the parameters' shapes from every rank's parts.  All ranks call this with the same keys."""
+
+
+def _own_memory(bucket: Bucket, group: dist.ProcessGroup) -> Tensor:
+    """The bucket's parameters as views of one flat piece of memory, with the values of the group's first rank."""
+    flat = bucket.memory()
+    for parameter, begin, end in bucket.spans():
+        flat[begin:end].copy_(parameter.detach().reshape(-1))
+        parameter.data = flat[begin:end].view(parameter.shape)
+    dist.broadcast(flat, group=group, group_src=0)
+    return flat
+
+
+class Slices(Pieces):
+    """Parameters whole on every rank, each rank's optimizer with its share of every bucket: levels "os" and "os_g".
+
+    Why not torch's ZeroRedundancyOptimizer: it gives whole tensors to ranks, so one large matrix is all one rank's, and it keeps
+    the class and defaults of an optimizer, not its groups and state.
+
+    Args:
+        parameters: that require gradients.
+        scatter: gradients too are divided ("os_g").
+        most: elements of a bucket.
+        at_once: nothing overlaps with backward.
+        apart: pieces are copies on the host, and so is the optimizer's state.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        group: dist.ProcessGroup,
+        scatter: bool,
+        most: int,
+        at_once: bool,
+        apart: bool,
+    ) -> None:
+        self.group, self._scatter, self._apart = group, scatter, apart
+        self._rank = dist.get_rank(group)
+        self.reducer = Reducer(
+            buckets_of(parameters, dist.get_world_size(group), most), group, scatter, at_once, self._take_gradients
+        )
+        self.of, self.whole, self.former = {}, set(), {}
+        self._memory = [_own_memory(bucket, group) for bucket in self.reducer.buckets]
+        self._shares = [self._share(bucket, flat) for bucket, flat in zip(self.reducer.buckets, self._memory, strict=True)]
+        self._held = [share.to("cpu", copy=True) if apart else share for share in self._shares]
+        for bucket, held in zip(self.reducer.buckets, self._held, strict=True):
+            for parameter, begin, end in bucket.shares(self._rank):
+                self.of[parameter] = nn.Parameter(held[begin:end])
+        self._first = {  # where in its parameter each piece begins
+            parameter: max(self._rank * bucket.share - begin, 0)
+            for bucket in self.reducer.buckets
+            for parameter, begin, _ in bucket.spans()
+        }
+
+    def _share(self, bucket: Bucket, flat: Tensor) -> Tensor:
+        return flat[self._rank * bucket.share : (self._rank + 1) * bucket.share]
+
+    def _take_gradients(self, bucket: Bucket, result: Tensor, anywhere: set[nn.Parameter]) -> None:
+        share = result if self._scatter else self._share(bucket, result)
+        share = share.to("cpu") if self._apart else share
+        for parameter, begin, end in bucket.shares(self._rank):
+            if parameter not in anywhere:
+                continue
+            piece = self.of[parameter]
+            if self._scatter and piece.grad is not None:
+                piece.grad.add_(share[begin:end])
+            else:
+                piece.grad = share[begin:end]
+        if not self._scatter:
+            for parameter, begin, end in bucket.spans():
+                if parameter in anywhere:
+                    parameter.grad = result[begin:end].view(parameter.shape)
+
+    def refresh(self) -> None:
+        if self._scatter:
+            return
+        for parameter, piece in self.of.items():
+            if parameter.grad is None:
+                piece.grad = None
+            elif self._apart:
+                piece.grad = self.part(parameter, parameter.grad)
+
+    def publish(self) -> None:
+        for share, held in zip(self._shares, self._held, strict=True):
+            if self._apart:
+                share.copy_(held)
+        works = [
+            all_gather(flat, share, group=self.group, async_op=True)
+            for flat, share in zip(self._memory, self._shares, strict=True)
+        ]
+        for work in works:
+            work.wait()
+
+    def drop_gradients(self, to_none: bool) -> None:
+        for parameter, piece in self.of.items():
+            for tensor in (parameter, piece):
+                if to_none:
+                    tensor.grad = None
+                elif tensor.grad is not None:
+                    tensor.grad.zero_()
+
+    def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        piece = self.of[parameter]
+        begin = self._first[parameter]
+        return value.detach().reshape(-1)[begin:][: piece.numel()].to(piece.device, copy=True)
+
+    def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
+        found: Values = {}
+        for bucket, flat in zip(self.reducer.buckets, self._memory, strict=True):
+            here = [value for parameter in bucket.parameters if (value := values.get(parameter)) is not None]
+            for dtype in dict.fromkeys(value.dtype for value in here):
+                gathered = torch.empty(bucket.size, dtype=dtype, device=flat.device)
+                share = self._share(bucket, gathered)
+                for parameter, begin, end in bucket.shares(self._rank):
+                    if parameter in values and values[parameter].dtype == dtype:
+                        share[begin:end].copy_(values[parameter])
+                all_gather(gathered, share.clone(), group=self.group)
+                for parameter, begin, end in bucket.spans():
+                    if parameter in values and values[parameter].dtype == dtype:
+                        found[parameter] = gathered[begin:end].view(parameter.shape).clone()
+        return found

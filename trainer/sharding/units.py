@@ -1,0 +1,239 @@
+"""Level "p_g_os": parameters, gradients and state divided, on torch's FSDP2.
+
+A unit is a module whose parameters are gathered, used and freed together.  See [Note: units].
+
+[Note: units]  Repeated blocks (the elements of the outermost ModuleList, ModuleDict or Sequential) are units, because that is how
+large models are written.  An element that holds more than half of the model is opened, and so is every module outside them; a
+module without children that has a tensor worth sharding is a unit.  A module that shares a tensor with another (tied weights) is
+none, because a tensor can only be gathered in one place; what is in no unit is gathered with the model itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.tensor import DTensor, Shard
+
+from trainer.sharding.bucket import buckets_of
+from trainer.sharding.pieces import Pieces, Values
+from trainer.sharding.reducer import Reducer
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+def _tensors(module: nn.Module, large: set[nn.Parameter]) -> set[nn.Parameter]:
+    return large.intersection(module.parameters())
+
+
+def units_of(model: nn.Module, large: set[nn.Parameter]) -> list[nn.Module]:
+    """The modules below ``model`` that are units, in the order of their definition; see [Note: units].
+
+    Args:
+        large: the parameters that are to be sharded.
+    """
+    half = sum(parameter.numel() for parameter in large) / 2
+
+    def owners(module: nn.Module) -> Counter[nn.Parameter]:
+        return Counter(p for part in module.modules() for p in part._parameters.values() if p is not None)
+
+    everywhere = owners(model)
+
+    def alone(module: nn.Module) -> bool:
+        return all(everywhere[parameter] == count for parameter, count in owners(module).items())
+
+    def below(module: nn.Module) -> Iterator[nn.Module]:
+        repeated = isinstance(module, _CONTAINERS)
+        for child in module.children():
+            here = _tensors(child, large)
+            if not here:
+                continue
+            leaf = not any(True for _ in child.children())
+            fits = leaf or (repeated and sum(parameter.numel() for parameter in here) <= half)
+            if fits and alone(child) and not isinstance(child, _CONTAINERS[:2]):
+                yield child
+            else:
+                yield from below(child)
+
+    return list(dict.fromkeys(below(model)))
+
+
+class BlockingAllGather(DefaultAllGather):
+    """FSDP2's all-gather, waited for on the spot."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Ends when the output is there."""
+        work = super().__call__(*args, **{**kwargs, "async_op": False})
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+        return work
+
+
+class BlockingReduceScatter(DefaultReduceScatter):
+    """FSDP2's reduce-scatter, waited for on the spot."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Ends when the output is there."""
+        work = super().__call__(*args, **{**kwargs, "async_op": False})
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+        return work
+
+
+def _overlap(model: nn.Module, units: Sequence[nn.Module], cpu: bool, at_once: bool) -> None:
+    """Whether a unit's tensors are gathered while the unit before it computes.
+
+    On GPUs streams overlap without being told; on the CPU collectives block unless they are started early.
+    """
+    every = [module for module in (model, *units) if isinstance(module, FSDPModule)]
+    for module in every if at_once else ():
+        module.set_custom_all_gather(BlockingAllGather())
+        module.set_custom_reduce_scatter(BlockingReduceScatter())
+        module.set_modules_to_backward_prefetch([module])  # itself: nobody else's
+    if cpu and not at_once:
+        every[0]._set_unshard_async_op(True)
+        for module, following in zip(every, every[1:], strict=False):
+            module.set_modules_to_forward_prefetch([following])
+
+
+def _placement(ranks: int) -> Any:
+    """Rows, unless there are fewer than ranks and another dimension divides evenly."""
+
+    def chosen(parameter: nn.Parameter) -> Shard:
+        if parameter.shape[0] >= ranks:
+            return Shard(0)
+        even = [dim for dim, length in enumerate(parameter.shape) if length and length % ranks == 0]
+        return Shard(max(even, key=lambda dim: parameter.shape[dim], default=0))
+
+    return chosen
+
+
+class Units(Pieces):
+    """A model sharded by FSDP2, its small tensors whole on every rank, their gradients averaged.
+
+    Args:
+        names: the trainable parameters that an optimizer has.
+        segment_size: elements of the smallest tensor that is sharded.
+        most: elements of a bucket of small gradients.
+        at_once: nothing overlaps.
+        offload: shards, gradients and state lie on the host.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Mapping[str, nn.Parameter],
+        mesh: DeviceMesh,
+        segment_size: int,
+        most: int,
+        at_once: bool,
+        offload: bool,
+    ) -> None:
+        self.group = mesh.get_group()
+        ranks = mesh.size()
+        small = {p for p in model.parameters() if p.numel() < segment_size or p.dim() == 0}
+        for parameter in model.parameters():
+            dist.broadcast(parameter.detach(), group=self.group, group_src=0)
+        self.units = units_of(model, set(model.parameters()) - small)
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": True,
+            "shard_placement_fn": _placement(ranks),
+            "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+            "ignored_params": small,
+        }
+        for module in (*self.units, model):
+            fully_shard(module, **options)
+        _overlap(model, self.units, mesh.device_type == "cpu", at_once)
+        self._take(dict(model.named_parameters()), names, small)
+        small_here = [parameter for parameter in names.values() if parameter in self.whole]
+        self.reducer = Reducer(buckets_of(small_here, ranks, most), self.group, False, at_once, self._take_small)
+
+    def _take(self, now: Mapping[str, nn.Parameter], names: Mapping[str, nn.Parameter], small: set[nn.Parameter]) -> None:
+        """Pairs each former parameter with its shard, and the shard with the optimizer's piece of it."""
+        self.whole = {parameter for parameter in names.values() if parameter in small}
+        self.former = {parameter: now[name] for name, parameter in names.items() if parameter not in small}
+        self.of = {now[name]: now[name] for name in names}
+        for shard in self.former.values():
+            piece = nn.Parameter(_local(shard.detach()))
+            self.of[shard] = piece
+            hook = partial(_hand, piece=piece)
+            shard.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's own
+
+    @staticmethod
+    def _take_small(bucket: Any, result: Tensor, anywhere: set[nn.Parameter]) -> None:
+        for parameter, begin, end in bucket.spans():
+            if parameter in anywhere:
+                parameter.grad = result[begin:end].view(parameter.shape)
+
+    def refresh(self) -> None:
+        for shard, piece in self.of.items():
+            if shard not in self.whole:
+                _hand(shard, piece)
+
+    def publish(self) -> None:
+        """The pieces are the shards' memory: the next forward gathers them."""
+
+    def drop_gradients(self, to_none: bool) -> None:
+        for parameter, piece in self.of.items():
+            for tensor in (parameter, piece):
+                if to_none:
+                    tensor.grad = None
+                elif tensor.grad is not None:
+                    tensor.grad.zero_()
+
+    def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        if parameter in self.whole:
+            return value.detach().to(parameter.device, copy=True)
+        shard = parameter.detach()
+        assert isinstance(shard, DTensor)
+        (placement,) = shard.placements
+        assert isinstance(placement, Shard)
+        rows = list(value.detach().chunk(shard.device_mesh.size(), placement.dim))
+        rank = shard.device_mesh.get_local_rank()
+        piece = self.of[parameter]
+        if rank >= len(rows):
+            return torch.empty(piece.shape, dtype=value.dtype, device=piece.device)
+        return rows[rank].to(piece.device, copy=True).contiguous()
+
+    def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
+        return {parameter: self._join(parameter, value) for parameter, value in values.items()}
+
+    def _join(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        if parameter in self.whole:
+            return value.clone()
+        shard = parameter.detach()
+        assert isinstance(shard, DTensor)
+        return whole_of(
+            DTensor.from_local(
+                *(value, shard.device_mesh, shard.placements), run_check=False, shape=shard.shape, stride=shard.stride()
+            )
+        )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()
+
+
+def _hand(shard: Tensor, piece: nn.Parameter) -> None:
+    """The shard's gradient is the piece's."""
+    piece.grad = None if shard.grad is None else _local(shard.grad.detach())
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """A sharded tensor whole, on its mesh's device; all ranks of the mesh call this.  Others are returned as they are."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    host = tensor.to_local().device.type != tensor.device_mesh.device_type  # offloaded
+    whole = (tensor.to(tensor.device_mesh.device_type) if host else tensor).full_tensor()  # type: ignore[attr-defined]  # a DTensor too
+    assert isinstance(whole, Tensor)
+    return whole
