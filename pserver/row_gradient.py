@@ -1,4 +1,7 @@
-"""The gradient of some rows of a table: what a trainer sends of a step, and what a server merges."""
+"""The gradient of some rows of a table: what a trainer sends of a step, and what a server merges.
+
+numba takes a moment to import, and a job without tables has no use for it: so its kernels are imported where they are used.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-from pserver import ids as id_arithmetic
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class RowGradient:
         return RowGradient(self.ids.clone(), self.rows.clone(), statistics)
 
     def add_(self, other: RowGradient) -> RowGradient:
-        """Adds another one: rows of the same id are summed, this one's first; ids stand in the order of their first occurrence."""
+        """Adds another one: rows of the same id are summed, this one first; ids stand in order of their first occurrence."""
         total = total_of([self, other])
         self.ids, self.rows, self.statistics = total.ids, total.rows, total.statistics
         return self
@@ -40,6 +41,19 @@ class RowGradient:
         self.rows.mul_(factor)
         return self
 
+    def divide(self, servers: int) -> list[RowGradient]:
+        """The part of each server: the rows that it holds."""
+        from pserver import ids as id_arithmetic
+
+        if servers == 1:
+            return [self]
+        order, offsets = id_arithmetic.partition(self.ids.numpy(), servers)
+        parts = []
+        for server in range(servers):
+            own = torch.from_numpy(order[offsets[server] : offsets[server + 1]])
+            parts.append(RowGradient(self.ids[own], self.rows[own], None if self.statistics is None else self.statistics[own]))
+        return parts
+
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
@@ -48,6 +62,8 @@ class RowGradient:
 
 def total_of(gradients: Sequence[RowGradient]) -> RowGradient:
     """The sum of several: rows of one id in the order of the gradients, so that a run repeats to the bit."""
+    from pserver import ids as id_arithmetic
+
     if len(gradients) == 1:
         return gradients[0]
     unique, inverse = id_arithmetic.unique(torch.cat([gradient.ids for gradient in gradients]).numpy())

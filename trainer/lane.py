@@ -14,7 +14,7 @@ parameters.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,7 +22,9 @@ from typing import Protocol
 import torch
 
 from pserver.channel import Channel
-from pserver.wire_pb2 import Commit, Done, Part, Row
+from pserver.row_arrivals import row_parts
+from pserver.row_gradient import RowGradient
+from pserver.wire_pb2 import Commit, Done, Kind, Part, Row
 from transpiler.plan import Number
 from transpiler.plan_message import numbers_to_proto
 
@@ -46,6 +48,9 @@ class LaneSender(Protocol):
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """One slice's gradient."""
+
+    def send_rows(self, table: str, gradient: RowGradient) -> None:
+        """One table's gradient; what it holds is not written to any more."""
 
     def close(self, rows: Rows, overflow: bool) -> None:
         """The step is complete."""
@@ -79,6 +84,15 @@ class Request:
         for answer in done:
             answer.result()
         return self.answers[0].result()
+
+
+def post_rows(channels: Sequence[Channel], step: int, table: str, gradient: RowGradient) -> None:
+    """Queues a table's gradient at every server.
+
+    A server counts the steps of a table, so it hears of those that touch none of its rows, too.
+    """
+    for channel, part in zip(channels, gradient.divide(len(channels)), strict=True):
+        channel.post(Kind.ROWS, step, row_parts(table, part))
 
 
 def commit_of(rows: Rows, absent: set[str], overflow: bool = False, quiet: bool = False) -> Commit:

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from pserver.channel import Channel
+from pserver.row_gradient import RowGradient
 from pserver.wire_pb2 import Done, Part
 from trainer.lane import Rows
 from trainer.slices import LiveSlices
@@ -43,6 +44,10 @@ class Local:
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """Gradients stay here."""
+
+    def send_rows(self, table: str, gradient: RowGradient) -> None:
+        """Rows are stepped here, too: see trainer/geo_rows.py."""
+        raise AssertionError("a table in a k-step lane steps its rows by itself")
 
     def close(self, rows: Rows, overflow: bool) -> None:
         """See :class:`LaneSender`."""

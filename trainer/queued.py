@@ -21,6 +21,7 @@ import torch
 
 from pserver.channel import Channel
 from pserver.errors import PServerError
+from pserver.row_gradient import RowGradient
 from pserver.wire_pb2 import Done, Part
 from trainer.lane import Rows
 from trainer.slices import LiveSlices
@@ -38,24 +39,29 @@ class _Message:
     """Closed steps of one trainer that leave together."""
 
     gradients: Tensors
+    tables: dict[str, RowGradient]
     rows: Rows
     steps: int = 1
 
-    def add(self, gradients: Tensors, rows: Rows, buffers: Buffers) -> None:
+    def add(self, later: _Message, buffers: Buffers) -> None:
         """One more step: its gradients are added, its hyper-parameters count."""
-        for name, gradient in gradients.items():
+        for name, gradient in later.gradients.items():
             if name in self.gradients:
                 self.gradients[name].add_(gradient)
             else:
                 self.gradients[name] = buffers.take(name).copy_(gradient)
-        self.rows = rows
-        self.steps += 1
+        for name, of_table in later.tables.items():
+            self.tables[name] = self.tables[name].add_(of_table) if name in self.tables else of_table
+        self.rows = later.rows
+        self.steps += later.steps
 
     def merge(self, rule: str) -> None:
         """The sum over the steps, or their mean."""
         if rule == "mean" and self.steps > 1:
             for gradient in self.gradients.values():
                 gradient.mul_(1.0 / self.steps)
+            for of_table in self.tables.values():
+                of_table.mul_(1.0 / self.steps)
 
 
 class Queued:
@@ -72,7 +78,8 @@ class Queued:
         self._wire = Wire(lane, slices, self._buffers)
         self.turn = self._wire.turn
         self._gradients: Tensors = {}  # of the step under way: the script's own
-        self._closed: tuple[Tensors, Rows] | None = None  # a step that has found no room yet
+        self._tables: dict[str, RowGradient] = {}  # likewise
+        self._closed: _Message | None = None  # a step that has found no room yet
         self._changed = threading.Condition()  # guards the eight below
         self._queue: deque[_Message] = deque()
         self._unanswered = 0  # steps closed and not yet answered
@@ -110,12 +117,17 @@ class Queued:
         """See :class:`LaneSender`."""
         self._gradients[name] = gradient
 
+    def send_rows(self, table: str, gradient: RowGradient) -> None:
+        """See :class:`LaneSender`."""
+        self._tables[table] = gradient
+
     def close(self, rows: Rows, overflow: bool) -> None:
         """See :class:`LaneSender`.  An overflow's step is dropped; one that finds no room leaves in ``finish``."""
-        gradients, self._gradients = self._gradients, {}
+        step = _Message(self._gradients, self._tables, rows)
+        self._gradients, self._tables = {}, {}
         if overflow:
             return
-        self._closed = gradients, rows
+        self._closed = step
         with self._changed:
             room = self._waits or self._has_room()
         if room:
@@ -129,17 +141,17 @@ class Queued:
         """The closed step, if there is one, joins the last message that has not left, or is a message of its own."""
         if self._closed is None:
             return
-        (gradients, rows), self._closed = self._closed, None
+        step, self._closed = self._closed, None
         self.refresh()  # which gives back the memory that this step may be copied into
         with self._changed:
             joins = bool(self._queue) and self._queue[-1].steps < self._lane.max_merge_var_num
             if joins:
-                self._queue[-1].add(gradients, rows, self._buffers)
+                self._queue[-1].add(step, self._buffers)
         if self._copies and not joins:
-            gradients = {name: self._buffers.take(name).copy_(gradient) for name, gradient in gradients.items()}
+            step.gradients = {name: self._buffers.take(name).copy_(gradient) for name, gradient in step.gradients.items()}
         with self._changed:
             if not joins:
-                self._queue.append(_Message(gradients, rows))
+                self._queue.append(step)
             self._unanswered += 1
             self._changed.notify_all()
 
@@ -216,7 +228,7 @@ class Queued:
                 message.merge(self._lane.merge)
                 quiet = self._quiet()
                 over = self._copies and not quiet
-                self._last, values = self._wire.exchange(message.gradients, message.rows, quiet, over)
+                self._last, values = self._wire.exchange(message.gradients, message.rows, quiet, over, message.tables)
                 if self._copies:
                     self._buffers.give_back({name: g for name, g in message.gradients.items() if name not in values})
                 if not quiet:

@@ -10,8 +10,9 @@ import torch
 
 from pserver.channel import Channel
 from pserver.merge import clip_coefficients
+from pserver.row_gradient import RowGradient
 from pserver.wire_pb2 import Done, Kind, Part
-from trainer.lane import Request, Rows, commit_of
+from trainer.lane import Request, Rows, commit_of, post_rows
 from trainer.slices import LiveSlices
 from transpiler.plan import Clip
 
@@ -47,6 +48,12 @@ class Together:
             self._answers = [channel.begin() for channel in self._channels]
         self._sent.add(name)
         self._channels[self._slices.server(name)].post(Kind.GRADIENT, self.step + 1, self._slices.encoded(name, gradient))
+
+    def send_rows(self, table: str, gradient: RowGradient) -> None:
+        """See :class:`LaneSender`."""
+        if not self._answers:
+            self._answers = [channel.begin() for channel in self._channels]
+        post_rows(self._channels, self.step + 1, table, gradient)
 
     def close(self, rows: Rows, overflow: bool) -> None:
         """See :class:`LaneSender`."""

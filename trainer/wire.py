@@ -14,10 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
+from types import MappingProxyType
 
 import torch
 
 from pserver.channel import Channel
+from pserver.row_arrivals import row_parts
+from pserver.row_gradient import RowGradient
 from pserver.wire_pb2 import Done, Kind
 from trainer.lane import Request, Rows, commit_of
 from trainer.slices import LiveSlices
@@ -70,13 +73,19 @@ class Wire:
         return self._landed[name]
 
     def exchange(
-        self, gradients: Mapping[str, torch.Tensor], rows: Rows, quiet: bool, over: bool = False
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        rows: Rows,
+        quiet: bool,
+        over: bool = False,
+        tables: Mapping[str, RowGradient] = MappingProxyType({}),
     ) -> tuple[Done, Tensors]:
         """Sends one message to every server, ``thread_pool_size`` of them at a time, and waits for the answers.
 
         Args:
             quiet: the answer is not to bring values.
             over: the values may take the gradients' memory.  See [Note: one buffer there and back].
+            tables: gradients of rows.
 
         Returns:
             The first server's answer, and the values that came.
@@ -85,6 +94,7 @@ class Wire:
             self.step += 1
             self._over, self._landed = gradients if over else {}, {}
             request = Request(self.step)
+            divided = {name: gradient.divide(len(self._channels)) for name, gradient in tables.items()}
             for server, channel in enumerate(self._channels):
                 self._wait_for_room(request)
                 here = [
@@ -95,6 +105,8 @@ class Wire:
                 ]
                 request.answers.append(channel.begin())
                 channel.post(Kind.GRADIENT, self.step, here)
+                for name, parts in divided.items():
+                    channel.post(Kind.ROWS, self.step, row_parts(name, parts[server]))
                 channel.commit(self.step, commit_of(rows, self._slices.on(server) - set(gradients), quiet=quiet))
             return request.wait(), self._landed
 
