@@ -1,0 +1,189 @@
+"""What stands for a table in the script's optimizer: a parameter of one number, whose gradient is the norm of the rows'.
+
+[Note: what a gradient of one number can do]  A script clips by norm, unscales, accumulates and zeroes gradients through
+``p.grad``.  A table's gradient is some rows, which no parameter holds; what all of these uses need of it is its norm, and what
+they do to it is to multiply it, or to drop it.  So after each backward ``anchor.grad`` is the norm of the gradients of all rows
+that wait for the step, and what has become of that number since is done to the rows when they are taken: times ``anchor.grad`` by
+the norm; none where it is None.  ``clip_grad_norm_`` and ``GradScaler`` thus count tables as they count parameters.
+(``clip_grad_value_`` sees the norm, too: a table's rows are scaled to it.)
+
+[Note: steps without servers]  The anchor's number stays 0.  An optimizer's step does not see its gradient: just before, the rows
+take their step, by the table's own rule or the group's, where they are in this process; just after, ``anchor.grad`` is back.
+What step hooks of the optimizer's own do to gradients comes too late for tables.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pserver.row_gradient import RowGradient, total_of
+from trainer.row_optimizers import group_rule
+from transpiler.plan import Rule
+
+
+class Anchored(Protocol):
+    """What an anchor stands for."""
+
+    def steps_here(self) -> bool:
+        """Whether the rows are in this process."""
+
+    def rules(self, group: Callable[[], Rule]) -> list[tuple[int, int, Rule]]:
+        """The present rules, by columns; ``group`` tells that of the anchor's parameter group."""
+
+    def step(self, rules: list[tuple[int, int, Rule]], scale: float) -> None:
+        """One step of rows that are in this process; gradients are multiplied by ``scale``."""
+
+    def whose(self) -> str:
+        """The table, in words."""
+
+
+class Anchor(nn.Parameter):
+    """See the module's docstring.  Made by its module, and found in parameter groups."""
+
+    _owner: weakref.ref[Anchored] | None
+    _parts: dict[int, list[RowGradient]]  # of the backward passes under way, by the number autograd gives them
+    _pending: RowGradient | None
+    _recorded: float  # the norm of what is pending, as anchor.grad was set to it
+
+    def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Anchor:
+        anchor: Anchor = super().__new__(cls, torch.zeros(()) if data is None else data, True)
+        anchor._owner, anchor._parts = None, {}
+        anchor.drop()
+        anchor.register_post_accumulate_grad_hook(_arrived)  # type: ignore[no-untyped-call]  # torch's own
+        anchor.requires_grad_(requires_grad)
+        return anchor
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return Anchor, (self.detach(), self.requires_grad)
+
+    @property
+    def owner(self) -> Anchored | None:
+        """The module, while it lives."""
+        return None if self._owner is None else self._owner()
+
+    def bind(self, owner: Anchored) -> None:
+        """Says which module this is the anchor of."""
+        self._owner = weakref.ref(owner)
+
+    def receive(self, gradient: RowGradient) -> None:
+        """In a backward pass: the gradient of one lookup's rows, on the CPU; ``anchor.grad`` follows when all have come."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._parts:
+            self._pending = self._scaled()
+            self._recorded = 0.0 if self.grad is None else float(self.grad)
+            self._parts[task] = []
+        self._parts[task].append(gradient)
+
+    def arrive(self) -> None:
+        """When autograd has added to ``anchor.grad`` what a backward pass has for it (zeros): all lookups' rows have come."""
+        parts = self._parts.pop(torch._C._current_graph_task_id(), [])
+        if parts:
+            self._pending = total_of(parts if self._pending is None else [self._pending, *parts])
+            self.grad = torch.full_like(self, float(torch.linalg.vector_norm(self._pending.rows)), requires_grad=False)
+            self._recorded = float(self.grad)
+
+    def waiting(self) -> RowGradient | None:
+        """A copy of the gradient of all lookups since it was last zeroed, with what was done to ``anchor.grad`` done to it.
+
+        Returns:
+            None where ``anchor.grad`` is None; no rows where it was set to zero.
+        """
+        self._parts.clear()  # of passes that were for other gradients, as of torch.autograd.grad
+        scaled = self._scaled()
+        return scaled.clone() if scaled is not None and scaled is self._pending else scaled
+
+    def drop(self) -> None:
+        """Forgets what is pending."""
+        self._pending, self._recorded = None, 0.0
+        self._parts.clear()
+
+    def _scaled(self) -> RowGradient | None:
+        """What is pending, times what ``anchor.grad`` was multiplied by: the same object where that is nothing."""
+        if self.grad is None or self._pending is None:
+            return None
+        value, recorded = float(self.grad), self._recorded
+        if value == recorded or recorded == 0.0 or (math.isnan(value) and math.isnan(recorded)):
+            return self._pending
+        if value == 0.0 or not math.isfinite(recorded):
+            pending = self._pending
+            statistics = None if pending.statistics is None else pending.statistics[:0]
+            return RowGradient(pending.ids[:0], pending.rows[:0], statistics)
+        return RowGradient(self._pending.ids, self._pending.rows * (value / recorded), self._pending.statistics)
+
+
+def _arrived(anchor: Tensor) -> None:
+    assert isinstance(anchor, Anchor), "the hook of an anchor"
+    anchor.arrive()
+
+
+# ---- steps of optimizers of this process; see [Note: steps without servers] ---------------------------------------------
+
+_hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[Anchor, Tensor]]] = weakref.WeakKeyDictionary()
+
+
+def anchors(optimizer: Optimizer) -> Iterator[tuple[int, Anchor]]:
+    """The anchors among an optimizer's parameters, each with the index of its group."""
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if isinstance(parameter, Anchor):
+                yield index, parameter
+
+
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    if isinstance(getattr(optimizer, "inner", None), Optimizer) or next(anchors(optimizer), None) is None:
+        return None  # an optimizer that has another one step: that one's step is seen here, too
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS evaluates the loss several times a step: it cannot step a DistributedEmbedding")
+    if closure is None:
+        _step_rows(optimizer)
+        return None
+
+    def then_rows() -> Any:
+        loss = closure()
+        _step_rows(optimizer)
+        return loss
+
+    if len(args) > 1:
+        return (args[0], then_rows, *args[2:]), kwargs
+    return args, {**kwargs, "closure": then_rows}
+
+
+def _step_rows(optimizer: Optimizer) -> None:
+    here = []
+    for index, anchor in anchors(optimizer):
+        owner = anchor.owner
+        if owner is not None and anchor.grad is not None and owner.steps_here():
+            here.append((owner, owner.rules(partial(group_rule, optimizer, optimizer.param_groups[index], owner.whose()))))
+    scale, overflow = _left_to_optimizer(optimizer)
+    for owner, rules in here:
+        if not overflow:
+            owner.step(rules, scale)
+    hidden = _hidden[optimizer] = []
+    for _, anchor in anchors(optimizer):
+        if anchor.grad is not None:
+            hidden.append((anchor, anchor.grad))
+            anchor.grad = None
+
+
+def _left_to_optimizer(optimizer: Optimizer) -> tuple[float, bool]:
+    """What GradScaler leaves to optimizers with ``fused=True``: the factor that unscales, and whether to skip the step."""
+    scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    return 1.0 if scale is None else 1.0 / float(scale), found is not None and bool(float(found))
+
+
+def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for anchor, gradient in _hidden.pop(optimizer, ()):
+        anchor.grad = gradient
+
+
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)

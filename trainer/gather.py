@@ -1,0 +1,61 @@
+"""Pulled rows in autograd: what a backward pass has for them goes to the table's anchor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pserver import ids as id_arithmetic
+from pserver.row_gradient import RowGradient
+from trainer.anchor import Anchor
+
+
+def attach(anchor: Anchor, rows: Tensor, ids: Tensor, statistics: Tensor | None) -> Tensor:
+    """The same rows, of which each backward pass tells the anchor the gradient.
+
+    Args:
+        rows: [u, dim], on any device.
+        ids: int64 [u], each once, on the CPU.
+        statistics: float32 [u, 2], on the CPU.
+    """
+    attached: Tensor = _Attached.apply(anchor, rows, ids, statistics)  # type: ignore[no-untyped-call]  # torch's own
+    return attached
+
+
+def gather(rows: Tensor, inverse: Tensor) -> Tensor:
+    """Row ``inverse[i]`` for each i: [u, dim] -> [n, dim].  Gradients of one row are summed in the order of occurrence."""
+    if rows.device.type != "cpu":
+        return F.embedding(inverse, rows)
+    gathered: Tensor = _Gathered.apply(rows, inverse)  # type: ignore[no-untyped-call]  # torch's own
+    return gathered
+
+
+class _Attached(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Anchor, rows: Tensor, ids: Tensor, statistics: Tensor | None) -> Tensor:
+        ctx.anchor, ctx.ids, ctx.statistics = anchor, ids, statistics
+        return rows.view_as(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.anchor.receive(RowGradient(ctx.ids, gradient.cpu().contiguous(), ctx.statistics))
+        return torch.zeros_like(ctx.anchor), None, None, None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, inverse: Tensor) -> Tensor:
+        ctx.count = len(rows)
+        ctx.save_for_backward(inverse)
+        return rows.index_select(0, inverse)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (inverse,) = ctx.saved_tensors
+        return torch.from_numpy(id_arithmetic.merge(inverse.numpy(), gradient.contiguous().numpy(), ctx.count)), None

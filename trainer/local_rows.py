@@ -1,0 +1,153 @@
+"""The rows of a table in this process: what an embedding looks up and trains while no servers hold it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pserver.row_gradient import RowGradient
+from pserver.sparse import SparseTable
+from transpiler.plan import Rule
+from transpiler.tables import Segment, Table
+
+CHUNK_ROWS = 65536
+
+ByColumns = list[tuple[int, int, Rule]]
+Chunk = dict[str, np.ndarray]
+
+_UNKNOWN = Rule("sgd", {"lr": 0.0, "weight_decay": 0.0}, {"maximize": False})  # before the first step rows have no states
+
+
+class LocalRows:
+    """See the module's docstring.
+
+    By which rule rows are updated shows at the first step; rows of another rule's begin anew in their states, and keep their
+    values.
+
+    Args:
+        table: all of it but its segments, which follow the rules.
+        start: values that rows begin with: ids, int64 [n], and rows, [n, dim].
+        clock: seconds, for a time to live.
+    """
+
+    def __init__(self, table: Table, start: tuple[Tensor, Tensor] | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._table = table
+        self._start = start
+        self._clock = clock
+        self._dtype = {"float32": torch.float32, "float64": torch.float64}[table.dtype]
+        self._rules: ByColumns = [(0, table.dim, _UNKNOWN)]
+        self._rows: SparseTable | None = None
+
+    @property
+    def rows(self) -> SparseTable:
+        """The table, made when it is first asked for."""
+        if self._rows is None:
+            self._rows = self._made()
+            if self._start is not None:
+                self.assign(*self._start)
+                self._start = None
+        return self._rows
+
+    def _made(self) -> SparseTable:
+        segments = tuple(Segment(begin, end, index) for index, (begin, end, _) in enumerate(self._rules))
+        return SparseTable(replace(self._table, segments=segments), [rule for _, _, rule in self._rules])
+
+    def pull(self, ids: Tensor) -> Tensor:
+        """Rows of ids, int64 [u] on the CPU -> [u, dim]."""
+        out = torch.empty((len(ids), self._table.dim), dtype=self._dtype)
+        self.rows.lookup(ids.numpy(), out.numpy(), self._clock())
+        return out
+
+    def update(self, gradient: RowGradient, rules: ByColumns) -> None:
+        """One step; the gradient is used up."""
+        self._follow(rules)
+        statistics = None if gradient.statistics is None else gradient.statistics.numpy()
+        numbers = [rule.numbers for _, _, rule in rules]
+        self.rows.update(gradient.ids.numpy(), gradient.rows.numpy(), numbers, statistics, self._clock())
+
+    def _follow(self, rules: ByColumns) -> None:
+        if _form(rules) == _form(self._rules):
+            return
+        before = self.rows
+        self._rules = list(rules)
+        self._rows = self._made()
+        for chunk in _chunks(before):
+            self._rows.assign(chunk["ids"], chunk["values"])
+
+    def assign(self, ids: Tensor, rows: Tensor) -> None:
+        """Sets the values of rows, int64 [n], each once, and [n, dim]; their states are those of new rows."""
+        for begin in range(0, len(ids), CHUNK_ROWS):
+            part = slice(begin, begin + CHUNK_ROWS)
+            self.rows.assign(ids[part].numpy(), rows[part].detach().to(self._dtype).contiguous().numpy())
+
+    # ---- whole ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[Chunk, dict[str, Any]]:
+        """Everything: copies of all rows with their states, and what else a table knows, as plain data."""
+        chunks = list(_chunks(self.rows))
+        whole = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
+        rules = [[begin, end, rule.type, dict(rule.numbers), dict(rule.flags)] for begin, end, rule in self._rules]
+        return whole, {"rules": rules, "table": self.rows.facts()}
+
+    def load(self, rows: Chunk, facts: Mapping[str, Any]) -> None:
+        """Takes what :meth:`state` gave, in place of all rows that are here.
+
+        Raises:
+            ValueError: it is of a table of other rows; nothing is changed.
+        """
+        if rows["values"].ndim != 2 or rows["values"].shape[1] != self._table.dim:
+            raise ValueError(f"expected rows of {self._table.dim} numbers, got an array of shape {list(rows['values'].shape)}")
+        if rows["values"].dtype != np.dtype(self._table.dtype):
+            raise ValueError(f"expected rows of {self._table.dtype}, got {rows['values'].dtype}")
+        before = self._rules, self._rows
+        self._rules = [(begin, end, _rule(*rest)) for begin, end, *rest in facts["rules"]]
+        self._rows = self._made()
+        try:
+            self._rows.load(rows)
+            self._rows.restore(facts["table"])
+        except Exception:
+            self._rules, self._rows = before
+            raise
+        self._start = None
+
+    def whole(self) -> tuple[Tensor, Tensor] | None:
+        """The values of all rows: ids, int64 [n], and values, [n, dim]; None where there are no rows."""
+        if self._rows is None:
+            return self._start
+        if not len(self._rows):
+            return None
+        chunks = list(_chunks(self._rows))
+        ids, values = (torch.from_numpy(np.concatenate([chunk[key] for chunk in chunks])) for key in ("ids", "values"))
+        return ids, values
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_rows"] = None if self._rows is None else self.state()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if state["_rows"] is not None:
+            self.load(*state["_rows"])
+
+
+def _chunks(rows: SparseTable) -> Iterator[Chunk]:
+    """All rows, at least one chunk."""
+    cursor = 0
+    while cursor >= 0:
+        chunk, cursor = rows.scan(cursor, CHUNK_ROWS)
+        yield chunk
+
+
+def _form(rules: Sequence[tuple[int, int, Rule]]) -> list[tuple[int, int, str, dict[str, bool]]]:
+    return [(begin, end, rule.type, dict(rule.flags)) for begin, end, rule in rules]
+
+
+def _rule(kind: str, numbers: Mapping[str, Any], flags: Mapping[str, bool]) -> Rule:
+    return Rule(kind, {key: tuple(value) if isinstance(value, list) else value for key, value in numbers.items()}, dict(flags))

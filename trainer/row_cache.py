@@ -1,0 +1,126 @@
+"""Rows that a trainer has pulled lately, to be read again without asking the servers: the hot ids of skewed data.
+
+[Note: what a cached row lacks]  A row that was pulled in step t is read from the cache up to step t + staleness, as it was
+pulled: pushes since then, this trainer's own among them, show when it is pulled again.  (By which rule a server will move a row,
+after which other pushes, a trainer cannot know; and had an own push to drop the row, every step would drop just the rows that it
+read.)  So a forward of step t sees all that was applied before step t - staleness, as with bounded staleness.
+
+[Note: four to a set]  A row may lie in one of four places, which its id's hash tells; of these the one that was not read for
+longest makes room.  So everything is done for all ids of a lookup at once, in numpy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+WAYS = 4
+NEVER = np.iinfo(np.int64).min // 2  # a step before any
+
+
+class RowCache:
+    """See the module's docstring.  Steps are whole numbers that never go down.
+
+    Args:
+        rows: the most that are kept, at least 1; in whole sets of four, or one set of fewer.
+        dim, dtype: of a row.
+        staleness: for how many steps after the one in which it was pulled a row may be read; 0: in that step only.
+
+    Raises:
+        ValueError: ``rows`` is below 1, or ``staleness`` below 0.
+    """
+
+    def __init__(self, rows: int, dim: int, staleness: int, dtype: np.dtype | type = np.float32) -> None:
+        if rows < 1:
+            raise ValueError(f"cache_rows: expected 1 or more, got {rows}")
+        if staleness < 0:
+            raise ValueError(f"cache_staleness: expected 0 steps or more, got {staleness}")
+        self.staleness = staleness
+        self._ways = min(rows, WAYS)
+        self._sets = rows // self._ways
+        places = self._sets * self._ways
+        self._rows = np.zeros((places, dim), dtype)
+        self._ids = np.zeros(places, np.int64)
+        self._pulled = np.full(places, NEVER)  # the step in which the row was pulled; NEVER: the place is free
+        self._read = np.full(places, NEVER)  # the step in which it was last read
+        self.hits = self.misses = self.evictions = 0
+
+    def read(self, ids: np.ndarray, step: int, out: np.ndarray) -> np.ndarray:
+        """Fills in the rows that are here and young enough.
+
+        Args:
+            ids: int64 [u], each once.
+            out: [u, dim]; other rows stay as they are.
+
+        Returns:
+            The positions in ``ids`` of those to pull, int64 [m], in order.
+        """
+        places, here = self._find(ids)
+        here &= step - self._pulled[places] <= self.staleness
+        found = places[here]
+        out[here] = self._rows[found]
+        self._read[found] = step
+        missing = np.flatnonzero(~here)
+        self.hits += len(found)
+        self.misses += len(missing)
+        return missing
+
+    def keep(self, ids: np.ndarray, rows: np.ndarray, step: int) -> None:
+        """Keeps rows that were pulled in this step: int64 [m], each once, and [m, dim].
+
+        Where more ids come at once than a set has room for, the last one stays.
+        """
+        places, here = self._find(ids)
+        others = np.flatnonzero(~here)
+        chosen = self._room(ids[others])
+        places[others] = chosen
+        taken = np.unique(chosen)
+        self.evictions += int((self._pulled[taken] != NEVER).sum())
+        self._ids[places] = ids
+        stays = self._ids[places] == ids
+        kept = places[stays]
+        self._rows[kept] = rows[stays]
+        self._pulled[kept] = self._read[kept] = step
+
+    def drop(self, ids: np.ndarray) -> None:
+        """Forgets these ids' rows, int64 [u]: the next read pulls them."""
+        places, here = self._find(ids)
+        self._pulled[places[here]] = self._read[places[here]] = NEVER
+
+    def clear(self) -> None:
+        """Forgets all rows; what was counted stays."""
+        self._pulled.fill(NEVER)
+        self._read.fill(NEVER)
+
+    def __len__(self) -> int:
+        return int((self._pulled != NEVER).sum())
+
+    def counters(self) -> dict[str, int]:
+        """Rows that were read here, that had to be pulled, and that made room for others, since the beginning; rows now."""
+        return {"hits": self.hits, "misses": self.misses, "evictions": self.evictions, "rows": len(self)}
+
+    def _candidates(self, ids: np.ndarray) -> np.ndarray:
+        """The places in which an id's row may lie: int64 [u, ways]."""
+        return self._set_of(ids)[:, None] * self._ways + np.arange(self._ways)
+
+    def _set_of(self, ids: np.ndarray) -> np.ndarray:
+        mixed = ids.astype(np.uint64)  # the finalizer of splitmix64 (Steele, Lea, Flood, 2014)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(self._sets)).astype(np.int64)
+
+    def _find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Each id's place, and whether its row is there, of whatever age."""
+        candidates = self._candidates(ids)
+        same = (self._ids[candidates] == ids[:, None]) & (self._pulled[candidates] != NEVER)
+        return np.take_along_axis(candidates, same.argmax(1)[:, None], 1)[:, 0], same.any(1)
+
+    def _room(self, ids: np.ndarray) -> np.ndarray:
+        """A place for each id that has none: of its set the one not read for longest; for the next id the next in age."""
+        candidates = self._candidates(ids)
+        by_age = np.take_along_axis(candidates, self._read[candidates].argsort(axis=1, kind="stable"), 1)
+        sets = candidates[:, 0]
+        order = np.argsort(sets, kind="stable")
+        begins = np.flatnonzero(np.r_[True, np.diff(sets[order]) != 0]) if len(ids) else order
+        rank = np.empty(len(ids), np.int64)
+        rank[order] = np.arange(len(ids)) - np.repeat(begins, np.diff(np.r_[begins, len(ids)]))
+        return by_age[np.arange(len(ids)), rank % self._ways]
