@@ -13,7 +13,6 @@ from torch import nn
 from trainer.export import export
 from trainer.sharding.levels import sharded
 from trainer.sharding.optimizer import ShardedOptimizer
-from trainer.sharding.units import whole_of
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
 
@@ -39,7 +38,7 @@ def save_group_sharded_model(model: nn.Module, output: str | os.PathLike[str], o
     writes = dist.get_rank(group) == 0
     tensors = {}
     for name, tensor in model.state_dict().items():
-        whole = whole_of(tensor)  # one at a time, so that no rank but the first holds more than one of them
+        whole = sharded[model].full(tensor)  # one at a time, so that no rank but the first holds more than one of them
         if writes:
             tensors[name] = whole.detach().to("cpu", copy=True)
     state = optimizer.state_dict() if optimizer is not None else None

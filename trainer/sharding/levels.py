@@ -28,13 +28,10 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from trainer.optimizer import DistributedOptimizer
 from trainer.sharding.optimizer import ShardedOptimizer
 from trainer.sharding.pieces import Pieces, Slices
-from trainer.sharding.units import Units
 from transpiler.clip import GradClip
 from transpiler.optimizers import rule_of
 
@@ -103,6 +100,10 @@ def _already_there(device: torch.device) -> bool:
 
 
 def _units(model: nn.Module, names: dict[str, nn.Parameter], group: dist.ProcessGroup, least: int, *rest: Any) -> Pieces:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from trainer.sharding.units import Units  # FSDP2 takes half a second to import
+
     mesh = DeviceMesh.from_group(group, next(iter(names.values())).device.type)
     pieces = Units(model, names, mesh, least, *rest)
     if len(pieces.whole) == len(names):
@@ -193,6 +194,8 @@ def _zero_grad_through(model: nn.Module, zero_grad: Callable[[bool], None]) -> N
 def _scaler(scaler: torch.amp.GradScaler | None, group: dist.ProcessGroup, device: torch.device) -> torch.amp.GradScaler | None:
     if scaler is None or not scaler.is_enabled():
         return scaler
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
     shared = ShardedGradScaler(device.type, process_group=group)
     shared.load_state_dict(scaler.state_dict())
     return shared

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.sharding.pieces import Pieces
@@ -26,7 +25,7 @@ def clip_gradients(clip: GradClip, pieces: Pieces, device: torch.device) -> None
             return
         norms = _squares(pieces, [parameter for parameter, _ in present], device)
         if isinstance(clip, ClipGradByGlobalNorm):
-            norms = norms.sum().expand_as(norms)
+            norms = pieces.everywhere(norms.sum()).expand_as(norms)
         factors = coefficient_of_norm(norms.sqrt(), clip.clip_norm)
         for (_, piece), factor in zip(present, factors, strict=True):
             _gradient(piece).mul_(factor.to(piece.device, piece.dtype))
@@ -42,7 +41,4 @@ def _squares(pieces: Pieces, parameters: list[nn.Parameter], device: torch.devic
     grads = [_gradient(pieces.of[parameter]) for parameter in parameters]
     dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
     squares = torch.stack([torch.linalg.vector_norm(grad, dtype=dtype).to(device) for grad in grads]).square()
-    shared = torch.tensor([parameter not in pieces.whole for parameter in parameters], device=device)
-    summed = squares * shared
-    dist.all_reduce(summed, group=pieces.group)
-    return torch.where(shared, summed, squares)
+    return pieces.summed(parameters, squares)

@@ -51,6 +51,21 @@ class Pieces(ABC):
     def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         """This rank's copy of its part of a tensor of the parameter's shape, shaped as the piece is."""
 
+    def full(self, tensor: Tensor) -> Tensor:
+        """A tensor of the model's ``state_dict()``, whole.  All ranks call this."""
+        return tensor
+
+    def summed(self, parameters: Sequence[nn.Parameter], squares: Tensor) -> Tensor:
+        """Numbers of this rank's pieces (1-D, one for each parameter), added up over the ranks that have other pieces of them."""
+        shared = torch.tensor([parameter not in self.whole for parameter in parameters], device=squares.device)
+        total = squares * shared
+        dist.all_reduce(total, group=self.group)
+        return torch.where(shared, total, squares)
+
+    def everywhere(self, total: Tensor) -> Tensor:
+        """A number of all of this rank's parameters, added up over ranks that have others; here there are none such."""
+        return total
+
     @abstractmethod
     def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
         """Tensors of the parameters' shapes from every rank's parts.  All ranks call this with the same keys."""

@@ -174,6 +174,9 @@ class Units(Pieces):
             if parameter in anywhere:
                 parameter.grad = result[begin:end].view(parameter.shape)
 
+    def full(self, tensor: Tensor) -> Tensor:
+        return whole_of(tensor)
+
     def refresh(self) -> None:
         for shard, piece in self.of.items():
             if shard not in self.whole:
