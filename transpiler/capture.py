@@ -300,4 +300,3 @@ def _update(optimizer: torch.optim.Optimizer, name: str, index: int, grad: str, 
         variables[full] = Variable(full, param.shape if like else (), param.dtype if like else "float32", Role.STATE, name)
         arguments[state] = Ref(full)
     return Op(rule.type, {**arguments, "group": index, **rule.numbers, **rule.flags}, (name,))
-

@@ -133,4 +133,3 @@ KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "scale_by": lambda op, x, coefficient: scale_by(x, coefficient),
     }
 )
-

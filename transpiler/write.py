@@ -286,5 +286,3 @@ def _is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:
         return False
     default = defaults[name]
     return type(default) is type(value) and bool(default == value) if not isinstance(value, list | tuple) else False
-
-

@@ -1,0 +1,74 @@
+"""Which gradients are reduced together, and in which order.
+
+[Note: the last bucket]  While backward goes on, one bucket of gradients after the other is full and leaves.  Nothing is left to
+hide the last one behind, so it should be small.  torch's DDP counts buckets from the first gradient, so that its last bucket is
+whatever remains, up to the whole capacity; and it lets a bucket grow until it has reached its capacity, so that one gradient
+may lie above it.  Here the last bucket is filled first, from the first parameter on, and none holds more than it may (but for
+a single gradient that is larger by itself).  The buckets are made once: :class:`FixedReducer` keeps torch from making them anew
+after the first step, by its own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._C._distributed_c10d import Reducer
+
+MB = 1 << 20
+
+
+def buckets(
+    parameters: Sequence[torch.Tensor], sparse: Sequence[bool], size: float, last_size: float
+) -> tuple[list[list[int]], list[int]]:
+    """The numbers of the parameters in each bucket, in the order in which buckets leave, and each bucket's most bytes.
+
+    Args:
+        parameters: in the module's order, which backward takes from its end.
+        sparse: whether a parameter's gradient is sparse: it then leaves by itself.
+        size, last_size: the most MB (2**20 bytes) of a bucket, and of the last one.
+    """
+    last: list[int] = []
+    room = int(last_size * MB)
+    for number, parameter in enumerate(parameters):
+        if last and (sparse[last[0]] or sparse[number] or _kind(parameter) != _kind(parameters[last[0]])):
+            break
+        if last and _bytes(parameter) > room:
+            break
+        last.append(number)
+        room -= _bytes(parameter)
+    found: list[list[int]] = []
+    open_ones: dict[object, list[int]] = {}
+    room_in: dict[object, int] = {}
+    for number in reversed(range(len(last), len(parameters))):
+        parameter = parameters[number]
+        kind = (number if sparse[number] else None, *_kind(parameter))
+        if kind not in open_ones or _bytes(parameter) > room_in[kind]:
+            open_ones[kind], room_in[kind] = [], int(size * MB)
+            found.append(open_ones[kind])
+        open_ones[kind].append(number)
+        room_in[kind] -= _bytes(parameter)
+    found.sort(key=lambda numbers: -numbers[-1])  # by when the last gradient in it is ready
+    return [*found, last[::-1]], [int(size * MB)] * len(found) + [int(last_size * MB)]
+
+
+def _bytes(parameter: torch.Tensor) -> int:
+    return parameter.numel() * parameter.element_size()
+
+
+def _kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+    """A bucket is one tensor, so what is in it has one dtype and one device."""
+    return parameter.dtype, parameter.device
+
+
+class FixedReducer(Reducer):
+    """torch's reducer, with the buckets that it was given."""
+
+    def _rebuild_buckets(self) -> bool:
+        """Called before each forward.  torch's would look at the order in which gradients came, and make other buckets.
+
+        What it has noted of that order is dropped; otherwise it would grow with every step.
+        """
+        self._check_reducer_finalized()
+        self._reset_state()
+        return False
