@@ -8,6 +8,7 @@ from trainer.embedding import DistributedEmbedding as DistributedEmbedding
 from trainer.executor import Executor as Executor
 from trainer.parallel import init_parallel_env as init_parallel_env
 from trainer.parallel import new_group as new_group
+from trainer.parallel_executor import ParallelExecutor as ParallelExecutor
 from transpiler.tables import Constant as Constant
 from transpiler.tables import CountFilterEntry as CountFilterEntry
 from transpiler.tables import Normal as Normal
@@ -25,6 +26,7 @@ __all__ = [
     "init_parallel_env",
     "new_group",
     "Normal",
+    "ParallelExecutor",
     "ProbabilityEntry",
     "row_optimizers",
     "ShowClickEntry",

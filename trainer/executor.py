@@ -20,6 +20,7 @@ from torch import Tensor
 from pserver.config import ServerConfig
 from pserver.errors import JobFailed
 from pserver.server import serve
+from trainer.collective_runtime import CollectiveRuntime
 from trainer.feed import Feed, check_feed, close_names
 from trainer.role import Connection
 from trainer.runtime import ClusterRuntime
@@ -27,6 +28,7 @@ from trainer.update import Update
 from transpiler.lower import Kernel, Lowered, free_inputs, lower
 from transpiler.naming import default_main_program
 from transpiler.ops import is_optimizer
+from transpiler.plan import Deployment
 from transpiler.program import PERSISTENT, Op, Program, Role, Storage
 
 
@@ -69,12 +71,15 @@ class Executor:
         self._loaded: dict[int, _Loaded] = {}
         self._scope: dict[str, Tensor] = {}  # what startup programs bound, for programs that hold no values of their own
         self._runtimes: list[ClusterRuntime] = []
+        self._collectives: list[CollectiveRuntime] = []
         self._closed = False
 
     def run(self, program: Program | None = None, feed: Feed = None, fetch_list: Sequence[str] | None = None) -> list[Tensor]:
         """Runs a program once, and returns the values of ``fetch_list`` as detached tensors.
 
         A startup program binds its variables to the module's present values.  A pserver program serves until it is stopped.
+        Programs of a job without servers meet the other trainers in their startup program; an nccl2 trainer program is the
+        single-node one, and run here it trains alone: ``ParallelExecutor`` is what averages its gradients.
 
         Args:
             program: the default main program if None.
@@ -102,9 +107,17 @@ class Executor:
         return [_fetched(program, loaded, name, values) for name in fetches]
 
     def close(self) -> None:
-        """Flushes what is on its way, leaves the job and forgets all programs.  A closed Executor runs nothing any more."""
+        """Flushes what is on its way, leaves the job and forgets all programs.  A closed Executor runs nothing any more.
+
+        Without servers the process groups go with the last Executor of the process that used them.
+        """
+        self._close("")
+
+    def _close(self, failure: str) -> None:
         self._closed = True
         self._loaded.clear()
+        while self._collectives:
+            self._collectives.pop().close(failure)
         while self._runtimes:
             self._runtimes.pop().close()
 
@@ -112,7 +125,7 @@ class Executor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self._close("" if error is None else f"{type(error).__name__}: {error}")
 
     def _device_of(self, program: Program) -> torch.device:
         """The Executor's device, or where the program's tensors are."""
@@ -164,16 +177,28 @@ class Executor:
             raise ValueError(
                 "the trainer program holds no values: capture and transpile it in this process, or load it from a file"
             )
+        if program.deployment.plan.collective is not None:
+            return self._collective(program, program.deployment).kernels_of(program)
         runtime = next((known for known in self._runtimes if known.serves(program.deployment)), None)
         if runtime is None:
             runtime = ClusterRuntime(program, program.storage)
             self._runtimes.append(runtime)
         return runtime.kernels_of(program)
 
+    def _collective(self, program: Program, deployment: Deployment) -> CollectiveRuntime:
+        """This Executor's part in a job without servers."""
+        device = self._device_of(program)
+        known = next((each for each in self._collectives if each.serves(deployment, device)), None)
+        if known is None:
+            known = CollectiveRuntime(deployment, device)
+            self._collectives.append(known)
+        return known
+
     @property
     def carrier(self) -> str:
-        """How tensors travel: "shm", "flight", "grpc", or "local" where nothing has travelled yet."""
-        return ", ".join(sorted({runtime.communicator.carrier for runtime in self._runtimes})) or "local"
+        """How tensors travel: "shm", "flight", "grpc", "gloo", "nccl", or "local" where nothing has travelled yet."""
+        carriers = {runtime.communicator.carrier for runtime in self._runtimes} | {each.carrier for each in self._collectives}
+        return ", ".join(sorted(carriers)) or "local"
 
     def _serve(self, program: Program) -> None:
         """Runs a pserver program: serves until stopped by SIGTERM, SIGINT or a Drain call."""

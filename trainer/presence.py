@@ -122,6 +122,11 @@ class Presence:
             self._changed.wait_for(lambda: self._serious() is not None, SECOND_SECONDS)  # who left may have left because of it
             return self._serious() or next(iter(self._events.values()), None)
 
+    def event(self) -> Event | None:
+        """What is known at this moment, as :meth:`cause` has it."""
+        with self._changed:
+            return self._serious() or next(iter(self._events.values()), None)
+
     def check(self) -> None:
         """Raises what has happened to another trainer.
 

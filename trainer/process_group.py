@@ -12,17 +12,17 @@ worlds.
 
 [Note: no timeout on progress]  A trainer may evaluate for an hour while the others wait in a collective operation, so operations
 have no deadline of their own; that a trainer is gone is found by ``presence.py``.  A gloo operation cannot be called off, and its
-group's destructor waits for it: after a failure groups are let go on a thread that nobody waits for.
+group's destructor waits for it: after a failure groups are never destroyed, so that nobody waits, and the process can end.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import logging
 import os
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,6 @@ from transpiler.plan import differences
 
 SAY_SECONDS = 3.0  # a wait that lasts longer says for whom, once
 _SLICE = 0.25  # seconds between two looks at the watch; an operation that is done ends a wait at once
-_CAUSE_SECONDS = 5.0  # news of a death and the error that it causes race each other
 _GRACE = 2.0  # a trainer that left in good order may have finished an operation whose end is still on its way here
 _NEVER = timedelta(days=7)  # see [Note: no timeout on progress]
 
@@ -113,6 +112,7 @@ def bring_up(
     patience: float = START_DEADLINE_SECONDS,
     deadline: float = DEADLINE_SECONDS,
     host: str = "",
+    meeting: int = 1,
 ) -> World:
     """Meets the other trainers of a job.  Every one of them calls this, with a store of its own to the same server.
 
@@ -124,13 +124,14 @@ def bring_up(
         patience: seconds until the last trainer must have come.
         deadline: seconds of silence after which a trainer is lost.
         host: this trainer's address, at which the others reach it; "" is 127.0.0.1.
+        meeting: how often these trainers have met, this time included.
 
     Raises:
         TimedOut: some have not come; the message names them.
         FingerprintMismatch: some run something else than trainer 0; the message names them, and what differs.
         Refused: two processes say that they are the same trainer.
     """
-    store = PrefixStore("pserver", store)
+    store = PrefixStore(f"pserver/{meeting}", store)
     host = host or "127.0.0.1"
     process = f"{socket.gethostname()}:{os.getpid()}"
     own = {"host": host, "process": process, "facts": dict(facts or {}), "id": uuid.uuid4().hex}
@@ -238,7 +239,7 @@ class World:
         """
         key = (name, device.type)
         if key not in self._groups:
-            store = PrefixStore(f"{self.id}/{device.type}/{name}", self._store)
+            store = PrefixStore(f"{self.id}/{device.type}/{name}/{min(ranks)}", self._store)
             place = sorted(ranks).index(self.rank)
             make = _nccl if device.type == "cuda" else _gloo
             try:
@@ -278,7 +279,7 @@ class World:
                 if work.is_completed():
                     self._explain(error, what)
             waited = time.monotonic() - began
-            event = self._event(0.0)
+            event = self._event()
             if event is not None and (event.kind != "left" or waited > _GRACE):
                 self._raise(event, what)
             if not said and waited > SAY_SECONDS:
@@ -291,7 +292,7 @@ class World:
         Raises:
             TrainerLost, JobFailed: naming it.
         """
-        event = self._event(0.0)
+        event = self._event()
         if event is not None and event.kind != "left":
             self._raise(event, what)
 
@@ -300,26 +301,27 @@ class World:
         if self._closed:
             return
         self._closed = True
-        event = self._event(0.0)
+        event = self._event()
+        lost = bool(failure) or (event is not None and event.kind != "left")
         if self._presence is not None:
             if failure:
                 self._presence.tell("failed", failure)
             self._presence.close(f"after {self._begun} collective operations")
         groups, self._groups = self._groups, {}
-        if failure or event is not None:  # see [Note: no timeout on progress]
-            threading.Thread(target=groups.clear, name="groups of a failed job", daemon=True).start()
-        else:
-            groups.clear()
+        del self._store  # trainer 0's serves until nobody holds it
+        for group in groups.values():
+            if lost:  # see [Note: no timeout on progress]
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     # ---- failures ------------------------------------------------------------------------------------------------
 
-    def _event(self, seconds: float) -> Event | None:
-        """What became of another trainer, after at most so many seconds; the serious first."""
-        return None if self._presence is None else self._presence.cause(seconds)
+    def _event(self) -> Event | None:
+        """What is known to have become of another trainer."""
+        return None if self._presence is None else self._presence.event()
 
     def _explain(self, error: RuntimeError, what: str) -> NoReturn:
         """Torch's error in words that name a trainer: a connection that broke is soon known to be somebody's end."""
-        event = self._event(_CAUSE_SECONDS)
+        event = None if self._presence is None else self._presence.cause()
         if event is not None:
             self._raise(event, what)
         raise PServerError(f"{_named(self.rank, self.endpoints)}, {what}: {_first_line(error)}") from error
