@@ -4,6 +4,8 @@ Every block is a panel, every op a box in the order in which it runs, coloured b
 crosses the wire is drawn as in a sequence diagram: each server of a trainer's program is a vertical line, and an arrow runs from
 a send to the servers that receive, and back from them to a recv.  To the left of the ops, arcs join an exchange with the op that
 computed what it sends or puts together.  In a server's program a line runs from ``listen_and_serv`` to each block that it runs.
+Without servers the vertical lines are the rings: an arrow runs to one where something starts on its way, and back where it is
+waited for.
 
 Pointing at a box shows the whole op, with types and the line of the user's code.
 """
@@ -36,7 +38,7 @@ COLOURS = {
     UPDATE: ("#e6f5e3", "#4b9c3f", "update"),
 }
 SEND, RECV = "#e08a1e", "#4a86c5"
-_WIRE = ("send", "recv", "send_barrier", "fetch_barrier")
+_WIRE = ("send", "recv", "send_barrier", "fetch_barrier", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream")
 STYLE = """
   text { font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #24292f; }
   .head { font-size: 15px; font-weight: bold; } .title { font-weight: bold; font-size: 12px; } .quiet { fill: #6a737d; }
@@ -147,7 +149,7 @@ def _arcs(panel: Panel) -> Iterator[str]:
     """From the op that computed it to the exchange that needs it, in the left gutter."""
     writer: dict[str, int] = {}
     for number, op in enumerate(panel.block.ops):
-        if op.type in ("split", "send", "concat"):
+        if op.type in ("split", "send", "concat", "c_allreduce_sum"):
             for source in sorted({writer[name] for name in op.inputs if name in writer}):
                 start, end, x = panel.middle(source), panel.middle(number), panel.left
                 depth = min(10 + (number - source) * 2.2, GUTTER - 4)
@@ -157,7 +159,7 @@ def _arcs(panel: Panel) -> Iterator[str]:
 
 
 def _end(op: Op) -> str:
-    return "blue" if op.type in ("recv", "concat", "fetch_barrier") else "orange"
+    return "blue" if op.type in ("recv", "concat", "fetch_barrier", "c_sync_comm_stream") else "orange"
 
 
 def _colour(op: Op) -> str:
@@ -165,12 +167,18 @@ def _colour(op: Op) -> str:
 
 
 def _endpoints(op: Op) -> list[str]:
+    if "ring_id" in op.arguments:
+        return [f"ring {op.arguments['ring_id']}"]
     value = op.arguments.get("endpoints", ())
     items = value if isinstance(value, tuple) else (value,)
     return list(dict.fromkeys(item.name if isinstance(item, Ref) else str(item) for item in items))
 
 
 def _servers(program: Program) -> list[str]:
+    """What a trainer's program exchanges with: its servers, or its rings."""
+    if program.deployment is not None and program.deployment.plan.collective is not None:
+        rings = program.deployment.plan.collective.rings
+        return [f"ring {ring}" for ring in range(rings)] if any(op.type in _WIRE for op in program.main.ops) else []
     named = [endpoint for op in program.main.ops if op.type in ("send", "recv") for endpoint in _endpoints(op)]
     planned = program.deployment.endpoints if program.deployment and program.deployment.trainer_id is not None else ()
     return list(dict.fromkeys([*planned, *named]))
@@ -183,8 +191,8 @@ def _lifelines(panel: Panel, servers: list[str]) -> tuple[dict[str, float], floa
     return {name: first + index * step for index, name in enumerate(servers)}, first + len(servers) * step
 
 
-def _sequence(panel: Panel, servers: list[str]) -> Iterator[str]:
-    """The servers of a trainer's program, and what goes to and comes from them."""
+def _sequence(panel: Panel, servers: list[str], trainers: int) -> Iterator[str]:
+    """The servers of a trainer's program, and what goes to and comes from them; or its rings, of so many trainers."""
     places, _ = _lifelines(panel, servers)
     bottom = panel.y + panel.height
     few = len(servers) <= 7
@@ -192,7 +200,8 @@ def _sequence(panel: Panel, servers: list[str]) -> Iterator[str]:
         title = f"<title>{quoted(name)}</title>"
         yield f'<line x1="{x:g}" y1="{panel.y + 26:g}" x2="{x:g}" y2="{bottom:g}" class="life">{title}</line>'
         if few:
-            yield f'<text x="{x:g}" y="{panel.y + 4:g}" text-anchor="middle" class="quiet">server {index}</text>'
+            above = f"{trainers} trainers" if trainers else f"server {index}"
+            yield f'<text x="{x:g}" y="{panel.y + 4:g}" text-anchor="middle" class="quiet">{above}</text>'
         label = shortened(name, 166) if few else str(index)
         yield f'<text x="{x:g}" y="{panel.y + 19:g}" text-anchor="middle" class="title">{quoted(label)}</text>'
     for number, op in enumerate(panel.block.ops):
@@ -203,7 +212,7 @@ def _sequence(panel: Panel, servers: list[str]) -> Iterator[str]:
 
 
 def _arrow(op: Op, box: float, server: float, y: float) -> str:
-    start, end = (server - 1, box + 2) if op.type == "recv" else (box, server - 2)
+    start, end = (server - 1, box + 2) if op.type in ("recv", "c_sync_comm_stream") else (box, server - 2)
     waits = " wait" if op.type.endswith("barrier") else ""
     return f'<path d="M{start:g} {y:g}H{end:g}" class="line{waits}" stroke="{_colour(op)}" marker-end="url(#{_end(op)})"/>'
 
@@ -242,6 +251,12 @@ def _markers() -> Iterator[str]:
     yield "</defs>"
 
 
+def _of_a_ring(program: Program) -> int:
+    """The trainers of each ring; 0 where there are servers."""
+    deployment = program.deployment
+    return 0 if deployment is None or deployment.plan.collective is None else deployment.plan.trainers
+
+
 def svg(program: Program) -> str:
     """The picture as text; see the module's docstring."""
     panels = _panels(program, MARGIN + 66)
@@ -262,7 +277,7 @@ def svg(program: Program) -> str:
         *(_branches(panels) if len(panels) > 1 else ()),
         *(part for panel in panels for part in _panel(panel, program.main)),
         *_arcs(panels[0]),
-        *(_sequence(panels[0], servers) if servers else ()),
+        *(_sequence(panels[0], servers, _of_a_ring(program)) if servers else ()),
         "</svg>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
