@@ -27,6 +27,8 @@ EXAMPLES = """examples:
       a local cluster; train.py is a trainer's script
   pserver launch --servers a:6174,b:6174 --trainers a:7000,b:7000 --host a train.py
       host a's part of a larger one; the same on b, with --host b
+  pserver launch --nccl2 --trainers 2 train.py
+      the collective mode: no servers, the trainers average their gradients among themselves
   pserver serve --endpoint 0.0.0.0:6174
       one parameter server, for trainers that are started by other means
   pserver plan train.py --servers 4 --trainers 8
@@ -82,8 +84,8 @@ def _add_serve(sub: argparse.ArgumentParser) -> None:
 def _add_launch(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(run=launch)
     add = sub.add_argument
-    add("--nccl2", action="store_true", help=argparse.SUPPRESS)  # these two are known, so that they can be refused by name
-    add("--devices", help=argparse.SUPPRESS)
+    add("--nccl2", action="store_true", help="the collective mode: trainers without servers, NCCL on GPUs, gloo on CPUs")
+    add("--devices", metavar="0,1,...", help="with --nccl2: the GPUs of this host's trainers, one each (default: all)")
     add("--servers", metavar="N|HOST:PORT,...", help="how many to start here; or all servers of the cluster")
     add("--trainers", metavar="N|HOST:PORT,...", help="how many to start here; or all trainers of the cluster")
     add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
@@ -120,16 +122,20 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def launch(arguments: argparse.Namespace) -> int:
-    """Starts servers and trainers, prefixes and files their output, and ends with the job's own exit status."""
-    for name in ("nccl2", "devices"):
-        if getattr(arguments, name):
-            raise _Usage(f"--{name}: this version has no collective mode yet; use --servers and --trainers")
-    if arguments.servers is None or arguments.trainers is None:
-        raise _Usage("expected both --servers and --trainers, as numbers or as lists of HOST:PORT")
+    """Starts servers and trainers (or trainers alone), prefixes and files their output, and ends with the job's exit status."""
+    if arguments.nccl2 and arguments.servers is not None:
+        raise _Usage("--servers: expected none with --nccl2, where trainers do without")
+    if not arguments.nccl2 and (arguments.servers is None or arguments.trainers is None):
+        raise _Usage("expected both --servers and --trainers, as numbers or as lists of HOST:PORT; or --nccl2 with --trainers")
     from pserver import cluster, launch
 
     def described() -> cluster.Cluster:
-        servers, trainers = cluster.sides(arguments.servers, arguments.trainers, arguments.host)
+        servers: tuple[str, ...] = ()
+        if arguments.nccl2:
+            trainers, devices = cluster.trainers_only(arguments.trainers, arguments.devices, arguments.host)
+        else:
+            servers, trainers = cluster.sides(arguments.servers, arguments.trainers, arguments.host)
+            devices = None if arguments.devices is None else tuple(arguments.devices.split(","))
         return cluster.Cluster(
             arguments.script,
             tuple(arguments.arguments),
@@ -140,6 +146,7 @@ def launch(arguments: argparse.Namespace) -> int:
             arguments.deadline,
             arguments.data_dir,
             arguments.log_dir,
+            devices,
         )
 
     return launch.launch(_checked(described), os.environ)

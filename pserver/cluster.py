@@ -1,4 +1,4 @@
-"""What ``launch`` starts: a whole cluster on this machine, or this host's part of a larger one."""
+"""What ``launch`` starts: a whole cluster on this machine, or this host's part of a larger one, with servers or without."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ class Cluster:
 
     Attributes:
         script, arguments: what each trainer runs, with this Python.
-        servers: HOST:PORT of every server of the cluster; port 0 where all run here.
-        trainers: HOST:PORT of every trainer, which serves as its name only; "" where all run here.
+        servers: HOST:PORT of every server of the cluster; port 0 where all run here; none in the collective mode.
+        trainers: HOST:PORT of every trainer, which serves as its name only; "" where all run here.  In the collective mode the
+            trainers meet at the first one.
         host: which of these are this host's; None: all.
         transport, deadline_seconds: as ``pserver serve`` has them, for servers and trainers; None: their own choice.
         data_dir: the servers' directory for files; None: they keep none.
         log_dir: where ``server-0.log``, ``trainer-0.log``, ... are written anew.
+        devices: the GPUs of this host's trainers, one each; None: all that there are.
     """
 
     script: str
@@ -32,6 +34,12 @@ class Cluster:
     deadline_seconds: float | None = None
     data_dir: str | None = None
     log_dir: str = "logs"
+    devices: tuple[str, ...] | None = None
+
+    @property
+    def collective(self) -> bool:
+        """Whether the trainers do without servers."""
+        return not self.servers
 
     def __post_init__(self) -> None:
         if not Path(self.script).is_file():
@@ -42,6 +50,21 @@ class Cluster:
             raise ValueError(f"--deadline: expected a number of seconds above 0, got {self.deadline_seconds}")
         if self.host is not None and not (self.here(self.servers) or self.here(self.trainers)):
             raise ValueError(f"--host: {self.host!r} has no process in --servers {self.servers} --trainers {self.trainers}")
+        self._check_collective()
+
+    def _check_collective(self) -> None:
+        if not self.collective:
+            if self.devices is not None:
+                raise ValueError("--devices: belongs to the collective mode; expected --nccl2 with it")
+            return
+        for name, value in (("--transport", self.transport), ("--data-dir", self.data_dir)):
+            if value is not None:
+                raise ValueError(f"{name}: has no effect with --nccl2, where there are no servers")
+        here = len(self.here(self.trainers))
+        if self.devices is not None and (len(set(self.devices)) < len(self.devices) or len(self.devices) != here):
+            raise ValueError(
+                f"--devices: expected {here} different ones, one for each trainer here, got {','.join(self.devices) or 'none'}"
+            )
 
     def here(self, side: Sequence[str]) -> list[int]:
         """The numbers of those servers, or trainers, that run on this host."""
@@ -63,6 +86,26 @@ def sides(servers: str, trainers: str, host: str | None) -> tuple[tuple[str, ...
     if any(counted) or host is None:
         raise ValueError("expected two numbers (--servers 2 --trainers 2), or two lists of HOST:PORT together with --host HOST")
     return _endpoints("--servers", servers), _endpoints("--trainers", trainers)
+
+
+def trainers_only(trainers: str | None, devices: str | None, host: str | None) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """``--trainers`` and ``--devices`` of the collective mode: trainers as a number, as endpoints, or one for each device.
+
+    Raises:
+        ValueError: neither is given; a number below 1, not an endpoint, one endpoint twice, or endpoints without a host.
+    """
+    given = None if devices is None else tuple(item.strip() for item in devices.split(",") if item.strip())
+    if trainers is None:
+        trainers = str(len(given or ()))
+        if given is None or host is not None:
+            raise ValueError("expected --trainers, as a number or as a list of HOST:PORT")
+    if trainers.lstrip("-").isdigit():
+        if host is not None or int(trainers) < 1:
+            raise ValueError(f"--trainers: expected 1 or more, or with --host a list of HOST:PORT, got {trainers}")
+        return ("",) * int(trainers), given
+    if host is None:
+        raise ValueError("--trainers: expected --host HOST with a list of HOST:PORT")
+    return _endpoints("--trainers", trainers), given
 
 
 def _endpoints(name: str, text: str) -> tuple[str, ...]:

@@ -8,16 +8,19 @@
                        |
                        settle (others may end by themselves, and say why) --> SIGTERM --> SIGKILL --> report; its status
 
-Servers of a local cluster bind port 0 and say in their readiness line what they got, so that no two launches ever meet.  Nothing
-here knows what a script trains: a trainer is told its role by environment variables.
+Servers of a local cluster bind port 0 and say in their readiness line what they got, so that no two launches ever meet.  In the
+collective mode there are no servers, and trainers get torchrun's variables.  Nothing here knows what a script trains: a trainer
+is told its role by environment variables.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import random
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +31,7 @@ from types import FrameType
 from typing import TextIO
 
 from pserver.cluster import Cluster
+from pserver.config import split_endpoint
 from pserver.process import Group, Process, Terminal
 
 SERVE = (sys.executable, "-m", "pserver", "serve")
@@ -37,6 +41,8 @@ SETTLE_SECONDS = 2.0
 LEAVE_SECONDS = 3.0
 GRACE_SECONDS = 5.0
 NOTICE_SECONDS = 10.0
+OTHERS_ROLE = ("PSERVER_ENDPOINTS", "TRAINERS", "TRAINER_ID", "CURRENT_ENDPOINT", "TORCHELASTIC_USE_AGENT_STORE")
+PORTS = range(20000, 32000)  # below those that kernels give to whoever asks for any, so that nobody else is given one of these
 
 
 def launch(cluster: Cluster, environment: Mapping[str, str], out: TextIO | None = None, serve: Sequence[str] = SERVE) -> int:
@@ -54,6 +60,14 @@ def launch(cluster: Cluster, environment: Mapping[str, str], out: TextIO | None 
                 stack.callback(signal.signal, number, signal.signal(number, job.interrupt))
         stack.callback(terminal.restore)
         return job.run()
+
+
+def free_port() -> int:
+    """A port of this machine where trainer 0 can listen: unused now, and nobody's by accident in the next seconds."""
+    for port in random.sample(PORTS, 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(f"expected a free port of {PORTS.start} to {PORTS.stop - 1} on 127.0.0.1, found none in 100 tries")
 
 
 class _Interrupted(Exception):
@@ -119,26 +133,51 @@ class _Job:
 
     def _start_trainers(self) -> None:
         cluster = self.cluster
+        roles = self._collective_roles() if cluster.collective else self._trainer_roles()
+        if cluster.deadline_seconds is not None:
+            roles = {number: {**role, "PSERVER_DEADLINE": str(cluster.deadline_seconds)} for number, role in roles.items()}
+        for number, role in roles.items():
+            command = [sys.executable, cluster.script, *cluster.arguments]
+            self.trainers.append(self._start("trainer", number, command, role))
+
+    def _trainer_roles(self) -> dict[int, dict[str, str]]:
+        """By trainer, the variables of one that has servers."""
+        cluster = self.cluster
         local = cluster.host is None
         endpoints = [self.endpoints[server] for server in self.servers] if local else cluster.servers
-        given = {"PSERVER_TRANSPORT": cluster.transport, "PSERVER_DEADLINE": cluster.deadline_seconds}
-        for number in cluster.here(cluster.trainers):
-            role = {
+        return {
+            number: {
                 "TRAINING_ROLE": "TRAINER",
                 "PSERVER_ENDPOINTS": ",".join(endpoints),
                 "TRAINERS": str(len(cluster.trainers)),
                 "TRAINER_ID": str(number),
                 **({} if local else {"CURRENT_ENDPOINT": cluster.trainers[number]}),
-                **{name: str(value) for name, value in given.items() if value is not None},
+                **({} if cluster.transport is None else {"PSERVER_TRANSPORT": cluster.transport}),
             }
-            command = [sys.executable, cluster.script, *cluster.arguments]
-            self.trainers.append(self._start("trainer", number, command, role))
+            for number in cluster.here(cluster.trainers)
+        }
+
+    def _collective_roles(self) -> dict[int, dict[str, str]]:
+        """By trainer, torchrun's variables.  Trainers of one host see the same GPUs and take theirs by LOCAL_RANK."""
+        cluster = self.cluster
+        local = cluster.host is None
+        host, port = ("127.0.0.1", free_port()) if local else split_endpoint(cluster.trainers[0])
+        here = cluster.here(cluster.trainers)
+        shared = {
+            "TRAINING_ROLE": "TRAINER",
+            **{"WORLD_SIZE": str(len(cluster.trainers)), "LOCAL_WORLD_SIZE": str(len(here))},
+            **{"MASTER_ADDR": host, "MASTER_PORT": str(port)},
+            **({} if cluster.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(cluster.devices)}),
+        }
+        if local and sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in self.environment:
+            shared["GLOO_SOCKET_IFNAME"] = "lo"  # what this host calls itself need not lead anywhere
+        return {number: {**shared, "RANK": str(number), "LOCAL_RANK": str(index)} for index, number in enumerate(here)}
 
     def _start(self, kind: str, number: int, command: Sequence[str], role: Mapping[str, str]) -> Process:
         return Process(
             f"{kind} {number}",
             command,
-            {**self.environment, **self._threads(), **role, "PYTHONUNBUFFERED": "1"},
+            {**self._inherited(), **self._threads(), **role, "PYTHONUNBUFFERED": "1"},
             Path(self.cluster.log_dir) / f"{kind}-{number}.log",
             self.group,
             self.terminal,
@@ -146,6 +185,12 @@ class _Job:
             line=self._see_ready if kind == "server" else None,
             ended=self.events.put,
         )
+
+    def _inherited(self) -> Mapping[str, str]:
+        """This process's variables, without those that would make another kind of trainer of a process."""
+        if not self.cluster.collective:
+            return self.environment
+        return {name: value for name, value in self.environment.items() if name not in OTHERS_ROLE}
 
     def _threads(self) -> dict[str, str]:
         """As many threads a process as there are cores for; what the user has set holds."""

@@ -46,9 +46,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         ("launch --servers 1 --trainers 1 nowhere.py", "there is no file 'nowhere.py'"),
         ("launch --servers 0 --trainers 1 x.py", "--servers: expected 1 or more, got 0"),
         ("launch --servers 1 --trainers a:1 --host a x.py", "expected two numbers"),
-        ("launch --nccl2 --trainers 2 x.py", "--nccl2: this version has no collective mode yet"),
-        ("launch --nccl2 --trainers 2 --devices 0,1 x.py", "--nccl2: this version has no collective mode yet"),
-        ("launch --servers 1 --trainers 2 --devices 0,1 x.py", "--devices: this version has no collective mode yet"),
+        ("launch --nccl2 --servers 1 --trainers 2 x.py", "--servers: expected none with --nccl2"),
+        ("launch --nccl2 x.py", "expected --trainers"),
+        ("launch --nccl2 --trainers 0 x.py", "--trainers: expected 1 or more"),
+        ("launch --nccl2 --trainers a:1,b:1 x.py", "--trainers: expected --host HOST"),
+        ("launch --nccl2 --trainers 2 --devices 0 tests/pserver/test_command.py", "--devices: expected 2 different ones"),
+        ("launch --nccl2 --trainers 2 --data-dir d tests/pserver/test_command.py", "--data-dir: has no effect with --nccl2"),
+        (
+            "launch --servers 1 --trainers 2 --devices 0,1 tests/pserver/test_command.py",
+            "--devices: belongs to the collective mode",
+        ),
         ("status nowhere", "expected an endpoint HOST:PORT"),
     ],
 )
@@ -120,7 +127,7 @@ def test_what_goes_wrong_is_one_line_and_status_1(monkeypatch: pytest.MonkeyPatc
 
 
 def test_help_shows_how_each_command_is_used() -> None:
-    """``python -m pserver --help`` has examples, and names no mode that does not exist."""
+    """``python -m pserver --help`` has examples, and each command shows its flags."""
     texts = []
     for command in ([], ["serve"], ["launch"], ["status"]):
         line = [sys.executable, "-m", "pserver", *command, "--help"]
@@ -128,7 +135,7 @@ def test_help_shows_how_each_command_is_used() -> None:
 
     assert "pserver launch --servers 2 --trainers 2 train.py" in texts[0]
     assert "--config FILE.toml" in texts[1] and "HOST:PORT" in texts[2]
-    assert not any("nccl" in text for text in texts)
+    assert "pserver launch --nccl2 --trainers 2 train.py" in texts[0] and "--devices 0,1,..." in texts[2]
 
 
 def test_status_shows_an_unreachable_server_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:

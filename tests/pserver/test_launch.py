@@ -251,6 +251,48 @@ def test_a_part_of_a_larger_cluster_starts_only_what_is_here(run: type[Run]) -> 
     assert run_logs(out, 1)[1:5] == ["TRAINERS 2", "TRAINER_ID 1", f"PSERVER_ENDPOINTS {servers}", "CURRENT_ENDPOINT 127.0.0.1:2"]
 
 
+COLLECTIVE = """
+import os, sys
+for name in "TRAINING_ROLE RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT CUDA_VISIBLE_DEVICES".split():
+    print(name, os.environ.get(name))
+print(sorted(name for name in os.environ if name.startswith("PSERVER_")))
+"""
+
+
+def collective(tmp_path: Path, *command: str) -> tuple[list[str], list[str]]:
+    """What the trainers of ``pserver launch --nccl2`` print, of a caller that has a role among servers itself."""
+    (tmp_path / "script.py").write_text(COLLECTIVE)
+    launched = subprocess.run(
+        [sys.executable, "-m", "pserver", "launch", "--nccl2", *command, "--log-dir", str(tmp_path), str(tmp_path / "script.py")],
+        env={**os.environ, "TRAINING_ROLE": "PSERVER", "PSERVER_ENDPOINTS": "a:1", "TRAINER_ID": "7"},
+        capture_output=True, text=True, timeout=DEADLINE,
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stderr
+    return run_logs(launched.stdout, 0), run_logs(launched.stdout, 1)
+
+
+def test_a_collective_launch_gives_torchruns_variables(tmp_path: Path) -> None:
+    """Two trainers that meet at one port of this machine, each with its number; --devices are what they see, --deadline holds."""
+    first, second = collective(tmp_path, "--devices", "2,3", "--deadline", "7")
+
+    assert first[0] == "TRAINING_ROLE TRAINER" and first[5] == "MASTER_ADDR 127.0.0.1"
+    assert first[1:5] == ["RANK 0", "WORLD_SIZE 2", "LOCAL_RANK 0", "LOCAL_WORLD_SIZE 2"]
+    assert second[1:5] == ["RANK 1", "WORLD_SIZE 2", "LOCAL_RANK 1", "LOCAL_WORLD_SIZE 2"]
+    assert first[6:] == second[6:] and re.fullmatch(r"MASTER_PORT [1-9]\d+", first[6])
+    assert first[7:] == ["CUDA_VISIBLE_DEVICES 2,3", "['PSERVER_DEADLINE']"]
+
+
+def test_a_part_of_a_larger_collective_meets_at_the_first_trainer(tmp_path: Path) -> None:
+    """With --host only this host's trainers start, numbered among all, and by themselves as LOCAL_RANK says."""
+    first, second = collective(tmp_path, "--trainers", "127.0.0.9:6200,127.0.0.1:6201", "--host", "127.0.0.1")
+
+    assert first == []
+    assert second[1:7] == [
+        *("RANK 1", "WORLD_SIZE 2", "LOCAL_RANK 0", "LOCAL_WORLD_SIZE 1"),
+        *("MASTER_ADDR 127.0.0.9", "MASTER_PORT 6200"),
+    ]
+
+
 def free_port() -> int:
     import socket
 
