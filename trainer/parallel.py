@@ -16,7 +16,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
+from pserver.config import START_DEADLINE_SECONDS
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable
 from trainer.presence import Presence
 from trainer.role import Connection, World
@@ -51,6 +52,37 @@ class Environment:
     world: World
     store: Store
     presence: Presence | None
+    seconds: float = START_DEADLINE_SECONDS  # to wait for trainers that are there, but not yet where the others are
+
+    def check(self, needed: Collection[int] = ()) -> None:
+        """Raises what has happened to another trainer; see :meth:`Presence.check`."""
+        if self.presence is not None:
+            self.presence.check(needed)
+
+    def exchange(self, topic: str, text: str, ranks: Sequence[int]) -> list[str]:
+        """Each of these trainers says something, and hears what all have said.
+
+        Args:
+            topic: another one for each exchange, the same for all.
+
+        Raises:
+            TimedOut: some have not spoken; the message says which.
+            PServerError: what became of one of them.
+        """
+        keys = {rank: f"{topic}/{rank}" for rank in ranks}
+        self.store.set(keys[self.world.rank], text)
+        began = time.monotonic()
+        noticed = began
+        while silent := [rank for rank, key in keys.items() if not self.store.check([key])]:
+            now = time.monotonic()
+            self.check(silent)
+            if now - began > self.seconds:
+                raise TimedOut(f"{topic}: {_trainers(silent)} did not come here within {self.seconds:g} s")
+            if now - noticed > NOTICE_SECONDS:
+                noticed = now
+                log.warning("%s: waiting for %s since %.0f s", topic, _trainers(silent), now - began)
+            time.sleep(POLL_SECONDS)
+        return [self.store.get(key).decode() for key in keys.values()]
 
 
 _environment: Environment | None = None
@@ -89,7 +121,7 @@ def init_parallel_env() -> None:
             raise Unreachable(
                 f"trainer {world.rank} and trainer 0 at {world.address} cannot reach one another: {error}"
             ) from error
-    _environment = Environment(world, store, presence)
+    _environment = Environment(world, store, presence, seconds)
     with named():
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=world.rank, world_size=world.size)
     sys.excepthook = _Hook(sys.excepthook)

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -127,14 +127,17 @@ class Presence:
         with self._changed:
             return self._serious() or next(iter(self._events.values()), None)
 
-    def check(self) -> None:
+    def check(self, needed: Collection[int] = ()) -> None:
         """Raises what has happened to another trainer.
 
+        Args:
+            needed: trainers whose part in something is still to come, so that it matters if they have left in order, too.
+
         Raises:
-            PServerError: it is lost, or has failed.
+            PServerError: one is lost, has failed, or (of these) has left.
         """
         with self._changed:
-            event = self._serious()
+            event = self._serious() or next((event for rank, event in self._events.items() if rank in needed), None)
         if event is not None:
             raise event.error()
 
