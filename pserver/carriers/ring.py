@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from pserver.codec import copy_bytes
 
-SLOTS = 4  # a direction: one is filled while another is read, and two let the ends run apart; more leave the processor's caches
+SLOTS = 2  # a direction: one is filled while another is read.  Four were no faster, and each is memory of both ends
 SLOT_BYTES = 2**21  # a frame of codec.CHUNK_BYTES fills one
 SEGMENT_BYTES = 2 * SLOTS * SLOT_BYTES
 
