@@ -1,0 +1,231 @@
+"""Promises of exported tables: torch alone reads them, and lookups in them are those of the embedding that was trained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from pserver.initial import initial_rows
+from trainer.embedding import DistributedEmbedding
+from trainer.export import TableRows, export
+from trainer.serving import InitialRows, LookupModule, load_embedding
+from transpiler.tables import Constant, Initial, Normal, Segment, Table, Uniform
+
+DIM = 5
+
+
+def table(rows: int | None = None, initial: Initial | None = None, dtype: str = "float32", seed: int = 11) -> Table:
+    return Table("emb", DIM, (Segment(0, DIM, 0),), dtype, rows, seed=seed, initial=initial or Normal(0.0, 0.1))
+
+
+def begun(of: Table, ids: np.ndarray) -> torch.Tensor:
+    out = np.empty((len(ids), of.dim), of.dtype)
+    initial_rows(of.initial, of.seed, ids, out)
+    return torch.from_numpy(out)
+
+
+def chunks(*parts: list[int], dtype: str = "float32") -> Iterator[dict[str, np.ndarray]]:
+    for ids in parts:
+        yield {"ids": np.array(ids, np.int64), "values": np.outer(ids, np.arange(1, DIM + 1)).astype(dtype)}
+
+
+def read(path: Path) -> dict[str, torch.Tensor]:
+    if path.suffix == ".safetensors":
+        return safetensors.torch.load_file(path)
+    found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+    return found
+
+
+def trained(embedding: DistributedEmbedding, ids: torch.Tensor) -> DistributedEmbedding:
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.5)
+    for _ in range(2):
+        embedding(ids).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return embedding
+
+
+def exported(embedding: DistributedEmbedding, path: Path, **options: Any) -> None:
+    state = embedding.state_dict()
+    held = [{"ids": state["table.ids"].numpy(), "values": state["table.values"].numpy()}]
+    rows = TableRows(embedding.table(), held, embedding.padding_idx, embedding.padding_row)
+    state = {f"emb.{name}": tensor for name, tensor in state.items()}
+    export(str(path), state | {"fc.weight": torch.ones(2)}, {"emb": rows}, **options)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_a_table_of_a_range_is_the_weight_of_an_embedding(tmp_path: Path, name: str) -> None:
+    """Rows that were touched and initial values of all the others, in a state_dict that nn.Embedding loads strictly."""
+    of = table(rows=70_000)
+    export(str(tmp_path / name), {"fc.bias": torch.ones(2)}, {"emb": TableRows(of, chunks([3, 69_999], [0]))})
+    state = read(tmp_path / name)
+    module = nn.ModuleDict({"emb": nn.Embedding(70_000, DIM)})
+    assert state.pop("fc.bias").tolist() == [1.0, 1.0]
+    module.load_state_dict(state)
+
+    expected = begun(of, np.arange(70_000))
+    for own in (3, 69_999, 0):
+        expected[own] = own * torch.arange(1.0, DIM + 1)
+    assert torch.equal(module["emb"].weight, expected) and [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+@pytest.mark.parametrize("rows", [None, 1000], ids=["any id", "too large a range"])
+def test_a_table_of_any_ids_lists_them(tmp_path: Path, name: str, rows: int | None) -> None:
+    """Ids in ascending order, whatever order the servers gave them in, with the row of each."""
+    listed = [7, 400, 999] if rows else [-(2**63), 400, 2**62]
+    export(
+        str(tmp_path / name),
+        {},
+        {"a.emb": TableRows(table(rows), chunks([listed[1]], [], [listed[2], listed[0]]))},
+        most_bytes=999,
+    )
+    state = read(tmp_path / name)
+
+    assert set(state) == {"a.emb.ids", "a.emb.weight", "a.emb.initial"} and state["a.emb.ids"].tolist() == listed
+    expected = torch.tensor(listed, dtype=torch.float64).outer(torch.arange(1, DIM + 1, dtype=torch.float64)).float()
+    assert torch.equal(state["a.emb.weight"], torch.from_numpy(np.concatenate([c["values"] for c in chunks(listed)])))
+    assert torch.allclose(state["a.emb.weight"], expected)
+
+
+def test_bad_tables_are_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    """Rows of another width or dtype, ids out of range, a name that another tensor has: a ValueError, and nothing is written."""
+    path = tmp_path / "model.pt"
+    export(str(path), {"w": torch.ones(1)})
+    before = path.read_bytes()
+    odd = {"ids": np.array([1]), "values": np.zeros((1, DIM + 1), np.float32)}
+    for rows, message in (
+        (TableRows(table(), [odd]), r"expected rows float32 \[1, 5\], got float32 \[1, 6\]"),
+        (TableRows(table(dtype="float64"), chunks([1])), r"expected rows float64 \[1, 5\], got float32"),
+        (TableRows(table(rows=5), chunks([1, 5])), "expected ids from 0 to 4, got 1 to 5"),
+        (TableRows(table(rows=5), chunks([1])), "emb.weight: expected one tensor of this name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export(str(path), {"emb.weight": torch.ones(1)}, {"emb": rows})
+
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("initial", [Constant(0.25), Uniform(-0.5, 2.0), Normal(1.0, 0.3)], ids=lambda initial: initial.kind)
+def test_plain_torch_makes_the_initial_rows_of_the_servers(initial: Initial, dtype: str) -> None:
+    """For ids of any size, odd widths, negative and large seeds: to the bit, in float64 normal numbers to the last few."""
+    ids = np.concatenate([np.arange(-2000, 2000), np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 4000)])
+    for seed in (0, 12345, -1, 2**63 + 5):
+        of = table(initial=initial, dtype=dtype, seed=seed)
+        made = InitialRows(initial.kind, initial.low, initial.high, seed, DIM, getattr(torch, dtype))(torch.from_numpy(ids))
+        expected = begun(of, ids)
+
+        assert made.dtype == expected.dtype and made.shape == expected.shape
+        if initial.kind == "normal":
+            assert torch.allclose(made, expected, rtol=1e-7 if dtype == "float32" else 1e-14, atol=1e-15)
+            assert dtype == "float64" or (made != expected).sum() <= 2  # a float32 differs where a double lies between two
+        else:
+            assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("size", [None, 60], ids=["any id", "range"])
+def test_a_served_row_is_the_trained_one(tmp_path: Path, size: int | None) -> None:
+    """For ids of any shape, trained, untrained and padded; unknown ids read their initial values, or zeros by argument."""
+    embedding = DistributedEmbedding(DIM, size, padding_idx=2, seed=3)
+    trained(embedding, torch.tensor([[1, 2, 3], [50, 7, 1]]))
+    exported(embedding, tmp_path / "model.pt")
+    served = load_embedding(str(tmp_path / "model.pt"), "emb")
+    ids = torch.tensor([[[1, 2], [3, 50]], [[7, 11], [59, 12]]])
+
+    assert torch.equal(served(ids), embedding(ids)) and served(ids).shape == (2, 2, 2, DIM)
+    assert torch.equal(served(ids[:0]), torch.empty(0, 2, 2, DIM))
+    assert served(torch.tensor([2])).abs().sum() == 0
+    if size is None:
+        zeros = load_embedding(str(tmp_path / "model.pt"), "emb", unknown="zeros")
+        assert torch.equal(zeros(torch.tensor([11, 50])), torch.stack([torch.zeros(DIM), embedding(torch.tensor([50]))[0]]))
+    else:
+        with pytest.raises(IndexError):
+            served(torch.tensor([60]))
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("padding", [None, 4])
+def test_served_bags_are_the_trained_ones(tmp_path: Path, pooling: str, padding: int | None) -> None:
+    """Ragged bags with empty ones, matrices, and weights: equal to the embedding's own pooling to the bit."""
+    embedding = DistributedEmbedding(DIM, None, padding_idx=padding, pooling=pooling, seed=8)
+    trained(embedding, torch.tensor([[1, 4, 3], [9, 7, 1]]))
+    exported(embedding, tmp_path / "model.safetensors")
+    served = load_embedding(str(tmp_path / "model.safetensors"), "emb", pooling, padding)
+    ids, offsets = torch.tensor([1, 1, 4, -5, 9, 3, 4, 7]), torch.tensor([0, 0, 3, 6, 7, 8])
+    weights = torch.tensor([0.5, 2.0, 1.0, -1.0, 3.0, 0.25, 1.0, 4.0])
+
+    for module in (served, torch.jit.script(served)):
+        assert torch.equal(module(ids, offsets), embedding(ids, offsets))
+        assert torch.equal(module(ids, offsets, weights), embedding(ids, offsets, weights))
+        assert torch.equal(module(ids.view(2, 4)), embedding(ids.view(2, 4)))
+        assert torch.equal(module(ids.view(2, 4), None, weights.view(2, 4)), embedding(ids.view(2, 4), None, weights.view(2, 4)))
+        assert torch.equal(module(ids[:0], offsets[:2]), torch.zeros(2, DIM))
+
+
+def test_a_table_without_rows_serves_initial_values(tmp_path: Path) -> None:
+    """What was never trained is served too: initial values of every id, with or without a batch."""
+    embedding = DistributedEmbedding(DIM, seed=8, init=Uniform(-1.0, 1.0))
+    exported(embedding, tmp_path / "model.pt")
+    served = load_embedding(str(tmp_path / "model.pt"), "emb")
+    ids = torch.tensor([0, -1, 2**62])
+
+    assert torch.equal(served(ids), embedding(ids))
+    zeros = load_embedding(str(tmp_path / "model.pt"), "emb", unknown="zeros")
+    assert torch.equal(zeros(ids), torch.zeros(3, DIM))
+
+
+ALONE = """
+import sys, torch
+for name in ("trainer", "pserver", "transpiler", "numba", "pyarrow", "grpc", "safetensors"):
+    sys.modules[name] = None
+assert torch.equal(torch.jit.load(sys.argv[1])(torch.tensor([1, 77, -4])), torch.load(sys.argv[2]))
+program = torch.export.load(sys.argv[3]).module()
+assert torch.equal(program(torch.tensor([1, 77, -4])), torch.load(sys.argv[2]))
+print("served")
+"""
+
+
+def test_a_saved_module_needs_torch_alone(tmp_path: Path) -> None:
+    """Scripted or exported, it is loaded by a process in which none of these packages can be imported."""
+    embedding = trained(DistributedEmbedding(DIM, seed=8), torch.tensor([[1, 4, 3]]))
+    exported(embedding, tmp_path / "model.pt")
+    served = load_embedding(str(tmp_path / "model.pt"), "emb")
+    ids = torch.tensor([1, 77, -4])
+    paths = [str(tmp_path / name) for name in ("emb.pt", "rows.pt", "emb.pt2")]
+    torch.jit.script(served).save(paths[0])
+    torch.save(embedding(ids).detach(), paths[1])
+    shapes = {"ids": {0: torch.export.Dim("n")}, "offsets": None, "per_sample_weights": None}
+    torch.export.save(torch.export.export(served, (torch.arange(5),), dynamic_shapes=shapes), paths[2])
+    done = subprocess.run([sys.executable, "-c", ALONE, *paths], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.stdout == "served\n", done.stderr
+
+
+def test_what_cannot_be_served_is_said(tmp_path: Path) -> None:
+    """A missing table, a wrong argument, float ids, ids in no order: an error that names it."""
+    path = str(tmp_path / "model.pt")
+    export(path, {"fc.weight": torch.ones(1, DIM)}, {"emb": TableRows(table(), chunks([1, 2]))})
+    with pytest.raises(KeyError, match="no table 'other'; weights are of emb, fc"):
+        load_embedding(path, "other")
+    with pytest.raises(ValueError, match="unknown: expected 'initial' or 'zeros', got 'ones'"):
+        load_embedding(path, "emb", unknown="ones")
+    with pytest.raises(ValueError, match="pooling: expected None, sum, mean, sqrtn, got 'max'"):
+        load_embedding(path, "emb", pooling="max")
+    with pytest.raises(TypeError, match="expected int64"):
+        load_embedding(path, "emb")(torch.ones(2))
+    with pytest.raises(ValueError, match="offsets and per_sample_weights are for"):
+        load_embedding(path, "emb")(torch.arange(2), torch.arange(1))
+    with pytest.raises(ValueError, match="in ascending order"):
+        LookupModule(torch.ones(2, DIM), torch.tensor([5, 5]))
+    with pytest.raises(FileNotFoundError):
+        load_embedding(str(tmp_path / "none.pt"), "emb")

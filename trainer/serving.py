@@ -1,0 +1,232 @@
+"""Lookups without any server: an exported table as an ordinary module, of torch alone.
+
+::
+
+    model.emb = load_embedding("model.pt", "emb", pooling="sum")
+    torch.jit.script(model.emb).save("emb.pt")      # needs neither this package nor Python where it is loaded
+
+See [Note: an exported table] in trainer/export.py for the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+POOLINGS = ("sum", "mean", "sqrtn")
+
+
+def _signed(word: int) -> int:
+    """64 bits as torch's int64 has them."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+GOLDEN, FIRST, SECOND = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+OF_ID, OF_COLUMN = _signed(0xA0761D6478BD642F), _signed(0xD1B54A32D192ED03)
+
+
+def _mix(value: Tensor) -> Tensor:
+    """The bijection of 64 bits of pserver/ids.py; torch's shift keeps the sign, which is masked away."""
+    value = value + GOLDEN
+    value = (value ^ ((value >> 30) & ((1 << 34) - 1))) * FIRST
+    value = (value ^ ((value >> 27) & ((1 << 37) - 1))) * SECOND
+    return value ^ ((value >> 31) & ((1 << 33) - 1))
+
+
+class InitialRows(nn.Module):
+    """What rows begin with, as pserver/initial.py says; logarithms and cosines are torch's, so a float64's last bits may differ.
+
+    Args:
+        kind, low, high: of the table's :class:`transpiler.tables.Initial`.
+        seed: of the table.
+        dim, dtype: of a row.
+    """
+
+    def __init__(self, kind: str, low: float, high: float, seed: int, dim: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.kind, self.low, self.high, self.dim = kind, low, high, dim
+        self.rows_dtype: torch.dtype = dtype
+        self.seed = int(_mix(torch.tensor(_signed(seed % 2**64))))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """int64 [n] -> [n, dim]."""
+        if self.kind == "constant":
+            return torch.full((ids.shape[0], self.dim), self.low, dtype=self.rows_dtype, device=ids.device)
+        count = self.dim + self.dim % 2 if self.kind == "normal" else self.dim
+        columns = torch.arange(count, device=ids.device) * OF_COLUMN
+        keys = _mix(_mix(ids ^ OF_ID) ^ self.seed)
+        hashed = _mix(keys.unsqueeze(1) + columns) >> 11
+        numbers = (hashed & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+        if self.kind == "uniform":
+            return (self.low + (self.high - self.low) * numbers).to(self.rows_dtype)
+        length = torch.sqrt(-2.0 * torch.log(1.0 - numbers[:, 0::2])) * self.high
+        angle = 2.0 * math.pi * numbers[:, 1::2]
+        pairs = torch.stack([self.low + length * torch.cos(angle), self.low + length * torch.sin(angle)], 2)
+        return pairs.flatten(1)[:, : self.dim].to(self.rows_dtype)
+
+
+class LookupModule(nn.Module):
+    """Rows of an exported table.  It can be scripted, and its rows are buffers: ``to`` and ``state_dict`` have them.
+
+    Args:
+        weight: [n, dim].
+        ids: int64 [n] in ascending order, the id of each row; None: 0 to n - 1.
+        initial: what the rows of other ids are; None: zeros.
+        pooling: None: a row for each id; "sum", "mean" or "sqrtn": one for each bag, as DistributedEmbedding pools.
+        padding_idx: an id that is left out of bags.
+
+    Raises:
+        ValueError: ids are not in order or not as many as rows, or no such pooling.
+    """
+
+    ids: Tensor
+    weight: Tensor
+
+    def __init__(
+        self,
+        weight: Tensor,
+        ids: Tensor | None = None,
+        initial: InitialRows | None = None,
+        pooling: str | None = None,
+        padding_idx: int | None = None,
+    ) -> None:
+        super().__init__()
+        if pooling is not None and pooling not in POOLINGS:
+            raise ValueError(f"pooling: expected None, {', '.join(POOLINGS)}, got {pooling!r}")
+        if ids is not None and (ids.dtype != torch.int64 or ids.shape != weight.shape[:1] or bool((ids[1:] <= ids[:-1]).any())):
+            raise ValueError(f"ids: expected int64 [{len(weight)}] in ascending order, got {ids.dtype} {list(ids.shape)}")
+        self.listed = ids is not None
+        self.dim = weight.shape[1]
+        self.zeros = initial is None
+        self.initial = initial or InitialRows("constant", 0.0, 0.0, 0, self.dim, weight.dtype)
+        self.pooling = pooling or ""
+        self.pads = padding_idx is not None
+        self.padding_idx = padding_idx or 0
+        if ids is not None and not len(ids):  # one row always, so that every search finds a place
+            ids = torch.zeros(1, dtype=torch.int64)
+            weight = self.initial(ids)
+        self.register_buffer("ids", torch.empty(0, dtype=torch.int64) if ids is None else ids)
+        self.register_buffer("weight", weight)
+
+    def forward(self, ids: Tensor, offsets: Optional[Tensor] = None, per_sample_weights: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript reads these annotations
+        """Rows, or pooled rows.
+
+        Args:
+            ids: int64, of any shape; with pooling [bags, size], or [n] with offsets.
+            offsets: int64 [bags], where each bag begins.
+            per_sample_weights: float, of ids' shape; with pooling.
+
+        Returns:
+            [*ids.shape, dim]; with pooling [bags, dim].
+
+        Raises:
+            TypeError: ids are not whole numbers.
+            ValueError: shapes do not fit.
+            IndexError: an id is outside of the declared range.
+        """
+        if ids.is_floating_point() or ids.dtype == torch.bool:
+            raise TypeError("ids: expected int64")
+        flat = ids.reshape(-1).to(torch.int64)
+        if self.pooling == "":
+            if offsets is not None or per_sample_weights is not None:
+                raise ValueError("offsets and per_sample_weights are for a table with pooling")
+            return self.rows(flat).view(ids.shape + (self.dim,))
+        if offsets is None:
+            if ids.dim() != 2:
+                raise ValueError("expected ids [bags, size], or [n] with offsets")
+            starts = torch.arange(ids.shape[0], device=ids.device) * ids.shape[1]
+        else:
+            if ids.dim() != 1:
+                raise ValueError("expected ids [n] with offsets")
+            starts = offsets.to(torch.int64)
+        weights: Optional[Tensor] = None  # noqa: UP045
+        if per_sample_weights is not None:
+            weights = per_sample_weights.reshape(-1).to(self.weight.dtype)
+        if self.pads:
+            stays = flat != self.padding_idx
+            before = F.pad(stays.cumsum(0), (1, 0))  # how many ids stay before each
+            starts = before[starts]
+            flat = flat[stays]
+            if weights is not None:
+                weights = weights[stays]
+        return self.pooled(self.rows(flat), starts, weights)
+
+    @torch.jit.export
+    def rows(self, ids: Tensor) -> Tensor:
+        """int64 [n] -> [n, dim]."""
+        if not self.listed:
+            return F.embedding(ids, self.weight)
+        places = torch.searchsorted(self.ids, ids).clamp(max=self.ids.shape[0] - 1)
+        known = self.ids[places] == ids
+        found = F.embedding(places, self.weight)
+        if self.zeros:
+            return found.masked_fill(~known.unsqueeze(1), 0.0)
+        if torch.jit.is_scripting() or not torch.compiler.is_compiling():  # type: ignore[attr-defined]  # a program that is captured has no such branch
+            if bool(known.all()):
+                return found
+        return torch.where(known.unsqueeze(1), found, self.initial(ids))
+
+    @torch.jit.export
+    def pooled(self, rows: Tensor, starts: Tensor, weights: Optional[Tensor]) -> Tensor:  # noqa: UP045
+        """The rows of each bag, put together: [n, dim] -> [bags, dim]; zeros for an empty one."""
+        bags = starts.shape[0]
+        if rows.shape[0] == 0:
+            return torch.zeros((bags, self.dim), dtype=rows.dtype, device=rows.device)
+        each = torch.arange(rows.shape[0], device=rows.device)
+        if weights is None and self.pooling != "sqrtn":
+            return F.embedding_bag(each, rows, starts, mode=self.pooling)
+        sums = F.embedding_bag(each, rows, starts, mode="sum", per_sample_weights=weights)
+        if self.pooling == "sum":
+            return sums
+        ends = torch.cat([starts[1:], torch.full((1,), rows.shape[0], dtype=torch.int64, device=rows.device)])[:bags]
+        if weights is None:
+            return sums / (ends - starts).clamp(min=1).to(rows.dtype).sqrt().unsqueeze(1)
+        bag_of = torch.repeat_interleave(torch.arange(bags, device=rows.device), ends - starts)
+        counted = weights if self.pooling == "mean" else weights * weights
+        total = torch.zeros(bags, dtype=rows.dtype, device=rows.device).index_add(0, bag_of, counted)
+        total = torch.where(total == 0, torch.ones_like(total), total)
+        return sums / (total if self.pooling == "mean" else total.sqrt()).unsqueeze(1)
+
+
+def load_embedding(
+    path: str, name: str, pooling: str | None = None, padding_idx: int | None = None, unknown: str = "initial"
+) -> LookupModule:
+    """The table of module ``name`` in a file that ``fleet.export`` wrote.
+
+    Args:
+        unknown: what ids without a row read where any int64 is an id: their "initial" values, or "zeros".
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        KeyError: it has no such table.
+        ValueError: an argument is out of its range.
+    """
+    if unknown not in ("initial", "zeros"):
+        raise ValueError(f"unknown: expected 'initial' or 'zeros', got {unknown!r}")
+    tensors = _read(path)
+    prefix = f"{name}." if name else ""
+    if prefix + "weight" not in tensors:
+        listed = sorted(key.removesuffix("weight").rstrip(".") for key in tensors if key.endswith("weight"))
+        raise KeyError(f"{path}: no table {name!r}; weights are of {', '.join(listed) or 'nothing'}")
+    weight, ids = tensors[prefix + "weight"], tensors.get(prefix + "ids")
+    initial = None
+    if ids is not None and unknown == "initial":
+        said = json.loads(bytes(tensors[prefix + "initial"].tolist()))
+        initial = InitialRows(said["kind"], said["low"], said["high"], said["seed"], weight.shape[1], weight.dtype)
+    return LookupModule(weight, ids, initial, pooling, padding_idx)
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    if Path(path).suffix == ".safetensors":
+        import safetensors.torch  # only where such a file is read
+
+        return safetensors.torch.load_file(path)
+    found: Mapping[str, Any] = torch.load(path, weights_only=True, mmap=True)
+    return found
