@@ -14,11 +14,14 @@ import logging
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from pserver.allocator import keep_memory, trim_memory
-from pserver.client import Client, Identity
+from pserver.client import Client, Identity, Landing
+from pserver.row_gradient import RowGradient
 from pserver.wire_pb2 import Done, JoinReply
 from trainer.lane import LaneSender, Rows
 from trainer.local import Geo, Outer
@@ -33,6 +36,9 @@ from transpiler.plan import Deployment, Plan
 from transpiler.plan_text import plan_text
 from transpiler.program import Program
 
+if TYPE_CHECKING:
+    from trainer.lookups import Lookups
+
 log = logging.getLogger(__name__)
 
 CARRIERS = ("shm", "flight", "grpc")
@@ -46,6 +52,10 @@ class Communicator:
         tensors: every placed variable by name, the live ones: parameters arrive in them.  Any device, any strides.
         optimizer: whose state, where it has some already, is the servers' initial state.
         connection: deadlines, and which carriers to offer.
+        start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
+
+    Attributes:
+        lookups: of rows, where the plan has tables.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class Communicator:
         tensors: Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer | None = None,
         connection: Connection | None = None,
+        start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> None:
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         connection = connection or Connection.from_environment()
@@ -74,11 +85,15 @@ class Communicator:
         patience = connection.start_deadline_seconds if deployment.wait_port else connection.deadline_seconds
         identity = _identity(deployment, connection)
         landings = [self._transfer.landing(lane) for lane in self.lanes]
+        self._start_rows = dict(start_rows or {})
+        self.lookups = _lookups(self.plan)
         self.clients = [
-            Client(endpoint, index, identity, connection.deadline_seconds, patience, landings)
+            Client(endpoint, index, identity, connection.deadline_seconds, patience, landings, _landing(self.lookups, index))
             for index, endpoint in enumerate(deployment.endpoints)
         ]
         self._transfer.start(self.clients, self.lanes[0])
+        if self.lookups is not None:
+            self.lookups.start(self.clients)
 
     # ---- the life of a job ---------------------------------------------------------------------------------------
 
@@ -110,7 +125,10 @@ class Communicator:
         reply = client.join()
         if reply.install:
             client.install(program)
-            self._transfer.upload(client)
+            for name, (ids, values) in self._start_rows.items():
+                assert self.lookups is not None, "the plan has this table"
+                self.lookups.begin_with(client.index, name, ids, values)
+            self._transfer.upload(client)  # the last: from here on the server serves
         return reply
 
     def _take_over(self, installed: bool) -> None:
@@ -154,7 +172,7 @@ class Communicator:
         steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects, steps_merged (into messages),
         steps_queued (not yet answered), blocked_seconds (that a full queue took).
         """
-        channels = [channel for client in self.clients for channel in client.channels]
+        channels = [channel for client in self.clients for channel in client.every_channel]
         total = {
             "steps": float(self.step),
             "bytes_out": float(sum(channel.bytes_out for channel in channels)),
@@ -167,7 +185,7 @@ class Communicator:
         for lane in self.lanes:
             for name, value in lane.metrics().items():
                 total[name] = total.get(name, 0.0) + value
-        return total
+        return total if self.lookups is None else total | self.lookups.metrics()
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -201,6 +219,13 @@ class Communicator:
         whole = gradient.detach().to("cpu").contiguous().view(-1)
         for piece in placement.slices:
             self.send(piece.name, whole[piece.begin : piece.end])
+
+    def send_rows(self, table: str, gradient: RowGradient) -> None:
+        """Queues the gradient of a table's rows; what it holds is not written to any more."""
+        self.check()
+        lane = self.plan.table(table).lane
+        self._open.add(lane)
+        self.lanes[lane].send_rows(table, gradient)
 
     def commit(self, rows: Rows, overflow: bool = False) -> Done:
         """Closes the step in every lane and finishes it: :meth:`close_step`, then :meth:`finish_step`."""
@@ -317,6 +342,19 @@ def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> Lane
     if lane.local:
         return Outer(lane, slices) if lane.mode == "diloco" else Geo(lane, slices, plan.trainers)
     return Queued(lane, slices)
+
+
+def _lookups(plan: Plan) -> Lookups | None:
+    """Where the plan has tables; a job without them is spared the import of what compiles their kernels."""
+    if not plan.tables:
+        return None
+    from trainer.lookups import Lookups
+
+    return Lookups(plan.tables)
+
+
+def _landing(lookups: Lookups | None, server: int) -> Landing | None:
+    return None if lookups is None else partial(lookups.landing, server)
 
 
 def _identity(deployment: Deployment, connection: Connection) -> Identity:

@@ -26,10 +26,23 @@ from torch import nn
 
 from pserver.config import ServerConfig
 from pserver.server import serve
-from trainer import resume
-from trainer.export import export as _export
+from trainer.files import export, load, save
 from trainer.job import Job
 from trainer.optimizer import DistributedOptimizer
+from trainer.present import begin, distributed, end, is_present, present
+from trainer.queries import (
+    carrier,
+    is_first_worker,
+    is_server,
+    is_worker,
+    metrics,
+    server_endpoints,
+    server_index,
+    server_num,
+    worker_endpoints,
+    worker_index,
+    worker_num,
+)
 from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from trainer.shard import shard as _shard
 from transpiler.clip import GradClip
@@ -70,15 +83,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
-_job: Job | None = None
-
-
-def _present() -> Job:
-    if _job is None:
-        raise RuntimeError("call fleet.init() first")
-    return _job
-
-
 # ---- beginning and end ------------------------------------------------------------------------------------------------
 
 
@@ -94,9 +98,6 @@ def init(role_maker: RoleMaker | None = None, is_collective: bool = False, strat
         ValueError: a required variable is missing or wrong, or a switch of the strategy has no effect in this version.
         RuntimeError: a job is under way: call ``finish()`` first.
     """
-    global _job
-    if _job is not None:
-        raise RuntimeError("fleet.init() was called before; call fleet.finish() to end that job first")
     if is_collective:
         raise ValueError("is_collective=True: this version has no collective mode; leave it out")
     if role_maker is not None and not isinstance(role_maker, RoleMaker):
@@ -105,7 +106,7 @@ def init(role_maker: RoleMaker | None = None, is_collective: bool = False, strat
     role = role_maker or CloudRoleMaker()
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
-    _job = Job(role, strategy)
+    begin(Job(role, strategy))
 
 
 def _check_strategy(strategy: DistributedStrategy | None) -> None:
@@ -125,7 +126,7 @@ def distributed_model(model: nn.Module) -> nn.Module:
     Raises:
         RuntimeError: the optimizer has been distributed already.
     """
-    job = _present()
+    job = present()
     if job.optimizer is not None:
         raise RuntimeError("call fleet.distributed_model before fleet.distributed_optimizer")
     if not any(model is known for known in job.models):
@@ -136,7 +137,7 @@ def distributed_model(model: nn.Module) -> nn.Module:
 
 def _flush(job: Job) -> None:
     """Before a model's ``state_dict()``: it is whole and current on every trainer."""
-    if job is _job and job.optimizer is not None:
+    if is_present(job) and job.optimizer is not None:
         job.optimizer.flush()
 
 
@@ -167,7 +168,7 @@ def distributed_optimizer(
             "grad_clip: expected ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm of transpiler, "
             f"got {type(grad_clip).__name__}"
         )
-    job = _present()
+    job = present()
     _check_strategy(strategy)
     if job.optimizer is not None:
         raise RuntimeError("this job has a distributed optimizer already")
@@ -176,14 +177,13 @@ def distributed_optimizer(
     job.strategy, job.compression = strategy or job.strategy, compression
     names = {tensor: name for name, tensor in job.tensors().items()}
     overlap = job.strategy is not None and job.strategy.a_sync_configs["overlap"]
-    job.optimizer = DistributedOptimizer(optimizer, names, job.connect, grad_clip, overlap)
+    job.optimizer = DistributedOptimizer(optimizer, names, job.connect, grad_clip, overlap, job.find_tables())
     return job.optimizer
 
 
 def finish() -> None:
     """Leaves the job: what was sent has been applied.  Others go on without this trainer."""
-    global _job
-    job, _job = _job, None
+    job = end()
     if job is not None and job.optimizer is not None:
         job.optimizer.close()
 
@@ -196,155 +196,8 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
 
     Every trainer gets the same number of batches; samples are nobody's twice.
     """
-    role = _present().role
+    role = present().role
     return _shard(loader, role.trainers, role.trainer_id, seed)
-
-
-# ---- files ------------------------------------------------------------------------------------------------------------
-
-
-def save(path: str, scheduler: Any | None = None) -> None:
-    """Writes parameters, buffers, optimizer state and step to the directory ``path``: whole, or not at all.
-
-    Every trainer calls this, between steps; trainer 0 writes.
-
-    Args:
-        scheduler: of torch.optim.lr_scheduler, whose state is written too.
-
-    Raises:
-        OSError: the directory cannot be written; the checkpoint that was there stays.
-    """
-    job = _present()
-    optimizer = _distributed(job)
-    optimizer.flush()
-    optimizer.barrier("save")
-    if job.role.trainer_id == 0:
-        optimizer.flush()  # the others' last steps too
-        resume.save(path, job.tensors(), optimizer, scheduler)
-    optimizer.barrier("saved")
-
-
-def load(path: str, scheduler: Any | None = None) -> int:
-    """Reads what :func:`save` wrote; the job goes on from there.  Every trainer calls this, between steps, and can read ``path``.
-
-    Args:
-        scheduler: takes up the state that was saved with it.
-
-    Returns:
-        The step at which it was saved.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-        ValueError: it is torn, or of another model or optimizer; nothing is changed.
-    """
-    job = _present()
-    optimizer = _distributed(job)
-    resume.load(path, job.tensors(), optimizer, scheduler)
-    if job.communicator is not None:
-        job.communicator.push()
-    return optimizer.steps
-
-
-def export(path: str) -> None:
-    """Writes the model, with every step that was taken, to one file that torch alone can read: a plain state_dict.
-
-    Every trainer calls this, between steps; trainer 0 writes.  The names are those of the model's own ``state_dict()``; several
-    models are numbered: ``model0.fc.weight``.
-
-    Args:
-        path: "NAME.safetensors" is written for ``safetensors.torch.load_file``, any other name for ``torch.load``.
-
-    Raises:
-        RuntimeError: no model is registered.
-        OSError: the file cannot be written; the one that was there stays.
-    """
-    job = _present()
-    if not job.models:
-        raise RuntimeError("call fleet.distributed_model first")
-    if job.optimizer is not None:
-        job.optimizer.flush()
-        job.optimizer.barrier("export")
-    if job.role.trainer_id == 0:
-        prefixes = [f"model{index}." if len(job.models) > 1 else "" for index in range(len(job.models))]
-        states = zip(prefixes, (model.state_dict() for model in job.models), strict=True)  # others' last steps too
-        whole = {prefix + name: value for prefix, state in states for name, value in state.items() if torch.is_tensor(value)}
-        _export(path, whole)
-    if job.optimizer is not None:
-        job.optimizer.barrier("exported")
-
-
-def _distributed(job: Job) -> DistributedOptimizer:
-    if job.optimizer is None:
-        raise RuntimeError("call fleet.distributed_optimizer first")
-    return job.optimizer
-
-
-# ---- queries ----------------------------------------------------------------------------------------------------------
-
-
-def is_worker() -> bool:
-    """Whether this process trains."""
-    return _present().role.role is not Role.PSERVER
-
-
-def is_server() -> bool:
-    """Whether this process is a parameter server."""
-    return _present().role.role is Role.PSERVER
-
-
-def is_first_worker() -> bool:
-    """Whether this is trainer 0."""
-    return is_worker() and _present().role.trainer_id == 0
-
-
-def worker_index() -> int:
-    """This trainer's number."""
-    return _present().role.trainer_id
-
-
-def worker_num() -> int:
-    """Trainers of the job."""
-    return _present().role.trainers
-
-
-def server_num() -> int:
-    """Servers of the job; 0 where the process trains alone."""
-    return len(_present().role.server_endpoints)
-
-
-def server_index() -> int:
-    """This server's place in the list of endpoints.
-
-    Raises:
-        RuntimeError: the process is no server.
-    """
-    if not is_server():
-        raise RuntimeError("this process is a trainer, not a server")
-    return _present().role.server_index
-
-
-def server_endpoints() -> list[str]:
-    """HOST:PORT of every server's control endpoint."""
-    return list(_present().role.server_endpoints)
-
-
-def worker_endpoints() -> list[str]:
-    """Always empty: trainers listen on no port.  Their number is ``worker_num()``."""
-    return []
-
-
-def metrics() -> dict[str, float]:
-    """Counters of this trainer; see :meth:`trainer.communicator.Communicator.metrics`.  Alone, there are only its steps."""
-    job = _present()
-    if job.communicator is not None:
-        return job.communicator.metrics()
-    return {"steps": float(job.optimizer.steps if job.optimizer is not None else 0)}
-
-
-def carrier() -> str:
-    """How tensors travel: "shm", "flight", "grpc", or "local" where the process trains alone."""
-    communicator = _present().communicator
-    return "local" if communicator is None else communicator.carrier
 
 
 # ---- the original's life-cycle calls ----------------------------------------------------------------------------------
@@ -356,7 +209,7 @@ def barrier_worker() -> None:
     Raises:
         PServerError: a trainer is lost, or the others wait for a step that this one does not take.
     """
-    _distributed(_present()).barrier("barrier_worker")
+    distributed(present()).barrier("barrier_worker")
 
 
 def init_worker() -> None:
@@ -365,7 +218,7 @@ def init_worker() -> None:
     Raises:
         RuntimeError: it has not been called.
     """
-    _distributed(_present())
+    distributed(present())
 
 
 def stop_worker() -> None:
@@ -390,7 +243,7 @@ def run_server() -> None:
         SystemExit: the server could not start or failed.
     """
     init_server()
-    role = _present().role
+    role = present().role
     connection = Connection.from_environment()
     code = serve(
         ServerConfig(endpoint=role.current_endpoint, transport=connection.transport, deadline_seconds=connection.deadline_seconds)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from trainer.anchor import Anchor
 from trainer.communicator import Communicator
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Role, RoleMaker
@@ -17,6 +19,9 @@ from transpiler.modes import lanes_of
 from transpiler.optimizers import rule_of
 from transpiler.plan import Deployment, Plan
 from transpiler.strategy import DistributedStrategy
+
+if TYPE_CHECKING:
+    from trainer.tables import Tables
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +39,38 @@ class Job:
         self.compression: Mapping[str, str] | None = None
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
+        self.tables: Tables | None = None  # once the optimizer is distributed, where a model has embeddings of ours
 
     @property
     def communicator(self) -> Communicator | None:
         """The connection to the servers; None before there is one, and in a process that trains alone."""
         return None if self.optimizer is None else self.optimizer.communicator
 
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Every module of every registered model, by name; several models are numbered."""
+        for index, model in enumerate(self.models):
+            prefix = f"model{index}." if len(self.models) > 1 else ""
+            yield from ((prefix + name, module) for name, module in model.named_modules())
+
+    def find_tables(self) -> Tables | None:
+        """The tables that the models' embeddings look up, if there are any.
+
+        Raises:
+            ValueError: two embeddings of one name differ.
+        """
+        if not any(isinstance(parameter, Anchor) for model in self.models for parameter in model.parameters()):
+            return None
+        from trainer.tables import Tables  # which imports what compiles the kernels of rows
+
+        self.tables = Tables(self.modules()) or None
+        return self.tables
+
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of every registered model, by name; several models are numbered."""
+        """Parameters and buffers of every registered model, by name, but the anchors of tables; several models are numbered."""
         found: dict[str, torch.Tensor] = {}
         for index, model in enumerate(self.models):
             prefix = f"model{index}." if len(self.models) > 1 else ""
-            found.update({prefix + name: p for name, p in model.named_parameters()})
+            found.update({prefix + name: p for name, p in model.named_parameters() if not isinstance(p, Anchor)})
             found.update({prefix + name: b for name, b in model.named_buffers()})
         return found
 
@@ -60,8 +85,11 @@ class Job:
             log.info("training %s: %s%s", lane.mode, describe(lane, plan.trainers), note)
         wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
         deployment = Deployment(plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait)
-        communicator = Communicator(deployment, self.tensors(), distributed.inner)
+        start_rows = None if self.tables is None else self.tables.start_rows()
+        communicator = Communicator(deployment, self.tensors(), distributed.inner, start_rows=start_rows)
         communicator.start()
+        if self.tables is not None and communicator.lookups is not None:
+            self.tables.connect(communicator.lookups.rows_of)
         if any(lane.independent_recv_thread for lane in plan.lanes):
             for model in self.models:
                 model.register_forward_pre_hook(lambda *_: _refresh(communicator))
@@ -69,18 +97,20 @@ class Job:
 
     def _plan(self, distributed: DistributedOptimizer) -> Plan:
         tensors, groups = self.tensors(), self._groups(distributed)
+        tables, own_rules = ([], []) if self.tables is None else self.tables.described(distributed.param_groups)
         listed = [
             (name, tuple(tensors[name].shape), str(tensors[name].dtype).removeprefix("torch."), groups.get(name))
             for name in (*groups, *(name for name in tensors if name not in groups))
         ]
         return plan_parameters(
             listed,
-            [rule_of(distributed.inner, group) for group in distributed.param_groups],
+            [rule_of(distributed.inner, group) for group in distributed.param_groups] + own_rules,
             lanes=lanes_of(self.strategy),
             trainers=self.role.trainers,
             servers=max(1, len(self.role.server_endpoints)),
             clip=None if distributed.grad_clip is None else distributed.grad_clip.to_clip(),
             compression=self.compression,
+            tables=tables,
         )
 
     @staticmethod
@@ -94,6 +124,8 @@ class Job:
         for index, group in enumerate(distributed.param_groups):
             for number, parameter in enumerate(group["params"]):
                 name = distributed.names.get(parameter)
+                if isinstance(parameter, Anchor):
+                    continue
                 if name is None:
                     raise ValueError(
                         f"parameter {number} of group {index}, of shape {list(parameter.shape)}, is in no registered model: "

@@ -20,6 +20,7 @@ from pserver import ids as id_arithmetic
 from pserver.channel import Channel
 from pserver.client import Client
 from pserver.errors import PServerError
+from pserver.row_gradient import RowGradient
 from pserver.wire_pb2 import Commit, Done, Frame, Kind, Part, Scan
 from trainer.lane import Request
 from transpiler.tables import Table
@@ -54,6 +55,10 @@ class Lookups:
         if part.name not in self._landings[server]:
             self._landings[server][part.name] = codec.blank(part)
         return self._landings[server][part.name]
+
+    def rows_of(self, name: str) -> ServedRows:
+        """What the embeddings of a table pull from."""
+        return ServedRows(self, name)
 
     def pull(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         """The rows of unique ids, int64 [u] on the CPU -> [u, dim].
@@ -136,22 +141,50 @@ class Lookups:
             for server in range(len(self._clients)):
                 self._scan(server, Scan(table=name, saved=True))
 
+    def begin_with(self, server: int, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
+        """Gives a server those of these rows that it holds, as values that nothing was learned from yet.
+
+        Args:
+            ids: int64 [n], each once; values: [n, dim].
+        """
+        for begin in range(0, len(ids), CHUNK_ROWS):
+            part = RowGradient(ids[begin : begin + CHUNK_ROWS], values[begin : begin + CHUNK_ROWS])
+            own = part.divide(len(self._clients))[server]
+            with self._turn:
+                self._wait([self._give(server, [(f"{name}@ids", own.ids), (f"{name}@values", own.rows.contiguous())], {})])
+
     def load(self, name: str, chunk: Chunk, facts: Mapping[str, Any] | None = None) -> None:
-        """Gives a chunk to every server, which takes the rows that it holds."""
+        """Gives every server those rows of a chunk that it holds, with their states, and the table's facts."""
         said = {} if facts is None else {name: json.dumps(facts)}
-        arrays = [(f"{name}@{key}", torch.from_numpy(np.ascontiguousarray(array))) for key, array in chunk.items()]
+        arrays = {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in chunk.items()}
         with self._turn:
             answers = []
-            for server in range(len(self._clients)):
-                channel = self._channel(server)
-                answers.append(channel.begin())
-                channel.post(Kind.VALUE, 0, arrays)
-                channel.commit(0, Commit(facts=said))
+            for server, own in enumerate(_chosen(chunk["ids"], len(self._clients))):
+                parts = [(f"{name}@{key}", array[own] if _by_row(key) else array) for key, array in arrays.items()]
+                answers.append(self._give(server, parts, said))
             self._wait(answers)
+
+    def _give(self, server: int, arrays: list[tuple[str, torch.Tensor]], facts: Mapping[str, str]) -> Future[Done]:
+        channel = self._channel(server)
+        answer = channel.begin()
+        channel.post(Kind.VALUE, 0, arrays)
+        channel.commit(0, Commit(facts=facts))
+        return answer
 
     def metrics(self) -> dict[str, float]:
         """Requests for rows, and rows."""
         return {"lookups": float(self.lookups), "rows_looked_up": float(self.rows)}
+
+
+def _by_row(key: str) -> bool:
+    """Whether an array of a chunk has an entry for each of its rows."""
+    return not key.startswith(("waiting.", "removed"))
+
+
+def _chosen(ids: np.ndarray, servers: int) -> list[torch.Tensor]:
+    """Which of the ids each server holds."""
+    order, offsets = id_arithmetic.partition(np.ascontiguousarray(ids), servers)
+    return [torch.from_numpy(order[offsets[server] : offsets[server + 1]]) for server in range(servers)]
 
 
 def _own(ids: torch.Tensor, order: tuple[np.ndarray, np.ndarray] | None, server: int) -> torch.Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.communicator import Communicator
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.optimizers import row_of, rule_of
+
+if TYPE_CHECKING:
+    from trainer.tables import Tables
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
 Connect = Callable[["DistributedOptimizer"], Communicator | None]
@@ -43,8 +46,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         connect: Connect,
         grad_clip: GradClip | None = None,
         overlap: bool = False,
+        tables: Tables | None = None,
     ) -> None:
         self._inner = optimizer
+        self._tables = tables
         self._overlap = overlap
         self._left: set[torch.Tensor] = set()  # parameters whose gradient of this step has left already
         self.names = names
@@ -116,6 +121,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _clip_here(self) -> None:
         gradients = {parameter: gradient for parameter, gradient in self._gradients().items() if parameter not in self._left}
+        if isinstance(self.grad_clip, ClipGradByValue):  # which a table's anchor has nothing to do with
+            gradients = {parameter: gradient for parameter, gradient in gradients.items() if parameter in self.names}
         if self.grad_clip is not None and gradients:
             results = apply(self.grad_clip.to_clip(), list(gradients.values()))
             for gradient, result in zip(gradients.values(), results, strict=True):
@@ -137,9 +144,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, gradient in there.items():
                 if parameter not in self._left:
                     communicator.send_whole(self.names[parameter], gradient)
+            self._send_rows(communicator)
+        elif self._tables is not None:
+            self._tables.discard()
         self._left.clear()
         done = communicator.commit(self.rows(), overflow)
         self.steps += 0 if overflow or done.overflow else 1
+
+    def _send_rows(self, communicator: Communicator) -> None:
+        clip = self.grad_clip if not communicator.plan.clips_on_servers else None
+        for name, gradient in ({} if self._tables is None else self._tables.gradients()).items():
+            if isinstance(clip, ClipGradByValue):
+                gradient.rows.clamp_(clip.min, clip.max)
+            communicator.send_rows(name, gradient)
 
     def _send_early(self) -> None:
         """Hooks that send each gradient when backward has finished with it."""
@@ -148,7 +165,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         element_wise = self.grad_clip is None or isinstance(self.grad_clip, ClipGradByValue)
         if not element_wise and not self._communicator.plan.clips_on_servers:
             raise ValueError("overlap: gradients cannot leave early where grad_clip needs all of them on the trainer")
-        for parameter in (p for group in self.param_groups for p in group["params"] if p.requires_grad):
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.requires_grad and p in self.names):
             parameter.register_post_accumulate_grad_hook(self._send_one)
 
     def _send_one(self, parameter: torch.Tensor) -> None:
@@ -170,7 +187,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The gradients of parameters that this process updates itself (the k-step modes), and those of the servers'."""
         plan = communicator.plan
         local = {p.name for p in plan.placements if plan.lane_of(p).local}
-        gradients = self._gradients()
+        gradients = {parameter: gradient for parameter, gradient in self._gradients().items() if parameter in self.names}
         here = {parameter: gradient for parameter, gradient in gradients.items() if self.names[parameter] in local}
         return here, {parameter: gradient for parameter, gradient in gradients.items() if parameter not in here}
 
@@ -187,7 +204,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """The present hyper-parameters of every group, by group number."""
-        return {index: row_of(rule_of(self._inner, group).type, group) for index, group in enumerate(self.param_groups)}
+        rows: dict[int, Any] = {i: row_of(rule_of(self._inner, group).type, group) for i, group in enumerate(self.param_groups)}
+        return rows if self._tables is None else rows | self._tables.rows()
 
     def _seen_by_schedulers(self) -> None:
         """Schedulers warn where they are stepped before the optimizer that they were made for; that one's step is this one."""

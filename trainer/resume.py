@@ -17,7 +17,7 @@ from trainer.optimizer import DistributedOptimizer
 def save(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedOptimizer, scheduler: Any | None = None) -> None:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first."""
     states = optimizer.state_dict()["state"]
-    order = [optimizer.names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    order = [optimizer.names.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
     for index, state in states.items():
         named.update({f"state/{key}/{order[index]}": value for key, value in state.items() if torch.is_tensor(value)})

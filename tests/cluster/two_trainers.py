@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pserver.errors import Busy, FingerprintMismatch
-from trainer import fleet
+from trainer import fleet, present
 from transpiler import DistributedStrategy
 
 ME = int(os.environ["TRAINER_ID"])
@@ -306,7 +306,7 @@ def hold(endpoints: Sequence[str]) -> None:
 def let_go(endpoints: Sequence[str]) -> None:
     """Nobody has disturbed the job: it goes on where it was."""
     reference = net()
-    job = fleet._present()
+    job = present.present()
     assert job.optimizer is not None
     train(job.models[0], job.optimizer, batches(0)[2:])
     train(reference, adam(reference), batches(0))
@@ -345,7 +345,7 @@ SCENES: dict[str, Callable[[Sequence[str]], None]] = {
 
 def fail(error: Exception) -> None:
     """What the end of a process would do after an exception."""
-    job, fleet._job = fleet._job, None
+    job = present.end()
     if job is not None and job.optimizer is not None:
         job.optimizer.close(f"{type(error).__name__}: {error}")
 

@@ -1,0 +1,132 @@
+"""The sparse tables of a job, from the trainer's side: which embeddings share one, by which rules, and what a step has of each.
+
+An embedding's rows are no parameters: no optimizer holds them, and no placement.  Its anchor, which is one, says which parameter
+group the table follows.  A table with an optimizer of its own has groups of its own in the plan, behind the script's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from pserver.row_gradient import RowGradient
+from trainer.anchor import Anchor
+from trainer.embedding import DistributedEmbedding, RowSource
+from trainer.row_optimizers import RowOptimizer
+from transpiler.plan import Number, Rule
+from transpiler.tables import Table
+
+Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
+
+
+class Tables:
+    """See the module's docstring.
+
+    Args:
+        modules: every module of the job, by its full name.
+
+    Raises:
+        ValueError: two embeddings of one table's name have different settings.
+    """
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        self._sharing: dict[str, list[DistributedEmbedding]] = {}  # table -> the embeddings that look it up
+        for path, module in modules:
+            if isinstance(module, DistributedEmbedding) and not any(module is known for known in self.embeddings()):
+                self._sharing.setdefault(module.name or path, []).append(module)
+        self._own: list[RowOptimizer] = []  # of the plan's groups behind the script's, in order
+        self._first_own = 0
+        for name, sharing in self._sharing.items():
+            for other in sharing[1:]:
+                if (difference := sharing[0].differs(other)) is not None:
+                    raise ValueError(f"two embeddings are called {name!r} and differ: {difference}")
+
+    def __bool__(self) -> bool:
+        return bool(self._sharing)
+
+    def embeddings(self) -> list[DistributedEmbedding]:
+        """All of them."""
+        return [module for sharing in self._sharing.values() for module in sharing]
+
+    def described(self, groups: Sequence[Mapping[str, object]]) -> tuple[list[Table], list[Rule]]:
+        """The tables as a plan has them, and the rules of the groups that they add to the script's.
+
+        Args:
+            groups: the script's parameter groups.
+
+        Raises:
+            ValueError: the anchor of a table that follows the script's optimizer is in no group.
+        """
+        self._own, self._first_own = [], len(groups)
+        anchored = {parameter: i for i, group in enumerate(groups) for parameter in _parameters(group) if _is_anchor(parameter)}
+        tables = []
+        for name, sharing in self._sharing.items():
+            module = sharing[0]
+            if module.optimizer is None:
+                segments = [(0, module.dim, self._group_of(name, sharing, anchored))]
+            else:
+                segments = [(begin, end, self._added(own)) for begin, end, own in module.optimizer.segments(module.dim)]
+            tables.append(module.table(name, segments))
+        return tables, [own.rule() for own in self._own]
+
+    @staticmethod
+    def _group_of(name: str, sharing: Sequence[DistributedEmbedding], anchored: Mapping[torch.Tensor, int]) -> int:
+        found = {anchored[module.anchor] for module in sharing if module.anchor in anchored}
+        if not found:
+            raise ValueError(
+                f"table {name!r} has no optimizer of its own, and its anchor is in no group of the script's: make the optimizer "
+                "with model.parameters(), after fleet.distributed_model"
+            )
+        if len(found) > 1:
+            raise ValueError(f"table {name!r}: its embeddings are in parameter groups {sorted(found)}; expected one")
+        return found.pop()
+
+    def _added(self, own: RowOptimizer) -> int:
+        if not any(own is known for known in self._own):
+            self._own.append(own)
+        return self._first_own + next(i for i, known in enumerate(self._own) if known is own)
+
+    def rows(self) -> dict[int, Mapping[str, Number]]:
+        """The present numbers of the tables' own groups."""
+        return {self._first_own + index: own.rule().numbers for index, own in enumerate(self._own)}
+
+    def start_rows(self) -> dict[str, Rows]:
+        """The rows that tables begin with, where embeddings have some: ids, int64 [n], and values, [n, dim]."""
+        found = {name: next((m.initial_rows for m in sharing if m.initial_rows is not None), None) for name, sharing in
+                 self._sharing.items()}  # fmt: skip
+        return {name: rows for name, rows in found.items() if rows is not None}
+
+    def connect(self, source: Callable[[str], RowSource]) -> None:
+        """From here on rows are pulled from ``source(table)``, and this process holds none."""
+        for name, sharing in self._sharing.items():
+            rows = source(name)
+            for module in sharing:
+                module.connect(rows)
+                module.initial_rows = None
+
+    def gradients(self) -> dict[str, RowGradient]:
+        """What this step has of each table, with the factors that the script put on it; taken out of the embeddings."""
+        found: dict[str, RowGradient] = {}
+        for name, sharing in self._sharing.items():
+            for module in sharing:
+                gradient = module.gradient()
+                if gradient is not None:
+                    found[name] = found[name].add_(gradient) if name in found else gradient
+        return found
+
+    def discard(self) -> None:
+        """Nobody takes this step."""
+        for module in self.embeddings():
+            module.discard()
+
+
+def _parameters(group: Mapping[str, object]) -> list[torch.Tensor]:
+    listed = group["params"]
+    assert isinstance(listed, list)
+    return listed
+
+
+def _is_anchor(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, Anchor)
