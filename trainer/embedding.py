@@ -171,13 +171,13 @@ class DistributedEmbedding(TableModule):
         if self.pooling is None:
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(f"{self.whose()}: offsets and per_sample_weights are for a table with pooling")
-            return self._each(ids.reshape(-1), counted).reshape(*ids.shape, self.dim)
+            return self._each(ids.reshape(-1), counted).reshape(*ids.shape, self.dim).to(self._output)
         bags = bags_of(self.whose(), ids, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
             bags, stays = bags.without(self.padding_idx)
             counted = counted if counted is None or stays is None else counted[stays.cpu()]
         rows, inverse = self._pulled(bags.ids, counted)
-        return pool(rows, inverse.to(torch.int64), bags, self.pooling)
+        return pool(rows, inverse.to(torch.int64), bags, self.pooling).to(self._output)
 
     def _checked(self, ids: Tensor) -> Tensor:
         if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -233,7 +233,7 @@ class DistributedEmbedding(TableModule):
         if counted is not None:
             counted = torch.from_numpy(id_arithmetic.merge(inverse, counted.numpy(), len(unique)))
         rows = attach(self.anchor, rows.to(ids.device), asked, counted)
-        return rows.to(self._output), torch.from_numpy(inverse).to(ids.device)
+        return rows, torch.from_numpy(inverse).to(ids.device)
 
     def _pull(self, ids: Tensor) -> Tensor:
         if self.cache is None or not self.training:
