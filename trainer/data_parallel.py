@@ -121,6 +121,10 @@ class DataParallel(DistributedDataParallel):
         inputs, kwargs = self.before_forward(*inputs, **kwargs)
         with self._inside_ddp_forward():
             outputs = self.module(*inputs, **kwargs)
+        return self.after_forward(outputs)
+
+    def after_forward(self, outputs: Any) -> Any:
+        """What follows a training forward of the model: the reducer is told which outputs backward starts from."""
         return self._post_forward(outputs)  # type: ignore[no-untyped-call]
 
     def before_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:

@@ -12,7 +12,8 @@
     fleet.finish()
 
 ``init`` finds out which process this is; ``distributed_optimizer`` joins the servers, after which the model's values are trainer
-0's; ``finish`` leaves.  Alone, without a cluster's variables, the same calls train single-node.  A process has one job at a time.
+0's; ``finish`` leaves.  Alone, without a cluster's variables, the same calls train single-node; among trainers without servers
+(torchrun, ``pserver launch --nccl2``) they average gradients.  A process has one job at a time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import nn
 
 from pserver.config import ServerConfig
 from pserver.server import serve
+from trainer.collective import CollectiveJob
 from trainer.files import export, load, save
 from trainer.job import Job
 from trainer.optimizer import DistributedOptimizer
@@ -91,19 +93,22 @@ def init(role_maker: RoleMaker | None = None, is_collective: bool = False, strat
 
     Args:
         role_maker: the role; None reads it from the environment (see the README's table of variables).
-        is_collective: True is refused: this version has no collective mode.
+        is_collective: trainers without servers, which average their gradients among themselves; so it is without being said
+            where torchrun's variables are set and no servers are.  Alone it is a world of one.
         strategy: the default for ``distributed_optimizer``.
 
     Raises:
         ValueError: a required variable is missing or wrong, or a switch of the strategy has no effect in this version.
         RuntimeError: a job is under way: call ``finish()`` first.
+        PServerError: another trainer of a collective job has not come up.
     """
-    if is_collective:
-        raise ValueError("is_collective=True: this version has no collective mode; leave it out")
     if role_maker is not None and not isinstance(role_maker, RoleMaker):
         raise TypeError(f"role_maker: expected CloudRoleMaker() or UserDefinedRoleMaker(...), got {type(role_maker).__name__}")
-    _check_strategy(strategy)
     role = role_maker or CloudRoleMaker()
+    if is_collective or role.role is Role.COLLECTIVE:
+        begin(CollectiveJob(role, strategy))
+        return
+    _check_strategy(strategy)
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
     begin(Job(role, strategy))
@@ -169,9 +174,13 @@ def distributed_optimizer(
             f"got {type(grad_clip).__name__}"
         )
     job = present()
-    _check_strategy(strategy)
     if job.optimizer is not None:
         raise RuntimeError("this job has a distributed optimizer already")
+    if isinstance(job, CollectiveJob):
+        job.strategy = strategy or job.strategy
+        job.optimizer = job.distribute(optimizer, grad_clip, compression)
+        return job.optimizer
+    _check_strategy(strategy)
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
     job.strategy, job.compression = strategy or job.strategy, compression
@@ -186,6 +195,8 @@ def finish() -> None:
     job = end()
     if job is not None and job.optimizer is not None:
         job.optimizer.close()
+    if isinstance(job, CollectiveJob):
+        job.close()
 
 
 # ---- data -------------------------------------------------------------------------------------------------------------
@@ -196,8 +207,10 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
 
     Every trainer gets the same number of batches; samples are nobody's twice.
     """
-    role = present().role
-    return _shard(loader, role.trainers, role.trainer_id, seed)
+    job = present()
+    if isinstance(job, CollectiveJob):
+        return job.shard(loader, seed)
+    return _shard(loader, job.role.trainers, job.role.trainer_id, seed)
 
 
 # ---- the original's life-cycle calls ----------------------------------------------------------------------------------

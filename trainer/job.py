@@ -46,6 +46,11 @@ class Job:
         """The connection to the servers; None before there is one, and in a process that trains alone."""
         return None if self.optimizer is None else self.optimizer.communicator
 
+    @property
+    def carrier(self) -> str:
+        """How tensors travel; "local" in a process that trains alone."""
+        return "local" if self.communicator is None else self.communicator.carrier
+
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Every module of every registered model, by name; several models are numbered."""
         for index, model in enumerate(self.models):
@@ -86,7 +91,8 @@ class Job:
         wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
         deployment = Deployment(plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait)
         start_rows = None if self.tables is None else self.tables.start_rows()
-        communicator = Communicator(deployment, self.tensors(), distributed.inner, start_rows=start_rows)
+        late = strategy is not None and strategy.a_sync_configs["runtime_split_send_recv"]
+        communicator = Communicator(deployment, self.tensors(), distributed.inner, start_rows=start_rows, split_late=late)
         communicator.start()
         if self.tables is not None and communicator.lookups is not None:
             self.tables.connect(communicator.lookups.rows_of)

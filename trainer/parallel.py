@@ -86,6 +86,7 @@ class Environment:
 
 
 _environment: Environment | None = None
+_times = 0  # that this process has met the others: each time they leave their messages in another place of the store
 
 
 def init_parallel_env() -> None:
@@ -100,9 +101,10 @@ def init_parallel_env() -> None:
         Unreachable: trainer 0, which keeps the store, cannot be reached.
         Refused: another process has this trainer's number.
     """
-    global _environment
+    global _environment, _times
     if dist.is_initialized():
         return
+    _times += 1
     world, connection = World.from_environment(), Connection.from_environment()
     seconds = connection.start_deadline_seconds
     store: Store = HashStore() if world.size == 1 else _meet(world, seconds)
@@ -245,7 +247,7 @@ def _meet(world: World, seconds: float) -> Store:
             raise Unreachable(f"trainer 0 cannot listen at {place} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}") from error
         keeper = "the store of the job" if world.served else "trainer 0"
         raise Unreachable(f"{keeper} did not come up at {place} within {seconds:g} s") from error
-    store = PrefixStore(f"pserver/{world.attempt}", tcp)
+    store = PrefixStore(f"pserver/{world.attempt}/{_times}", tcp)
     try:
         if store.add(f"here/{world.rank}", 1) > 1:
             raise Refused(f"RANK: two processes say that they are trainer {world.rank} of {world.size}")

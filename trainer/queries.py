@@ -66,6 +66,5 @@ def metrics() -> dict[str, float]:
 
 
 def carrier() -> str:
-    """How tensors travel: "shm", "flight", "grpc", or "local" where the process trains alone."""
-    communicator = present().communicator
-    return "local" if communicator is None else communicator.carrier
+    """How tensors travel: "shm", "flight", "grpc"; "gloo" or "nccl" without servers; "local" where the process trains alone."""
+    return present().carrier

@@ -367,11 +367,9 @@ def test_a_strategys_unbuilt_switch_raises_and_names_itself() -> None:
     with pytest.raises(ValueError, match="amp"):
         fleet.init(strategy=strategy)
     strategy = DistributedStrategy()
-    strategy.a_sync_configs = {"runtime_split_send_recv": True}
+    strategy.a_sync, strategy.a_sync_configs = False, {"runtime_split_send_recv": True}
     with pytest.raises(ValueError, match="runtime_split_send_recv"):
         fleet.init(strategy=strategy)
-    with pytest.raises(ValueError, match="is_collective"):
-        fleet.init(is_collective=True)
 
 
 def test_sparse_gradients_are_refused_by_name(servers: Servers) -> None:
