@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from trainer.start_values import StartValues
 from trainer.together import Together
 from trainer.transfer import Transfer
 from transpiler.distribute import pserver_program
-from transpiler.plan import Deployment, Plan
+from transpiler.plan import Deployment, Placement, Plan
 from transpiler.plan_text import plan_text
 from transpiler.program import Program
 
@@ -53,6 +54,7 @@ class Communicator:
         optimizer: whose state, where it has some already, is the servers' initial state.
         connection: deadlines, and which carriers to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
+        split_late: steps queue whole, and each lane's sending thread cuts them into slices.
 
     Attributes:
         lookups: of rows, where the plan has tables.
@@ -65,6 +67,7 @@ class Communicator:
         optimizer: torch.optim.Optimizer | None = None,
         connection: Connection | None = None,
         start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+        split_late: bool = False,
     ) -> None:
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         connection = connection or Connection.from_environment()
@@ -72,6 +75,7 @@ class Communicator:
         self.trainer_id = deployment.trainer_id
         self.step = 0  # closed by the script
         self._plan_only = connection.plan_only
+        self._split_late = split_late
         self._tensors = tensors
         self._programs = [pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)]
         self._all = LiveSlices(list(self.plan.placements), tensors)
@@ -200,25 +204,29 @@ class Communicator:
             ValueError: it has another dtype or number of elements than its slice, or is sparse.
         """
         placement, piece = self._all.owner(name)
+        self._send(placement, name, gradient, piece.shape)
+
+    def _send(self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]) -> None:
+        """One slice, or a whole variable."""
         if gradient.is_sparse:
             raise ValueError(f"the gradient of {placement.name!r} is sparse; expected a dense one (nn.Embedding(sparse=False))")
         dtype = str(gradient.dtype).removeprefix("torch.")
-        elements = piece.end - piece.begin
+        elements = math.prod(shape)
         if dtype != placement.dtype or gradient.numel() != elements:
             got = f"{dtype} of {gradient.numel()}"
             raise ValueError(f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, got {got}")
         self.check()
         self._open.add(placement.lane)
-        self.lanes[placement.lane].send(name, gradient.detach().to("cpu").contiguous().view(piece.shape))
+        self.lanes[placement.lane].send(name, gradient.detach().to("cpu").contiguous().view(shape))
 
     def send_whole(self, name: str, gradient: torch.Tensor) -> None:
-        """Queues the gradient of a parameter, slice by slice."""
+        """Queues the gradient of a parameter: slice by slice, or whole where the lane's sending thread cuts it."""
         placement = self.plan.placement(name)
-        if gradient.is_sparse:
-            self.send(placement.slices[0].name, gradient)  # which refuses it
-        whole = gradient.detach().to("cpu").contiguous().view(-1)
-        for piece in placement.slices:
-            self.send(piece.name, whole[piece.begin : piece.end])
+        if gradient.is_sparse or (self._split_late and self.plan.lane_of(placement).mode in ("async", "half_async")):
+            self._send(placement, name, gradient, placement.shape)
+            return
+        for piece, part in self._all.cut({name: gradient.detach().to("cpu").contiguous()}).items():
+            self.send(piece, part)
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """Queues the gradient of a table's rows; what it holds is not written to any more."""

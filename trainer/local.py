@@ -143,7 +143,7 @@ class Geo(Local):
 
     def _exchange(self, number: int, changed: Tensors, rows: Rows) -> Done:
         done, values = self._wire.exchange(changed, rows, False, over=self._stage.empty)
-        self._stage.arrived(values, number)
+        self._stage.arrived(values, values, number)
         return done
 
     def _send_in_order(self) -> None:

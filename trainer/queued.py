@@ -38,7 +38,7 @@ FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
 class _Message:
     """Closed steps of one trainer that leave together."""
 
-    gradients: Tensors
+    gradients: Tensors  # by slice; those that are to be cut when they leave, by variable
     tables: dict[str, RowGradient]
     rows: Rows
     steps: int = 1
@@ -226,13 +226,7 @@ class Queued:
         try:
             while (message := self._next()) is not None:
                 message.merge(self._lane.merge)
-                quiet = self._quiet()
-                over = self._copies and not quiet
-                self._last, values = self._wire.exchange(message.gradients, message.rows, quiet, over, message.tables)
-                if self._copies:
-                    self._buffers.give_back({name: g for name, g in message.gradients.items() if name not in values})
-                if not quiet:
-                    self._stage.arrived(values)
+                self._exchange(message, quiet := self._quiet())
                 with self._changed:
                     self._since_fetch = self._since_fetch + 1 if quiet else 0
                     self._merged += message.steps
@@ -243,6 +237,17 @@ class Queued:
         except Exception as error:
             log.exception("sending steps")
             self._fail(PServerError(f"sending steps: {type(error).__name__}: {error}"))
+
+    def _exchange(self, message: _Message, quiet: bool) -> None:
+        gradients = self._slices.cut(message.gradients)
+        over = self._copies and not quiet
+        self._last, values = self._wire.exchange(gradients, message.rows, quiet, over, message.tables)
+        beside = {name: value for name, value in values.items() if not over or name not in gradients}
+        memory = {**(message.gradients if self._copies else {}), **beside}
+        if quiet:
+            self._buffers.give_back(memory)
+        else:
+            self._stage.arrived(values, memory)
 
     def _quiet(self) -> bool:
         """Whether the next message's answer need not bring parameters."""
@@ -278,7 +283,7 @@ class Queued:
                     self._changed.wait_for(self._enough_sent, timeout=FETCH_SECONDS)
                     self._since_fetch = 0
                 if not self._stopping:
-                    self._stage.arrived(self._wire.pull())
+                    self._stage.arrived(values := self._wire.pull(), values)
         except PServerError as error:
             self._fail(error)
 

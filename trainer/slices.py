@@ -27,6 +27,7 @@ class LiveSlices:
         self._tensors = tensors
         self._placements = placements
         self._owners = {piece.name: (placement, piece) for placement in placements for piece in placement.slices}
+        self._split = {placement.name: placement for placement in placements if placement.split}
         self.names = [piece.name for placement in placements if placement.group is not None for piece in placement.slices]
         servers = {self._owners[name][1].server for name in self.names}
         self._order = {server: [name for name in self.names if self._owners[name][1].server == server] for server in servers}
@@ -71,8 +72,21 @@ class LiveSlices:
         """A slice's gradient as it travels: its tensors by name on the wire."""
         return self._compressor.encode(name, gradient, self._owners[name][0].compression).items()
 
+    def cut(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Slices by name, of slices and of whole variables: views of them."""
+        slices: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors.items():
+            if name in self._owners:
+                slices[name] = tensor
+            else:
+                flat = tensor.view(-1)
+                slices.update({p.name: flat[p.begin : p.end].view(p.shape) for p in self._split[name].slices})
+        return slices
+
     def blank(self, name: str) -> torch.Tensor:
-        """New main memory for a slice."""
+        """New main memory for a slice, or for a whole variable."""
+        if name in self._split:
+            return buffer(self._split[name].shape, DTYPES[self._split[name].dtype])
         placement, piece = self._owners[name]
         return buffer(piece.shape, DTYPES[placement.dtype])
 

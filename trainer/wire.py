@@ -26,7 +26,7 @@ from trainer.lane import Request, Rows, commit_of
 from trainer.slices import LiveSlices
 from transpiler.plan import Lane
 
-Tensors = dict[str, torch.Tensor]  # by slice
+Tensors = dict[str, torch.Tensor]  # by slice, where nothing else is said
 
 
 class Buffers:
@@ -38,7 +38,7 @@ class Buffers:
         self._spare: Tensors = {}
 
     def take(self, name: str) -> torch.Tensor:
-        """A buffer of a slice's shape and dtype, with anything in it."""
+        """A buffer of the shape and dtype of a slice, or of a whole variable, with anything in it."""
         with self._lock:
             spare = self._spare.pop(name, None)
         return self._slices.blank(name) if spare is None else spare
@@ -133,8 +133,9 @@ class Stage:
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._values: Tensors = {}
+        self._memory: Tensors = {}  # by slice, or by variable where several slices have one buffer
         self._tag = 0
 
     @property
@@ -143,17 +144,22 @@ class Stage:
         with self._lock:
             return not self._values
 
-    def arrived(self, values: Tensors, tag: int = 0) -> None:
-        """A message is complete; ``tag`` says which.  Earlier values that nobody took are out of date."""
+    def arrived(self, values: Tensors, memory: Tensors, tag: int = 0) -> None:
+        """A message is complete; ``tag`` says which.  Earlier values that nobody took are out of date.
+
+        Args:
+            memory: that of the values, and what else is free when they have been taken.
+        """
         with self._lock:
-            late, self._values, self._tag = self._values, values, tag
+            late, self._values, self._memory, self._tag = self._memory, values, memory, tag
         self._buffers.give_back(late)
 
     def take(self, into: Callable[[str, torch.Tensor, int], None]) -> int | None:
         """Hands the last complete message over, slice by slice, with its tag; None if there was none since the last call."""
         with self._lock:
-            values, self._values, tag = self._values, {}, self._tag
+            values, memory, tag = self._values, self._memory, self._tag
+            self._values, self._memory = {}, {}
         for name, value in values.items():
             into(name, value, tag)
-        self._buffers.give_back(values)
+        self._buffers.give_back(memory)
         return tag if values else None

@@ -42,6 +42,7 @@ SUPPORTED: frozenset[str] = frozenset(
                 "thread_pool_size",
                 "send_wait_times",
                 "launch_barrier",
+                "runtime_split_send_recv",
                 "merge",
                 "half_async",
                 "staleness",
@@ -188,6 +189,7 @@ def _read(words: Sequence[str], own: str, staleness: int | None) -> set[str]:
     read |= {"modes", "launch_barrier"} | ({"staleness"} if barred else set())
     read |= {"outer_optimizer"} if "diloco" in words else set()
     read |= {"overlap"} if set(words) - {"geo", "diloco"} else set()
+    read |= {"runtime_split_send_recv"} if read & {"merge"} else set()  # where gradients queue, they can be cut later
     return read | ({"half_async"} if own == "half_async" and own in words else set())
 
 

@@ -18,6 +18,7 @@ from pserver.config import ServerConfig
 from pserver.server import Server
 from trainer import fleet
 from trainer.communicator import Communicator
+from trainer.slices import LiveSlices
 from transpiler import DistributedStrategy
 from transpiler.distribute import plan_parameters
 from transpiler.modes import lanes_of
@@ -80,6 +81,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "staleness 0": {"staleness": 0},
     "half-async of one step": {"half_async": True, "max_merge_var_num": 1},
     "delay-compensated, no delay": {"dc_asgd": 0.5, "send_queue_size": 1},
+    "split when it is sent": {"send_queue_size": 1, "runtime_split_send_recv": True},
     "geo": {"k_steps": 3},
     "geo, a queue": {"k_steps": 1, "send_queue_size": 4},
     "diloco, every step": {"k_steps": 1, "outer_optimizer": OUTER_SGD},
@@ -102,6 +104,35 @@ def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(servers: Serve
     fleet.finish()
 
     assert_equal(mine, reference)
+
+
+@pytest.mark.parametrize("configs", [{}, {"half_async": True}], ids=str)
+def test_runtime_split_send_recv_cuts_gradients_where_they_are_sent(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, configs: dict[str, Any]
+) -> None:
+    """On the lane's sending thread instead of in ``step()``; what is trained is the same to the bit."""
+    cut, where = LiveSlices.cut, []
+
+    def seen(self: LiveSlices, tensors: Any) -> Any:
+        if set(tensors) - set(slices := cut(self, tensors)):  # a variable of several slices
+            where.append(threading.current_thread().name)
+        return slices
+
+    monkeypatch.setattr(LiveSlices, "cut", seen)
+    trained = {}
+    for late in (False, True):
+        trained[late] = net()
+        sgd = torch.optim.SGD(trained[late].parameters(), lr=0.1)
+        optimizer = joined(servers(2), trained[late], sgd, runtime_split_send_recv=late, max_merge_var_num=2, **configs)
+        for batch in batches(6):
+            train(trained[late], optimizer, [batch])
+            if not configs:
+                optimizer.flush()  # so that no step sees older parameters than in the other run
+        fleet.finish()
+        assert set(where) == {"lane _send_queued" if late else threading.main_thread().name}
+        where.clear()
+
+    assert_equal(trained[True], trained[False])
 
 
 def test_async_with_a_queue_applies_every_step(servers: Servers) -> None:
