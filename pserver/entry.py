@@ -8,6 +8,7 @@ an outer SGD with rate 1 trains as it would alone, to the bit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ import torch
 
 from transpiler.optimizers import SliceUpdater, SmallSlices
 from transpiler.plan import Number
+
+JOINT_BYTES = 2**21  # of slices that step in one call: enough for its cost not to count, while they stay in the cache
 
 
 @dataclass(slots=True)
@@ -136,15 +139,29 @@ def update_all(
         together.update(grads, row)
 
 
+def batches(entries: Mapping[str, Entry]) -> list[tuple[str, ...]]:
+    """The names of all slices: those that step in one call together, every other by itself."""
+    joint: dict[SmallSlices | str, list[str]] = {}
+    for name, entry in entries.items():
+        joint.setdefault(entry.together or name, []).append(name)
+    return [tuple(names) for names in joint.values()]
+
+
 def join_small(entries: Iterable[Entry]) -> None:
-    """Finds the small slices that share a rule, and lets them step together."""
+    """Finds the small slices that share a rule, and lets as many of them step together as make ``JOINT_BYTES``."""
     alike: dict[tuple[object, ...], list[tuple[Entry, SliceUpdater]]] = {}
     for entry in entries:
         updater = entry.updater
         if updater is not None and updater.small and type(entry) is Entry and not entry.compensation:
             key = (entry.lane, entry.group, updater.rule.type, tuple(sorted(updater.rule.flags.items())), entry.value.dtype)
             alike.setdefault(key, []).append((entry, updater))
-    for members in alike.values():
+    for members in (some for all_alike in alike.values() for some in _split(all_alike)):
         together = SmallSlices([updater for _, updater in members])
         for entry, _ in members if len(members) > 1 else ():
             entry.together = together
+
+
+def _split(members: list[tuple[Entry, SliceUpdater]]) -> list[list[tuple[Entry, SliceUpdater]]]:
+    ends = itertools.accumulate(entry.value.nbytes for entry, _ in members)
+    paired = zip(ends, members, strict=True)
+    return [[member for _, member in some] for _, some in itertools.groupby(paired, lambda pair: pair[0] // JOINT_BYTES)]

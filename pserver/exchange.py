@@ -13,7 +13,9 @@ what comes now.  A step that it had handed over completely is being taken, and i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
 
 from pserver import codec
 from pserver.arrivals import Arrivals
@@ -22,8 +24,11 @@ from pserver.job import Job
 from pserver.members import Member
 from pserver.numbered import Numbered
 from pserver.round import Contribution
+from pserver.row_arrivals import NamedArrays, row_gradients
+from pserver.row_gradient import RowGradient
 from pserver.steps import Clipping, Outcome, Steps
 from pserver.stream import Stream
+from pserver.table_exchange import TABLES_MARK, TableRequests
 from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms
 from transpiler.plan_message import numbers_from_proto
 
@@ -83,7 +88,9 @@ class Exchange:
         self._job = job
         self._member = member
         self._lane = hello.lane
-        self._mark = member.mark(hello.lane)
+        self._mark = member.mark(TABLES_MARK if hello.tables else hello.lane)
+        self._tables = TableRequests(stream, job, member) if hello.tables else None
+        self._rows = NamedArrays()  # of tables, in the step under way
         self._number = hello.stream
         self._arrivals: Arrivals | None = None  # from the first step on
 
@@ -99,8 +106,13 @@ class Exchange:
             header, payload = received
             if header.kind == Kind.BYE:
                 return
-            if header.kind == Kind.GRADIENT:
+            if self._tables is not None:
+                self._check_tables(header, self._tables.act(header, payload))
+            elif header.kind == Kind.GRADIENT:
                 self._gradient(header, payload)
+            elif header.kind == Kind.ROWS:
+                self._job.check_standing()
+                self._rows.take_in(header, payload)
             elif header.kind == Kind.COMMIT:
                 self._commit(header)
             elif header.kind == Kind.VALUE:
@@ -147,8 +159,11 @@ class Exchange:
         if self._arrivals is None:
             self._arrivals = Arrivals(self._steps().entries)
         self._arrivals.begin(header.step)
-        codec.scatter(header, payload, self._arrivals.destination)
-        self._arrivals.note(header)
+        self._arrivals.take(header, payload, self._stream.lasting)
+
+    def _check_tables(self, header: Frame, acted: bool) -> None:
+        if not acted:
+            raise Refused(f"the stream of the tables takes LOOKUP, PULL, SCAN, VALUE and COMMIT 0, not {_kind(header)}")
 
     def _steps(self) -> Steps:
         return self._job.installed().lane(self._lane)
@@ -158,11 +173,12 @@ class Exchange:
             self._loaded(header)
             return
         steps = self._steps()
-        outcome = steps.commit(self._member, header.step, self._contribution(header.step, header.commit))
-        if isinstance(outcome, Clipping):
-            self._stream.send(Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=outcome.norms)))
-            outcome = steps.scale(self._member, header.step, outcome.round, self._coefficients(header.step))
-        self._answer(outcome, () if header.commit.quiet else steps.entries, header.step)
+        taken = steps.commit(self._member, header.step, self._contribution(header.step, header.commit))
+        if isinstance(taken, Clipping):
+            self._stream.send(Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=taken.norms)))
+            taken = steps.scale(taken.round, self._coefficients(header.step))
+        this = self._member, header.step, taken
+        self._answer(() if header.commit.quiet else steps.updated(*this), lambda: steps.outcome(*this), header.step)
 
     def _contribution(self, step: int, commit: Commit) -> Contribution:
         """The step that a COMMIT completes: every slice's gradient is whole, or said to be absent."""
@@ -170,7 +186,15 @@ class Exchange:
             self._arrivals = Arrivals(self._steps().entries)
         gradients = self._arrivals.complete(step, commit.absent)
         rows = {row.group: numbers_from_proto(row.numbers) for row in commit.rows}
-        return Contribution(gradients, rows, commit.overflow)
+        return Contribution(gradients, rows, commit.overflow, self._row_gradients())
+
+    def _row_gradients(self) -> dict[str, RowGradient]:
+        """What has come for tables in this step, checked: nothing of it can fail any more."""
+        arrays, tables = self._rows.take_out(), self._steps().tables
+        found = row_gradients(arrays, [held.table for held in tables.values()]) if arrays else {}
+        for name, gradient in found.items():
+            tables[name].check(gradient)
+        return found
 
     def _coefficients(self, step: int) -> Mapping[str, float]:
         received = self._receive()
@@ -206,24 +230,30 @@ class Exchange:
             else:
                 outcome = self._job.loaded(self._member)
                 self._mark.uploaded = header.request
-        self._answer(outcome, ())
+        self._answer((), lambda: outcome)
 
     def _pull(self, header: Frame) -> None:
         self._job.check_standing()
         installed = self._job.installed()
         names = [part.name for part in header.parts] or list(installed.table.values)
-        self._answer(Outcome(installed.version, 0), names, header.step)
+        outcome = Outcome(installed.version, 0)
+        self._answer(names, lambda: outcome, header.step)
 
-    def _answer(self, outcome: Outcome, names: Iterable[str], step: int = 0) -> None:
+    def _answer(self, names: Iterable[str], outcome: Callable[[], Outcome], step: int = 0) -> None:
+        """Sends the values of these variables, each when its name comes, and then what came of it all."""
         self._check_place()
-        installed = self._job.installed()
-        tensors = ((name, installed.hand_out(self._member, name)) for name in names)
+        tensors = ((name, self._handed_out(name)) for name in names)
         held = ((name, tensor) for name, tensor in tensors if tensor is not None)
         for header, payload in codec.frames(Kind.VALUE, step, held):
             self._stream.send(header, payload)
             self._job.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
-        done = Done(version=outcome.version, committed=outcome.committed, overflow=outcome.overflow)
+        result = outcome()
+        done = Done(version=result.version, committed=result.committed, overflow=result.overflow)
         self._stream.send(Frame(kind=Kind.DONE, step=step, done=done))
+
+    def _handed_out(self, name: str) -> torch.Tensor | None:
+        self._check_place()  # what is handed out is remembered as what the trainer has
+        return self._job.installed().hand_out(self._member, name)
 
 
 def _kind(header: Frame) -> str:

@@ -134,7 +134,7 @@ class FaultyStream:
     """A stream's connecting end, with faults.  A thread of its own receives, so that it can break for the trainer alone."""
 
     def __init__(self, stream: Stream, injector: Injector, server: str) -> None:
-        self.carrier, self.peer = stream.carrier, stream.peer
+        self.carrier, self.peer, self.lasting = stream.carrier, stream.peer, True
         self._stream, self._injector = stream, injector
         self._place = Place(server)
         self._sent: list[Message] = []  # for what comes late

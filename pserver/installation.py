@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +15,12 @@ from pserver.gate import Gate
 from pserver.members import Member, Members, Wait
 from pserver.steps import Steps
 from pserver.waits import Standing, wait
+from pserver.workers import Workers
 from transpiler.plan import Plan
 from transpiler.program import Program
+
+if TYPE_CHECKING:
+    from pserver.held_table import HeldTable
 
 
 class Installation:
@@ -25,7 +30,8 @@ class Installation:
         plan: that it was made for.
         table: the slices.
         lanes: the steps of each lane, by its index in the plan.
-        gate: that every step passes while it changes the table.
+        tables: the sparse ones, by name.
+        gate: that every step passes while it changes a table.
     """
 
     def __init__(self, plan: Plan, program: Program, members: Members, job: Standing) -> None:
@@ -34,15 +40,20 @@ class Installation:
         self._members = members
         self._job = job
         self.gate = Gate(job)
+        self.tables = _held(program)
+        workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.table.values}
         self.lanes = [
-            Steps(index, lane, self._entries(index), self._locks, members, job, self.gate)
+            Steps(index, lane, self._entries(index), self._locks, members, job, self.gate, workers, self._tables(index))
             for index, lane in enumerate(plan.lanes)
         ]
         self._barriers: dict[str, set[int]] = {}
 
     def _entries(self, lane: int) -> dict[str, Entry]:
         return {name: entry for name, entry in self.table.entries.items() if entry.lane == lane}
+
+    def _tables(self, lane: int) -> dict[str, HeldTable]:
+        return {name: held for name, held in self.tables.items() if held.table.lane == lane}
 
     def lane(self, index: int) -> Steps:
         """The steps of a lane.
@@ -89,3 +100,14 @@ class Installation:
             this = Wait(member, "barrier", f"barrier {name!r}", lambda: passed() or time.monotonic() >= end)
             wait(self._job, self._members, this, missing)
             return passed()
+
+
+def _held(program: Program) -> dict[str, HeldTable]:
+    """The sparse tables of a program's plan, by name: every server holds a part of each."""
+    assert program.deployment is not None and program.deployment.server_index is not None, "a pserver program"
+    plan, server = program.deployment.plan, program.deployment.server_index
+    if not plan.tables:
+        return {}
+    from pserver.held_table import HeldTable  # which compiles the kernels of rows, or loads them: that takes a while
+
+    return {table.name: HeldTable(table, plan, server) for table in plan.tables}

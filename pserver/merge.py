@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from transpiler.optimizers import CHUNK
 from transpiler.plan import Clip
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -21,16 +22,19 @@ def mean(gradients: Sequence[torch.Tensor], committed: int) -> torch.Tensor:
     """The sum of the gradients, in the order given, divided by the number of trainers that committed.
 
     Args:
-        gradients: at least one tensor, all of one shape and dtype, in trainer order.  The first one is overwritten.
+        gradients: at least one contiguous tensor, all of one shape and dtype, in trainer order.  The first one is overwritten.
         committed: trainers that committed the step, with or without this gradient.
 
     Returns:
         The first tensor, which now holds the result.
     """
-    total = gradients[0]
-    for gradient in gradients[1:]:
-        total.add_(gradient)
-    return total if committed == 1 else total.mul_(1.0 / committed)
+    if committed > 1:
+        pieces = ([gradient] if gradient.numel() <= CHUNK else torch.split(gradient.view(-1), CHUNK) for gradient in gradients)
+        for total, *others in zip(*pieces, strict=True):  # pieces that stay in the cache from one operation to the next
+            for other in others:
+                total.add_(other)
+            total.mul_(1.0 / committed)
+    return gradients[0]
 
 
 def squared_norm(gradient: torch.Tensor) -> float:

@@ -20,7 +20,7 @@ class Numbered:
     """A :class:`~pserver.stream.Stream` over another.  Frames of a peer that does not count (``sequence`` 0) pass as they are."""
 
     def __init__(self, stream: Stream) -> None:
-        self.carrier, self.peer = stream.carrier, stream.peer
+        self.carrier, self.peer, self.lasting = stream.carrier, stream.peer, stream.lasting
         self.sent = 0
         self.received = 0
         self._stream = stream

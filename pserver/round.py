@@ -2,9 +2,11 @@
 
 ::
 
-    COLLECTING --all have committed--> MERGING --> MERGED --coefficient known, or none needed--> APPLYING --> APPLIED
+    COLLECTING --all have committed--> APPLYING --> APPLIED
+           `--where norms clip--> MERGING --> MERGED --coefficient known--^
 
-The two "-ING" in the middle mean that one thread works on the tensors, outside the job's lock, and the others wait.
+The two "-ING" in the middle mean that somebody works on the tensors, outside the job's lock.  Meanwhile the others wait, or send
+the slices that are updated already.
 
 A trainer that leaves while others collect is no longer waited for; its gradient of an earlier step is never used again.
 """
@@ -12,15 +14,20 @@ A trainer that leaves while others collect is no longer waited for; its gradient
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from pserver.entry import Entry, update_all
 from pserver.errors import FingerprintMismatch
 from pserver.merge import mean, squared_norm
+from pserver.row_gradient import RowGradient, total_of
 from transpiler.plan import Number
+
+if TYPE_CHECKING:
+    from pserver.held_table import HeldTable
 
 Rows = Mapping[int, Mapping[str, Number]]
 
@@ -30,18 +37,39 @@ class Phase(enum.Enum):
 
     COLLECTING = enum.auto()
     MERGING = enum.auto()
-    MERGED = enum.auto()  # merged gradients stand ready; where norms clip, the trainers are told their squares
+    MERGED = enum.auto()  # merged gradients stand ready, and the trainers are told their squares
     APPLYING = enum.auto()
     APPLIED = enum.auto()
 
 
 @dataclass(slots=True)
 class Contribution:
-    """One trainer's committed step.  ``gradients`` are flat tensors by slice name; a slice without gradient is not among them."""
+    """One trainer's committed step.
 
-    gradients: Mapping[str, torch.Tensor]
+    ``gradients`` are tensors by slice name; a slice without gradient is not among them, nor one whose gradient has been used.
+    """
+
+    gradients: dict[str, torch.Tensor]
     rows: Rows
     overflow: bool
+    tables: dict[str, RowGradient] = field(default_factory=dict)  # likewise, by table
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the update of a step has come, for those who send what is updated.
+
+    Attributes:
+        updated: slices that have their new values.
+        over: all of them, and the step's marks too.
+        untold: bytes of them that nobody has been woken for.
+        failure: what ended it before that.
+    """
+
+    updated: set[str] = field(default_factory=set)
+    untold: int = 0
+    over: bool = False
+    failure: BaseException | None = None
 
 
 @dataclass(slots=True)
@@ -51,7 +79,9 @@ class Round:
     phase: Phase = Phase.COLLECTING
     contributions: dict[int, Contribution] = field(default_factory=dict)  # by trainer
     merged: dict[str, torch.Tensor] = field(default_factory=dict)  # by slice
-    norms: dict[str, float] = field(default_factory=dict)  # by parameter: sum of squares over the slices held here
+    norms: dict[str, float] = field(default_factory=dict)  # by parameter or table: sum of squares over what is held here
+    merged_rows: dict[str, RowGradient] = field(default_factory=dict)  # by table
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def committed(self) -> int:
@@ -73,23 +103,39 @@ class Round:
             check_rows(trainer, contribution.rows, other, earlier.rows)
         self.contributions[trainer] = contribution
 
-    def merge(self, entries: Mapping[str, Entry]) -> None:
-        """Merges the gradients slice by slice.  See [Note: merge order] in merge.py."""
-        if self.overflow:
-            return
+    def merge(self, names: Iterable[str]) -> None:
+        """Merges the gradients of these slices.  See [Note: merge order] in merge.py."""
         in_order = [self.contributions[trainer] for trainer in sorted(self.contributions)]
-        for name, entry in entries.items():
-            gradients = [step.gradients[name] for step in in_order if name in step.gradients]
-            if not gradients:
-                continue
-            self.merged[name] = mean(gradients, self.committed)
-            if entry.scaled is not None:
-                self.norms[entry.parameter] = self.norms.get(entry.parameter, 0.0) + squared_norm(self.merged[name])
+        for name in names if not self.overflow else ():
+            gradients = [gradient for step in in_order if (gradient := step.gradients.pop(name, None)) is not None]
+            if gradients:
+                self.merged[name] = mean(gradients, self.committed)
+            of_rows = [part for step in in_order if (part := step.tables.pop(name, None)) is not None]
+            if of_rows:
+                self.merged_rows[name] = total_of(of_rows).mul_(1 / self.committed)
 
-    def apply(self, entries: Mapping[str, Entry], scale: Mapping[str, float]) -> None:
-        """Runs the optimize block of every slice that has a gradient."""
+    def measure(self, entries: Mapping[str, Entry], tables: Mapping[str, HeldTable]) -> None:
+        """Merges the gradients of all slices and tables, and takes the squared norms of those that are clipped by theirs."""
+        self.merge([*entries, *tables])
+        for name, gradient in self.merged.items():
+            if entries[name].scaled is not None:
+                parameter = entries[name].parameter
+                self.norms[parameter] = self.norms.get(parameter, 0.0) + squared_norm(gradient)
+        for name, of_rows in self.merged_rows.items():
+            if tables[name].scaled is not None:
+                self.norms[name] = squared_norm(of_rows.rows)
+
+    def apply(self, names: Iterable[str], entries: Mapping[str, Entry], scale: Mapping[str, float]) -> None:
+        """Runs the optimize blocks of those of these slices that have a merged gradient."""
         rows = self.contributions[min(self.contributions)].rows
-        update_all(entries, self.merged, rows, scale)
+        update_all(entries, {name: self.merged.pop(name) for name in names if name in self.merged}, rows, scale)
+
+    def apply_rows(self, names: Iterable[str], tables: Mapping[str, HeldTable], scale: Mapping[str, float]) -> None:
+        """Updates those of these tables that have a merged gradient."""
+        rows = self.contributions[min(self.contributions)].rows
+        for name in names:
+            if name in self.merged_rows:
+                tables[name].update(self.merged_rows.pop(name), rows, scale)
 
 
 def check_rows(trainer: int, rows: Rows, other: int, earlier: Rows) -> None:

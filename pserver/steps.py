@@ -1,27 +1,38 @@
 """The steps of one lane of a running job: slices updated together (sync, diloco) or as each trainer's step arrives (the others).
 
-[Note: who updates]  A sync step is merged and applied by one thread: the first that finds the round ready moves its phase
-under the job's lock and works on the tensors outside it, while the others wait on the condition (``round.py`` draws the
-phases).  After that nothing changes a slice until every trainer has committed again, so replies are sent straight from the
-table's memory.  In async mode each slice has a lock: an update, or the copy that a reader takes, holds it, so that updates of a
-slice never race and nobody reads half of one.
+[Note: who updates]  A sync step is merged and applied once: the first thread that finds the round ready moves its phase under
+the job's lock (``round.py`` draws the phases).  After that nothing changes a slice until every trainer has committed again, so
+replies are sent straight from the table's memory.  In async mode each slice has a lock: an update, or the copy that a reader
+takes, holds it, so that updates of a slice never race and nobody reads half of one.
+
+[Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had sent leaves no trace.  But once
+it is complete nothing can stop its update, so a slice may leave as soon as it has its new value, while others are updated.  A
+small step is updated by the thread that found it complete, before anything is sent: that takes less time than waking another.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.entry import Entry
+from pserver.entry import Entry, batches
 from pserver.errors import FingerprintMismatch, JobFailed, Refused
-from pserver.gate import Gate
+from pserver.gate import WAKE_SECONDS, Gate
 from pserver.members import Member, Members, Wait
-from pserver.round import Contribution, Phase, Round
+from pserver.round import Contribution, Phase, Progress, Round
 from pserver.waits import Standing, wait
+from pserver.workers import Batch, Spread, Workers, in_turn
 from transpiler.plan import Lane
+
+if TYPE_CHECKING:
+    from pserver.held_table import HeldTable
+
+LARGE_BYTES = 2**20  # of a lane's slices: from here on workers update them.  See [Note: answers begin early]
+TELL_BYTES = 2**21  # that are updated before those who send them are woken
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,8 @@ class Steps:
         entries: its slices, by name.
         locks: one for each slice of the server; see [Note: who updates].
         gate: that every step passes.
+        workers: who update large steps.
+        tables: of the lane, by name.
 
     Attributes:
         version: updates applied so far, counted in steps.
@@ -63,23 +76,31 @@ class Steps:
         members: Members,
         job: Standing,
         gate: Gate,
+        workers: Workers,
+        tables: Mapping[str, HeldTable],
     ) -> None:
         self.index = index
         self.lane = lane
         self.entries = entries
+        self.tables = tables
         self.version = 0
         self._locks = locks
         self._members = members
         self._job = job
         self._gate = gate
+        self._workers = workers
+        self._batches = batches(entries) if lane.rounds else [(name,) for name in entries]
+        self._batches += [(name,) for name in tables]
+        self._sizes = [self._size(batch) for batch in self._batches]
+        self._measures = any(entry.scaled is not None for entry in entries.values())
         self._round = Round()
         self._handed: dict[tuple[int, str], torch.Tensor] = {}  # (trainer, slice) -> as last handed out; for compensation
 
-    def commit(self, member: Member, step: int, contribution: Contribution) -> Outcome | Clipping:
+    def commit(self, member: Member, step: int, contribution: Contribution) -> Progress | Clipping:
         """Takes a trainer's step, and in sync mode waits for the others'.  A step is applied once, however often it comes.
 
         Returns:
-            What it came to; or, where norms clip on servers, what :meth:`scale` is to be called with.
+            Its update, for :meth:`updated` and :meth:`outcome`; or, where norms clip, what :meth:`scale` is to be called with.
 
         Raises:
             Refused: a step out of order.
@@ -90,10 +111,11 @@ class Steps:
         with self._job.changed:
             self._job.check_standing()
             if step <= mark.applied:
-                return self._answer(member, step)
+                return Progress(over=True)
             if step != mark.applied + 1:
                 raise Refused(f"trainer {member.trainer}: expected step {mark.applied + 1}, got step {step}")
-            missing = {entry.group for entry in self.entries.values()} - set(contribution.rows)
+            groups = {entry.group for entry in self.entries.values()}.union(*(held.groups for held in self.tables.values()))
+            missing = groups - set(contribution.rows)
             if missing:
                 raise Refused(f"step {step} of trainer {member.trainer} has no hyper-parameters for group {min(missing)}")
             again, mark.taking = mark.taking == step, step
@@ -102,56 +124,125 @@ class Steps:
                 self._add(current, member, contribution)
             if not self.lane.rounds and again:
                 self._wait(member, step, lambda: mark.applied >= step)
-                return self._answer(member, step)
-        return self._together(member, step, current) if self.lane.rounds else self._alone(member, step, contribution)
+                return Progress(over=True)
+        return self._together(member, step, current) if self.lane.rounds else self._alone(member, contribution)
 
-    def _answer(self, member: Member, step: int) -> Outcome:
-        """What a step came to that has been applied; where staleness is bounded, when the slowest trainer is near enough."""
-        mark = member.mark(self.index)
+    # ---- what a step came to -------------------------------------------------------------------------------------
+
+    def updated(self, member: Member, step: int, progress: Progress) -> Iterator[str]:
+        """The lane's slices, each as soon as it has its new value; where staleness is bounded, not before they may be read.
+
+        Raises:
+            PServerError: the update failed, or a wait for others.
+        """
         if self.lane.staleness is not None:
-            bound = step - self.lane.staleness
-            self._wait(member, step, lambda: self._slowest() >= bound)
-        return Outcome(self.version, mark.committed, mark.overflow)
+            self.outcome(member, step, progress)
+        for name in self.entries:
+            self._await(progress, name)
+            yield name
 
-    def _alone(self, member: Member, step: int, contribution: Contribution) -> Outcome:
-        """The step runs its blocks as it arrives."""
-        with self._gate.passing():
-            self._work(lambda: self._update(member, contribution))
-            with self._job.changed:
-                self.version += 0 if contribution.overflow else 1
-                member.mark(self.index).apply(1, contribution.overflow)
+    def outcome(self, member: Member, step: int, progress: Progress) -> Outcome:
+        """What a step came to, when it is over; where staleness is bounded, when the slowest trainer is near enough.
+
+        Raises:
+            PServerError: as :meth:`updated`.
+        """
+        mark = member.mark(self.index)
+        self._await(progress)
         with self._job.changed:
-            return self._answer(member, step)
+            if self.lane.staleness is not None:
+                bound = step - self.lane.staleness
+                self._wait(member, step, lambda: self._slowest() >= bound)
+            return Outcome(self.version, mark.committed, mark.overflow)
 
-    def _update(self, member: Member, contribution: Contribution) -> None:
-        if contribution.overflow:
-            return
-        for name, gradient in contribution.gradients.items():
-            entry = self.entries[name]
-            with self._locks[name]:
-                entry.update(gradient, contribution.rows[entry.group], before=self._handed.get((member.trainer, name)))
+    def _await(self, progress: Progress, name: str = "") -> None:
+        """Waits for the update of a slice, or of all and their marks: it is under way, and so ends or fails."""
+        with self._job.changed:
+            while not (name in progress.updated or progress.over):
+                if progress.failure is not None:
+                    raise progress.failure
+                self._job.changed.wait(WAKE_SECONDS)
+
+    # ---- the update ----------------------------------------------------------------------------------------------
+
+    def _begin(self, progress: Progress, update: Callable[[Batch], None], applied: Callable[[], None]) -> Progress:
+        """Begins what updates every slice, batch by batch, and then moves marks; a small one is over when it returns."""
+
+        def task(spread: Spread) -> None:
+            try:
+                with self._gate.passing():
+                    self._work(lambda: spread(then_tell, self._batches))
+                    with self._job.changed:
+                        applied()
+                        progress.over = True
+                        self._job.changed.notify_all()
+            except BaseException as error:
+                with self._job.changed:
+                    progress.failure = error
+                    self._job.changed.notify_all()
+
+        def then_tell(batch: Batch) -> None:
+            update(batch)
+            with self._job.changed:
+                progress.updated.update(batch)
+                progress.untold += self._size(batch)
+                if progress.untold >= TELL_BYTES:
+                    progress.untold = 0
+                    self._job.changed.notify_all()
+
+        if sum(self._sizes) >= LARGE_BYTES:
+            self._workers.start(task, self._sizes)
+        else:
+            task(lambda _, batches: in_turn(update, batches))
+            self._await(progress)
+        return progress
+
+    def _alone(self, member: Member, contribution: Contribution) -> Progress:
+        """The step runs its blocks as it arrives."""
+
+        def update(batch: Batch) -> None:
+            for name in batch if not contribution.overflow else ():
+                if name in self.tables:
+                    if (of_rows := contribution.tables.pop(name, None)) is not None:
+                        self.tables[name].update(of_rows, contribution.rows, {})
+                    continue
+                gradient, entry = contribution.gradients.pop(name, None), self.entries[name]
+                if gradient is not None:
+                    with self._locks[name]:
+                        entry.update(gradient, contribution.rows[entry.group], before=self._handed.get((member.trainer, name)))
+
+        def applied() -> None:
+            self.version += 0 if contribution.overflow else 1
+            member.mark(self.index).apply(1, contribution.overflow)
+
+        return self._begin(Progress(), update, applied)
+
+    def _size(self, batch: Batch) -> int:
+        """Bytes of its slices; how many rows of a table a step touches nobody knows before."""
+        return sum(self.entries[name].value.nbytes for name in batch if name in self.entries)
 
     def _slowest(self) -> int:
         """The least step among the trainers that have not left; one that has not joined yet has taken none."""
         steps = [self._members.step(trainer, self.index) for trainer in self._members.awaited()]
         return min(steps, default=2**63)
 
-    def _together(self, member: Member, step: int, current: Round) -> Outcome | Clipping:
+    def _together(self, member: Member, step: int, current: Round) -> Progress | Clipping:
         """Everybody's step is one step, and ``current`` has this trainer's."""
         with self._job.changed:
             self._wait(member, step, lambda: current.phase is not Phase.COLLECTING or self._complete(current), current)
-            merging = current.phase is Phase.COLLECTING
+            measured = self._measures and not current.overflow
+            merging = measured and current.phase is Phase.COLLECTING
             current.phase = Phase.MERGING if merging else current.phase
+        if not measured:
+            return self._apply(current, Phase.COLLECTING, {})
         if merging:
-            self._work(lambda: current.merge(self.entries))
+            self._work(lambda: current.measure(self.entries, self.tables))
             with self._job.changed:
                 current.phase = Phase.MERGED
                 self._job.changed.notify_all()
         with self._job.changed:
             self._wait(member, step, lambda: current.phase is not Phase.MERGING, current)
-        if current.norms:
-            return Clipping(current, current.norms)
-        return self.scale(member, step, current, {})
+        return Clipping(current, current.norms) if current.norms else self._apply(current, Phase.MERGED, {})
 
     def _add(self, current: Round, member: Member, contribution: Contribution) -> None:
         try:
@@ -163,29 +254,40 @@ class Steps:
     def _complete(self, current: Round) -> bool:
         return all(trainer in current.contributions for trainer in self._members.awaited())
 
-    def scale(self, member: Member, step: int, current: Round, coefficients: Mapping[str, float]) -> Outcome:
-        """Applies the merged step, once, with the clipping coefficients of whoever comes first (all compute the same)."""
+    def scale(self, current: Round, coefficients: Mapping[str, float]) -> Progress:
+        """Applies the merged step, once, with the clipping coefficients of whoever comes first (all compute the same).
+
+        Returns:
+            Its update, for :meth:`updated` and :meth:`outcome`.
+
+        Raises:
+            PServerError: the job failed meanwhile.
+        """
         with self._job.changed:
             self._job.check_standing()
-            applying = current.phase is Phase.MERGED
-            current.phase = Phase.APPLYING if applying else current.phase
-        if applying:
-            with self._gate.passing():
-                self._work(lambda: current.apply(self.entries, coefficients))
-                self._applied(current)
+        return self._apply(current, Phase.MERGED, coefficients)
+
+    def _apply(self, current: Round, ready: Phase, coefficients: Mapping[str, float]) -> Progress:
+        """Begins the update of a round, unless it has begun."""
+
+        def update(batch: Batch) -> None:
+            if ready is Phase.COLLECTING:
+                current.merge(batch)
+            current.apply(batch, self.entries, coefficients)
+            current.apply_rows(batch, self.tables, coefficients)
+
         with self._job.changed:
-            self._wait(member, step, lambda: current.phase is Phase.APPLIED, current)
-            return self._answer(member, step)
+            first = current.phase is ready
+            current.phase = Phase.APPLYING if first else current.phase
+        return self._begin(current.progress, update, lambda: self._applied(current)) if first else current.progress
 
     def _applied(self, current: Round) -> None:
-        """The round is over: everybody's mark moves, and the next one begins."""
-        with self._job.changed:
-            current.phase = Phase.APPLIED
-            self.version += 0 if current.overflow else 1
-            for trainer in current.contributions:
-                self._members.by_trainer[trainer].mark(self.index).apply(current.committed, current.overflow)
-            self._round = Round()
-            self._job.changed.notify_all()
+        """The round is over: everybody's mark moves, and the next one begins.  Under the job's lock."""
+        current.phase = Phase.APPLIED
+        self.version += 0 if current.overflow else 1
+        for trainer in current.contributions:
+            self._members.by_trainer[trainer].mark(self.index).apply(current.committed, current.overflow)
+        self._round = Round()
 
     def _work(self, work: Callable[[], None]) -> None:
         """Works on the tensors; if that fails, the job has failed: nobody knows what they hold."""

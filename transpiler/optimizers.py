@@ -6,7 +6,7 @@ a server runs the very class that the user chose.
 
 [Note: chunks]  The default (single-tensor) form of torch's optimizers makes several passes over memory.  Over chunks that stay
 in the cache it is bit-equal and about three times faster, so a slice is given to the optimizer as chunks of 64 K elements.  The
-fused form makes one pass anyway and sees the whole slice.
+fused form and plain SGD make one pass anyway and see the whole slice.
 
 [Note: ends of tensors]  torch's kernels take a tensor in vectors of some elements and what is left at its end one by one.  Where
 both round alike a slice may end anywhere: so it is with the default form in float32 and float64.  With 16-bit floats, and with
@@ -171,7 +171,8 @@ def _spans(rule: Rule, values: Tensor, begin: int, total: int) -> tuple[list[tup
     """Where a slice is cut into chunks, and which of them must be padded, if any.  See [Note: ends of tensors]."""
     count, unit = values.numel(), _unit(rule, values.dtype)
     fused, half = rule.flags.get("fused", False), values.dtype in (torch.bfloat16, torch.float16)
-    longest = max(count, 1) if fused else GRAIN if half else CHUNK
+    one_pass = fused or (rule.type == "sgd" and not rule.numbers.get("weight_decay"))
+    longest = GRAIN if half and not fused else max(count, 1) if one_pass else CHUNK
 
     def cut(stop: int) -> list[tuple[int, int]]:
         return [(at, min(at + longest, stop)) for at in range(0, stop, longest)]

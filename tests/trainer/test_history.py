@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 import torch
 
+from pserver import entry, installation, steps, workers
 from pserver.entry import Entry
 from pserver.errors import Unreachable
 from pserver.faults import ACTIONS, Point
@@ -34,6 +35,17 @@ def test_fifty_stories_under_random_faults() -> None:
     }
     assert {action for verdict in verdicts for action, _, _ in verdict.faults} == set(ACTIONS)
     assert all(mode in table(verdicts) for mode in MODES)
+
+
+def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The laws hold too where several threads update the slices, while others send those that are updated."""
+    monkeypatch.setattr(steps, "LARGE_BYTES", 0)
+    monkeypatch.setattr(steps, "TELL_BYTES", 0)
+    monkeypatch.setattr(entry, "JOINT_BYTES", 1)
+    monkeypatch.setattr(workers, "DIVIDED", 1.0)
+    monkeypatch.setattr(installation, "Workers", lambda threads: workers.Workers(3))
+    failed = [str(verdict) for verdict in map(play, map(of_seed, range(SEEDS, SEEDS + 20))) if verdict.failure]
+    assert not failed, failed[0]
 
 
 def story(mode: str) -> Scenario:
@@ -164,10 +176,10 @@ def in_a_round(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Cal
     """A round that mistreats its first slice."""
     right = Round.apply
 
-    def apply(current: Round, entries: Mapping[str, Entry], scale: Mapping[str, float]) -> None:
+    def apply(current: Round, names: Iterable[str], entries: Mapping[str, Entry], scale: Mapping[str, float]) -> None:
         first = next(iter(current.merged), None)
         gradient = None if first is None else current.merged.pop(first)
-        right(current, entries, scale)
+        right(current, names, entries, scale)
         if first is not None:
             entry = entries[first]
             wrong(type(entry).update)(entry, gradient, current.contributions[0].rows[entry.group], scale)

@@ -1,0 +1,166 @@
+"""Large steps: slices side by side, and answers that begin before the update has ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from pserver import entry, installation
+from pserver.client import Client, Identity
+from pserver.config import ServerConfig
+from pserver.server import Server
+from pserver.wire_pb2 import Commit, Done, Kind, Part, Row
+from pserver.workers import Batch, Spread, Workers
+from transpiler.distribute import plan_parameters, pserver_program
+from transpiler.plan import Deployment, Plan, Rule
+from transpiler.plan_message import numbers_to_proto
+
+SECONDS = 10.0
+NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+NAMES, ELEMENTS = ("a", "b"), 400_000  # 1.6 MB each: a large step, and frames of their own
+
+
+def plan() -> Plan:
+    """Two slices on one server, sync."""
+    return plan_parameters(
+        [(name, (ELEMENTS,), "float32", 0) for name in NAMES], [Rule("sgd", NUMBERS, {})], trainers=1, servers=1
+    )
+
+
+class Trainer:
+    """The only trainer of a job; ``arrived(name)`` is called when a part of a value comes."""
+
+    def __init__(self, endpoint: str, arrived: Callable[[str], object]) -> None:
+        self.values = {name: torch.ones(ELEMENTS) for name in NAMES}
+        self._arrived: Callable[[str], object] = lambda name: None
+        identity = Identity(0, "first", plan().fingerprint(), plan().manifest(), ("flight",))
+        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._landing])
+        self.client.join()
+        self.client.install(pserver_program(Deployment(plan(), (endpoint,), server_index=0)))
+        self._ask(Kind.VALUE, 0, self.values, Commit())
+        self._arrived = arrived
+
+    def _landing(self, part: Part) -> torch.Tensor:
+        self._arrived(part.name)
+        return self.values[part.name]
+
+    def _ask(self, kind: Kind, step: int, tensors: dict[str, torch.Tensor], commit: Commit) -> Done:
+        channel = self.client.channels[0]
+        answer = channel.begin()
+        channel.post(kind, step, tensors.items())
+        channel.commit(step, commit)
+        return answer.result(timeout=SECONDS)
+
+    def step(self) -> Done:
+        """A step whose gradients are 1."""
+        ones = {name: torch.ones(ELEMENTS) for name in NAMES}
+        return self._ask(Kind.GRADIENT, 1, ones, Commit(rows=[Row(group=0, numbers=numbers_to_proto(NUMBERS))]))
+
+
+def updates(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) -> None:
+    """``before(name)`` is called before each slice's update."""
+    right = entry.Entry.update
+
+    def update(self: entry.Entry, *arguments: Any, **named: Any) -> None:
+        before(self.slice)
+        right(self, *arguments, **named)
+
+    monkeypatch.setattr(entry, "JOINT_BYTES", 1)
+    monkeypatch.setattr(entry.Entry, "update", update)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """With one thread for updates."""
+    with Server(ServerConfig(transport="flight")) as running:
+        yield running
+
+
+def test_a_slice_leaves_while_the_next_is_updated(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second slice's update waits until the trainer has received the first one's new value."""
+    monkeypatch.setattr(installation, "Workers", lambda threads: Workers(1))
+    came, seen = threading.Event(), list[bool]()
+    updates(monkeypatch, lambda name: name == "b" and seen.append(came.wait(SECONDS)))
+
+    trainer = Trainer(server.endpoint, lambda name: name == "a" and came.set())
+    done = trainer.step()
+    trainer.client.leave()
+
+    assert seen == [True] and done.version == 1
+    assert all(torch.equal(value, torch.full((ELEMENTS,), 0.5)) for value in trainer.values.values())
+
+
+def test_slices_are_updated_side_by_side(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two threads each of two updates waits until the other one runs too."""
+    monkeypatch.setattr(installation, "Workers", lambda threads: Workers(2))
+    both = threading.Barrier(2)
+    updates(monkeypatch, lambda name: both.wait(SECONDS))
+
+    trainer = Trainer(server.endpoint, lambda name: None)
+    done = trainer.step()
+    trainer.client.leave()
+
+    assert done.version == 1
+    assert all(torch.equal(value, torch.full((ELEMENTS,), 0.5)) for value in trainer.values.values())
+
+
+def test_tasks_that_fill_all_threads_do_not_wait_for_each_other() -> None:
+    """As many steps at once as there are threads: each finishes what nobody helps it with."""
+    workers, together = Workers(2), threading.Barrier(2)
+    ended, done = threading.Semaphore(0), list[tuple[int, Batch]]()
+
+    def task(number: int, spread: Spread) -> None:
+        together.wait(SECONDS)
+        spread(lambda batch: done.append((number, batch)), [(f"{index}",) for index in range(8)])
+        ended.release()
+
+    for number in range(2):
+        workers.start(partial(task, number), [1] * 8)
+    assert all(ended.acquire(timeout=SECONDS) for _ in range(2))
+
+    assert sorted(done) == [(number, (f"{index}",)) for number in range(2) for index in range(8)]
+
+
+def test_a_failing_update_is_heard_of() -> None:
+    """What fails in another thread is raised where the work was spread, and the rest is left undone."""
+    workers, heard = Workers(2), threading.Event()
+    both = threading.Barrier(2)
+
+    def work(batch: Batch) -> None:
+        both.wait(SECONDS)
+        if batch == ("1",):
+            raise ValueError("no update")
+
+    def task(spread: Spread) -> None:
+        try:
+            spread(work, [("0",), ("1",)])
+        except ValueError:
+            heard.set()
+
+    workers.start(task, [1, 1])
+    assert heard.wait(SECONDS)
+
+
+def test_only_the_updating_threads_divide_nothing() -> None:
+    """Threads that go side by side compute alone, and torch's number stays what it is for everybody else."""
+    before, numbers, ended = torch.get_num_threads(), list[int](), threading.Event()
+    torch.set_num_threads(2)
+    try:
+
+        def task(spread: Spread) -> None:
+            spread(lambda batch: numbers.append(torch.get_num_threads()), [("0",), ("1",)])
+            ended.set()
+
+        Workers(2).start(task, [1, 1])
+        assert ended.wait(SECONDS)
+        later = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
+        later.start()
+        later.join(SECONDS)
+        assert numbers == [1, 1, 2] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
