@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.gather import gather_bags
+
 POOLINGS = ("sum", "mean", "sqrtn")
 
 
@@ -101,15 +103,15 @@ def pool(rows: Tensor, inverse: Tensor, bags: Bags, pooling: str) -> Tensor:
     """
     if not len(inverse):
         return rows.sum() + rows.new_zeros(len(bags.offsets), rows.shape[1])  # still depends on the rows, of which there are none
-    weights = None if bags.weights is None else bags.weights.to(rows.dtype)
-    if weights is None and pooling != "sqrtn":
-        return F.embedding_bag(inverse, rows, bags.offsets, mode=pooling)
+    sizes = bags.sizes()
+    if bags.weights is None:
+        pooled = gather_bags(rows, inverse, bags.offsets, sizes, "mean" if pooling == "mean" else "sum")
+        return pooled / sizes.clamp(min=1).to(rows.dtype).sqrt().unsqueeze(1) if pooling == "sqrtn" else pooled
+    weights = bags.weights.to(rows.dtype)
     sums = F.embedding_bag(inverse, rows, bags.offsets, mode="sum", per_sample_weights=weights)
     if pooling == "sum":
         return sums
-    if weights is None:
-        return sums / bags.sizes().clamp(min=1).to(rows.dtype).sqrt().unsqueeze(1)
-    places = torch.repeat_interleave(torch.arange(len(bags.offsets), device=rows.device), bags.sizes())
+    places = torch.repeat_interleave(torch.arange(len(bags.offsets), device=rows.device), sizes)
     total = weights.new_zeros(len(bags.offsets)).index_add(0, places, weights if pooling == "mean" else weights.square())
     total = torch.where(total == 0, torch.ones_like(total), total)  # an empty bag, or one of zeros
     return sums / (total if pooling == "mean" else total.sqrt()).unsqueeze(1)

@@ -34,6 +34,20 @@ def gather(rows: Tensor, inverse: Tensor) -> Tensor:
     return gathered
 
 
+def gather_bags(rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, mode: str) -> Tensor:
+    """The sum, or mean, of the rows of each bag: [u, dim] -> [bags, dim].  See :func:`torch.nn.functional.embedding_bag`.
+
+    Args:
+        inverse: int64 [n].
+        offsets, sizes: int64 [bags].
+        mode: "sum" or "mean".
+    """
+    if rows.device.type != "cpu":
+        return F.embedding_bag(inverse, rows, offsets, mode=mode)
+    gathered: Tensor = _GatheredBags.apply(rows, inverse, offsets, sizes, mode)  # type: ignore[no-untyped-call]  # torch's own
+    return gathered
+
+
 class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Anchor, rows: Tensor, ids: Tensor, statistics: Tensor | None) -> Tensor:
@@ -59,3 +73,20 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (inverse,) = ctx.saved_tensors
         return torch.from_numpy(id_arithmetic.merge(inverse.numpy(), gradient.contiguous().numpy(), ctx.count)), None
+
+
+class _GatheredBags(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, mode: str) -> Tensor:
+        ctx.count, ctx.mode = len(rows), mode
+        ctx.save_for_backward(inverse, sizes)
+        return F.embedding_bag(inverse, rows, offsets, mode=mode)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        inverse, sizes = ctx.saved_tensors
+        if ctx.mode == "mean":
+            gradient = gradient / sizes.clamp(min=1).to(gradient.dtype).unsqueeze(1)
+        spread = gradient.repeat_interleave(sizes, 0)  # to the ids of each bag
+        return torch.from_numpy(id_arithmetic.merge(inverse.numpy(), spread.numpy(), ctx.count)), None, None, None, None
