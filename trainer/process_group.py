@@ -153,10 +153,11 @@ def _announce(
     try:
         if store.add(f"claim/{rank}", 1) > 1:
             other = json.loads(store.get(f"come/{rank}"))["process"] if store.check([f"come/{rank}"]) else "another process"
-            raise Refused(f"{_named(rank, endpoints)}: expected one process, got two: {other} and this one, {own['process']}")
+            if other != own["process"]:  # this one may have tried before
+                raise Refused(f"{_named(rank, endpoints)}: expected one process, got two: {other} and this one, {own['process']}")
         store.set(f"come/{rank}", json.dumps(own))
         # Trainer 0 waits a little longer: the store goes with it, and the others want to find out who is missing.
-        _wait_for_all(store, rank, endpoints, patience + (1.0 if rank == 0 else 0.0))
+        _wait_for_all(store, rank, endpoints, patience, 1.0 if rank == 0 else 0.0)
         found = {other: json.loads(store.get(f"come/{other}")) for other in range(len(endpoints))}
         store.add("read", 1)
         return found
@@ -166,7 +167,7 @@ def _announce(
         ) from None
 
 
-def _wait_for_all(store: Store, rank: int, endpoints: Sequence[str], patience: float) -> None:
+def _wait_for_all(store: Store, rank: int, endpoints: Sequence[str], patience: float, longer: float) -> None:
     began, said, pause = time.monotonic(), False, 0.005
     missing = list(range(len(endpoints)))
     while True:
@@ -175,7 +176,7 @@ def _wait_for_all(store: Store, rank: int, endpoints: Sequence[str], patience: f
         if not missing:
             return
         names = ", ".join(_named(other, endpoints) for other in missing)
-        if waited > patience:
+        if waited > patience + longer:
             raise TimedOut(f"expected {len(endpoints)} trainers, and after {patience:g} s these have not come: {names}")
         if not said and waited > SAY_SECONDS:
             said = True

@@ -57,7 +57,7 @@ class Ring:
             self._row = world.group(row_id(number), row, device)
             self._heads = world.group(heads_id(number), first, device) if world.rank in first else None
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"ring {number}")
-            self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+            self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def sum(self, tensors: Sequence[Tensor], what: str) -> Flight:
         """Begins the sum over all trainers of tensors of one dtype; new tensors of the same shapes come out.
@@ -76,7 +76,7 @@ class Ring:
 
         def finish() -> list[Tensor]:
             arrived()
-            parts = flat.split([tensor.numel() for tensor in tensors])
+            parts = torch.split(flat, [tensor.numel() for tensor in tensors])
             return [self._like(part.view(tensor.shape), tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
         return Flight(finish)
