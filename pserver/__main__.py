@@ -59,6 +59,7 @@ def parser() -> Parser:
     _add_plan(commands.add_parser("plan", help="show the split, bytes and memory of a job", description=plan.__doc__))
     status_parser = commands.add_parser("status", help="ask running servers how they are", description=status.__doc__)
     status_parser.add_argument("endpoints", metavar="HOST:PORT[,HOST:PORT...]")
+    status_parser.add_argument("--variables", action="store_true", help="the bytes of each variable too, in / out")
     status_parser.set_defaults(run=status)
     return root
 
@@ -177,7 +178,7 @@ def status(arguments: argparse.Namespace) -> int:
     endpoints = [endpoint.strip() for endpoint in arguments.endpoints.split(",")]
     _checked(lambda: [config.split_endpoint(endpoint) for endpoint in endpoints])
     console = Console()
-    return status.show(endpoints, console if console.is_terminal else Console(width=WIDE))
+    return status.show(endpoints, console if console.is_terminal else Console(width=WIDE), arguments.variables)
 
 
 class _Usage(Exception):

@@ -24,6 +24,7 @@ from pserver.control import ControlClient
 from pserver.errors import PServerError, ServerLost, TimedOut, Unreachable, from_wire
 from pserver.numbered import Numbered
 from pserver.stream import Stream
+from pserver.traffic import Traffic
 from pserver.wire_pb2 import (
     BarrierRequest,
     Frame,
@@ -75,6 +76,7 @@ class Client:
         tables: that on which rows are read and loaded, if any.
         meanwhile: called while it waits to be let in; raises what should end the wait.
         activity: what the trainer does, for ``pserver status``.
+        traffic: payload bytes by name on the wire.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Client:
         self.carrier = ""
         self.activity = ""
         self.channels: list[Channel] = []
+        self.traffic = Traffic()
         self.tables: Channel | None = None
         self.meanwhile: Callable[[], None] = lambda: None
         self._identity = identity
@@ -137,7 +140,7 @@ class Client:
     def _open(self, lane: int, tables: bool, number: int) -> Stream:
         """The stream of that number of a lane, or of the tables, after HELLO."""
         try:
-            stream = Numbered(self._connect())
+            stream = Numbered(self._connect(), self.traffic)
         except Unreachable as error:
             if len(self.channels) == len(self._landings) or len(self._carriers) == 1:
                 raise

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 def handle(stream: Stream, job: Job) -> None:
     """Serves one stream until its BYE; every error is told to the peer and logged, none is raised."""
     member: Member | None = None
-    stream = Numbered(stream)
+    stream = Numbered(stream, job.traffic)
     try:
         member, hello = _greet(stream, job)
         Exchange(stream, job, member, hello).serve()

@@ -38,6 +38,7 @@ from pserver.errors import (
 from pserver.installation import Installation
 from pserver.members import Member, Members, State
 from pserver.steps import Outcome
+from pserver.traffic import Traffic
 from transpiler.ops import check_server_program
 from transpiler.plan import differences
 from transpiler.program import Program
@@ -73,6 +74,7 @@ class Job:
     def _reset(self) -> None:
         """Back to EMPTY (or to the program that was given at start-up)."""
         self.state = "empty"
+        self.traffic = Traffic()
         self.installation: Installation | None = None
         self._server_index = 0
         self._manifest: Mapping[str, str] = {}
@@ -365,7 +367,7 @@ class Job:
                 )
                 for _, member in sorted(self._members.by_trainer.items())
             ]
-            return wire.StatusReply(
+            reply = wire.StatusReply(
                 state="draining" if self._draining else self.state,
                 fingerprint=self._fingerprint,
                 mode=installed.plan.mode if installed else "",
@@ -379,6 +381,9 @@ class Job:
                 carriers=sorted(self.carriers),
                 failure=str(self.failure or ""),
             )
+        if request.variables and installed is not None:
+            self.traffic.report(installed.plan, reply)
+        return reply
 
     def drain(self, request: wire.DrainRequest) -> wire.DrainReply:
         """Takes no new trainers and no new steps; whoever waits is told."""

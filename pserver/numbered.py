@@ -13,17 +13,23 @@ from collections.abc import Sequence
 
 from pserver.errors import Unreachable
 from pserver.stream import Buffer, Stream
+from pserver.traffic import Traffic
 from pserver.wire_pb2 import Frame
 
 
 class Numbered:
-    """A :class:`~pserver.stream.Stream` over another.  Frames of a peer that does not count (``sequence`` 0) pass as they are."""
+    """A :class:`~pserver.stream.Stream` over another.  Frames of a peer that does not count (``sequence`` 0) pass as they are.
 
-    def __init__(self, stream: Stream) -> None:
+    Args:
+        traffic: where the bytes of its frames are counted, by name.
+    """
+
+    def __init__(self, stream: Stream, traffic: Traffic | None = None) -> None:
         self.carrier, self.peer, self.lasting = stream.carrier, stream.peer, stream.lasting
         self.sent = 0
         self.received = 0
         self._stream = stream
+        self._traffic = traffic or Traffic()
         self._sending = threading.Lock()  # so that frames leave in the order of their numbers; never held by ``cancel``
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
@@ -32,6 +38,7 @@ class Numbered:
             self.sent += 1
             header.sequence = self.sent
             self._stream.send(header, payload)
+        self._traffic.sent(header)
 
     def receive(self) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.stream.Stream`; also Unreachable where a frame is missing."""
@@ -39,6 +46,7 @@ class Numbered:
             number, expected = received[0].sequence, self.received + 1
             if number == 0 or number == expected:
                 self.received = number or self.received
+                self._traffic.received(received[0])
                 return received
             if number > expected:
                 raise Unreachable(f"{self.peer}: expected frame {expected} of the stream, got frame {number}")

@@ -9,14 +9,17 @@ from rich.table import Table
 
 from pserver.control import ControlClient
 from pserver.errors import PServerError
-from pserver.wire_pb2 import StatusReply, TrainerStatus
+from pserver.wire_pb2 import StatusReply, StatusRequest, TrainerStatus
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "carriers", "up")
 ASK_SECONDS = 5.0
 
 
-def show(endpoints: Sequence[str], console: Console) -> int:
+def show(endpoints: Sequence[str], console: Console, variables: bool = False) -> int:
     """Prints a row for each server, then a line for each trainer and each trouble.
+
+    Args:
+        variables: a line for each variable, too: the bytes that came and went for it, those of most bytes first.
 
     Returns:
         0 if all of them answered and none has failed, otherwise 1.
@@ -27,13 +30,15 @@ def show(endpoints: Sequence[str], console: Console) -> int:
     lines, troubles = [], []
     for endpoint in endpoints:
         try:
-            reply = ask(endpoint)
+            reply = ask(endpoint, variables)
         except PServerError as error:
             table.add_row(endpoint, "unreachable")
             troubles.append(str(error))  # which names the endpoint
             continue
         table.add_row(endpoint, *cells(reply))
         lines += [f"{endpoint}: {trainer_line(trainer)}" for trainer in reply.trainers]
+        busiest = sorted(reply.variables.items(), key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]))
+        lines += [f"{endpoint}: {name}: {size(b.bytes_in)} / {size(b.bytes_out)}" for name, b in busiest]
         troubles += [f"{endpoint}: {reply.failure}"] if reply.failure or reply.state == "failed" else []
     console.print(table)
     for line in (*lines, *troubles):
@@ -41,7 +46,7 @@ def show(endpoints: Sequence[str], console: Console) -> int:
     return 1 if troubles else 0
 
 
-def ask(endpoint: str) -> StatusReply:
+def ask(endpoint: str, variables: bool = False) -> StatusReply:
     """One server's answer.
 
     Raises:
@@ -49,7 +54,7 @@ def ask(endpoint: str) -> StatusReply:
     """
     client = ControlClient(endpoint, ASK_SECONDS)
     try:
-        return client.status()
+        return client.status(StatusRequest(variables=variables))
     finally:
         client.close()
 

@@ -23,6 +23,7 @@ import torch
 from pserver.allocator import keep_memory, trim_memory
 from pserver.client import Client, Identity, Landing
 from pserver.row_gradient import RowGradient
+from pserver.traffic import by_variable
 from pserver.wire_pb2 import Done, JoinReply
 from trainer.lane import LaneSender, Rows
 from trainer.local import Geo, Outer
@@ -190,6 +191,16 @@ class Communicator:
             for name, value in lane.metrics().items():
                 total[name] = total.get(name, 0.0) + value
         return total if self.lookups is None else total | self.lookups.metrics()
+
+    def variable_bytes(self) -> dict[str, dict[str, int]]:
+        """Payload "bytes_in" and "bytes_out" of each variable since the start, as they travelled: after compression."""
+        total: dict[str, dict[str, int]] = {}
+        for client in self.clients:
+            for name, (received, sent) in by_variable(client.traffic.by_name(), self.plan).items():
+                counts = total.setdefault(name, {"bytes_in": 0, "bytes_out": 0})
+                counts["bytes_in"] += received
+                counts["bytes_out"] += sent
+        return total
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 

@@ -65,6 +65,12 @@ def metrics() -> dict[str, float]:
     return {"steps": float(job.optimizer.steps if job.optimizer is not None else 0)}
 
 
+def variable_bytes() -> dict[str, dict[str, int]]:
+    """Payload "bytes_in" and "bytes_out" of each variable since the start, after compression; nothing where no servers are."""
+    job = present()
+    return {} if job.communicator is None else job.communicator.variable_bytes()
+
+
 def carrier() -> str:
     """How tensors travel: "shm", "flight", "grpc"; "gloo" or "nccl" without servers; "local" where the process trains alone."""
     return present().carrier

@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import nn
 
+from pserver import status
 from pserver.config import ServerConfig
+from pserver.control import ControlClient
 from pserver.server import Server
+from pserver.wire_pb2 import StatusRequest
 from trainer import fleet
 from trainer.communicator import Communicator
 from trainer.slices import LiveSlices
@@ -504,3 +508,35 @@ def test_compression_refuses_what_it_cannot_do(servers: Servers) -> None:
         with pytest.raises(ValueError, match=words):
             fleet.distributed_optimizer(adam(model), strategy_of(**configs), compression=compression)
         fleet.finish()
+
+
+def test_bytes_on_the_wire_are_counted_per_variable() -> None:
+    """As they travel, slices and scales together; trainer and servers agree, and what is sent to a server is what it receives."""
+    with Server(ServerConfig()) as first, Server(ServerConfig()) as second:
+        endpoints = [first.endpoint, second.endpoint]
+        model = net()
+        fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints))
+        fleet.distributed_model(model)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = fleet.distributed_optimizer(plain, compression={"0.weight": "int8", "0.bias": "bfloat16", "*": ""})
+        before = fleet.variable_bytes()
+        train(model, optimizer, batches(3))
+        after = fleet.variable_bytes()
+        told = [ControlClient(endpoint, 5.0).status(StatusRequest(variables=True)).variables for endpoint in endpoints]
+        console = Console(width=200)
+        with console.capture() as shown:
+            assert status.show(endpoints, console, variables=True) == 0
+
+    def gone(name: str, direction: str) -> int:
+        return after[name][direction] - before[name][direction]
+
+    weight, bias = model[0].weight, model[0].bias
+    blocks = sum(-(-rows * 6 // 1024) for rows in (2000, 2000))
+    assert gone("0.weight", "bytes_out") == 3 * (weight.numel() + 4 * blocks)
+    assert gone("0.bias", "bytes_out") == 3 * 2 * bias.numel()
+    assert gone("2.weight", "bytes_out") == 3 * model[2].weight.nbytes
+    assert all(gone(name, "bytes_in") == 3 * value.nbytes for name, value in model.named_parameters())
+    for name, counts in after.items():
+        assert counts["bytes_out"] == sum(server[name].bytes_in for server in told)
+        assert counts["bytes_in"] == sum(server[name].bytes_out for server in told)
+    assert "0.weight: " in shown.get()

@@ -1,0 +1,56 @@
+"""Payload bytes by name on the wire, counted at one end of streams: as they travel, after compression."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from pserver.wire_pb2 import Frame, StatusReply, VariableBytes
+from transpiler.plan import Plan
+
+Bytes = tuple[int, int]  # received, sent
+
+
+class Traffic:
+    """Counts over all streams of a process with one peer, or of a job; any thread counts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the two below
+        self._received: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
+
+    def received(self, header: Frame) -> None:
+        """A frame has come."""
+        self._count(self._received, header)
+
+    def sent(self, header: Frame) -> None:
+        """A frame has left; one that is sent again counts again."""
+        self._count(self._sent, header)
+
+    def _count(self, counts: dict[str, int], header: Frame) -> None:
+        if header.parts:
+            with self._lock:
+                for part in header.parts:
+                    counts[part.name] = counts.get(part.name, 0) + part.size
+
+    def by_name(self) -> dict[str, Bytes]:
+        """The counts by name on the wire."""
+        with self._lock:
+            return {n: (self._received.get(n, 0), self._sent.get(n, 0)) for n in {**self._received, **self._sent}}
+
+    def report(self, plan: Plan, reply: StatusReply) -> None:
+        """Writes the counts by variable into a server's status."""
+        for name, (received, sent) in by_variable(self.by_name(), plan).items():
+            reply.variables[name].CopyFrom(VariableBytes(bytes_in=received, bytes_out=sent))
+
+
+def by_variable(counts: Mapping[str, Bytes], plan: Plan) -> dict[str, Bytes]:
+    """The counts of a variable's slices and of what goes with them (scales, ids) together; states by their own names."""
+    variables = {piece.name: placement.name for placement in plan.placements for piece in placement.slices}
+    total: dict[str, Bytes] = {}
+    for name, (received, sent) in counts.items():
+        name = name if name in variables else name.partition("@")[0]
+        name = variables.get(name, name)
+        before = total.get(name, (0, 0))
+        total[name] = before[0] + received, before[1] + sent
+    return total
