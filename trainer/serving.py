@@ -3,7 +3,7 @@
 ::
 
     model.emb = load_embedding("model.pt", "emb", pooling="sum")
-    torch.jit.script(model.emb).save("emb.pt")      # needs neither this package nor Python where it is loaded
+    torch.export.save(torch.export.export(model.emb, (ids, offsets)), "emb.pt2")     # is loaded without this package
 
 See [Note: an exported table] in trainer/export.py for the file.
 """
@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +73,7 @@ class InitialRows(nn.Module):
 
 
 class LookupModule(nn.Module):
-    """Rows of an exported table.  It can be scripted, and its rows are buffers: ``to`` and ``state_dict`` have them.
+    """Rows of an exported table.  They are buffers: ``to`` and ``state_dict`` have them; ``torch.export`` takes the module.
 
     Args:
         weight: [n, dim].
@@ -106,16 +106,14 @@ class LookupModule(nn.Module):
         self.dim = weight.shape[1]
         self.zeros = initial is None
         self.initial = initial or InitialRows("constant", 0.0, 0.0, 0, self.dim, weight.dtype)
-        self.pooling = pooling or ""
-        self.pads = padding_idx is not None
-        self.padding_idx = padding_idx or 0
+        self.pooling, self.padding_idx = pooling, padding_idx
         if ids is not None and not len(ids):  # one row always, so that every search finds a place
             ids = torch.zeros(1, dtype=torch.int64)
             weight = self.initial(ids)
         self.register_buffer("ids", torch.empty(0, dtype=torch.int64) if ids is None else ids)
         self.register_buffer("weight", weight)
 
-    def forward(self, ids: Tensor, offsets: Optional[Tensor] = None, per_sample_weights: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript reads these annotations
+    def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Rows, or pooled rows.
 
         Args:
@@ -134,7 +132,7 @@ class LookupModule(nn.Module):
         if ids.is_floating_point() or ids.dtype == torch.bool:
             raise TypeError("ids: expected int64")
         flat = ids.reshape(-1).to(torch.int64)
-        if self.pooling == "":
+        if self.pooling is None:
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError("offsets and per_sample_weights are for a table with pooling")
             return self.rows(flat).view(ids.shape + (self.dim,))
@@ -146,10 +144,10 @@ class LookupModule(nn.Module):
             if ids.dim() != 1:
                 raise ValueError("expected ids [n] with offsets")
             starts = offsets.to(torch.int64)
-        weights: Optional[Tensor] = None  # noqa: UP045
+        weights = None
         if per_sample_weights is not None:
             weights = per_sample_weights.reshape(-1).to(self.weight.dtype)
-        if self.pads:
+        if self.padding_idx is not None:
             stays = flat != self.padding_idx
             before = F.pad(stays.cumsum(0), (1, 0))  # how many ids stay before each
             starts = before[starts]
@@ -158,7 +156,6 @@ class LookupModule(nn.Module):
                 weights = weights[stays]
         return self.pooled(self.rows(flat), starts, weights)
 
-    @torch.jit.export
     def rows(self, ids: Tensor) -> Tensor:
         """int64 [n] -> [n, dim]."""
         if not self.listed:
@@ -168,30 +165,23 @@ class LookupModule(nn.Module):
         found = F.embedding(places, self.weight)
         if self.zeros:
             return found.masked_fill(~known.unsqueeze(1), 0.0)
-        if torch.jit.is_scripting() or not torch.compiler.is_compiling():  # type: ignore[attr-defined]  # a program that is captured has no such branch
-            if bool(known.all()):
-                return found
+        if not torch.compiler.is_compiling() and bool(known.all()):  # a program that is captured has no such branch
+            return found
         return torch.where(known.unsqueeze(1), found, self.initial(ids))
 
-    @torch.jit.export
-    def pooled(self, rows: Tensor, starts: Tensor, weights: Optional[Tensor]) -> Tensor:  # noqa: UP045
+    def pooled(self, rows: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
         """The rows of each bag, put together: [n, dim] -> [bags, dim]; zeros for an empty one."""
-        bags = starts.shape[0]
-        if rows.shape[0] == 0:
-            return torch.zeros((bags, self.dim), dtype=rows.dtype, device=rows.device)
         each = torch.arange(rows.shape[0], device=rows.device)
         if weights is None and self.pooling != "sqrtn":
-            return F.embedding_bag(each, rows, starts, mode=self.pooling)
+            return F.embedding_bag(each, rows, starts, mode=self.pooling or "sum")
         sums = F.embedding_bag(each, rows, starts, mode="sum", per_sample_weights=weights)
         if self.pooling == "sum":
             return sums
-        ends = torch.cat([starts[1:], torch.full((1,), rows.shape[0], dtype=torch.int64, device=rows.device)])[:bags]
-        if weights is None:
-            return sums / (ends - starts).clamp(min=1).to(rows.dtype).sqrt().unsqueeze(1)
-        bag_of = torch.repeat_interleave(torch.arange(bags, device=rows.device), ends - starts)
+        bag_of = torch.searchsorted(starts, each, right=True) - 1
+        weights = torch.ones_like(each, dtype=rows.dtype) if weights is None else weights
         counted = weights if self.pooling == "mean" else weights * weights
-        total = torch.zeros(bags, dtype=rows.dtype, device=rows.device).index_add(0, bag_of, counted)
-        total = torch.where(total == 0, torch.ones_like(total), total)
+        total = torch.zeros_like(starts, dtype=rows.dtype).index_add(0, bag_of, counted)
+        total = torch.where(total == 0, torch.ones_like(total), total)  # an empty bag, or one of zeros
         return sums / (total if self.pooling == "mean" else total.sqrt()).unsqueeze(1)
 
 
