@@ -115,6 +115,10 @@ class Channel:
         """Queues a request for values; none named means every slice that the server holds."""
         self._put((Frame(kind=Kind.PULL, step=step, parts=[Part(name=name) for name in names]), ()))
 
+    def request(self, header: Frame) -> None:
+        """Queues a request that is one frame without a payload."""
+        self._put((header, ()))
+
     def _put(self, frame: Outgoing) -> None:
         """Queues a frame behind the small tensors that still wait for others."""
         for waiting in self._packer.flush():

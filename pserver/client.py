@@ -36,6 +36,8 @@ from pserver.wire_pb2 import (
     Kind,
     LeaveRequest,
     Part,
+    ShrinkRequest,
+    StatusReply,
 )
 from transpiler.program import Program
 
@@ -183,6 +185,15 @@ class Client:
     def install(self, program: Program) -> None:
         """Gives the server its program."""
         self._control.install(InstallRequest(session=self._reply.session, program=program.to_proto()))
+
+    def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
+        """Days pass for the server's rows; how many went, by table."""
+        request = ShrinkRequest(session=self._reply.session, days=days, threshold=threshold, tables=tables)
+        return dict(self._control.shrink(request).removed)
+
+    def status(self) -> StatusReply:
+        """How the server is."""
+        return self._control.status()
 
     def barrier(self, name: str) -> None:
         """Waits until every trainer of the job that has not left has come to the barrier of this name."""

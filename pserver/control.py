@@ -43,6 +43,7 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
     "Barrier": ("barrier", wire.BarrierRequest, wire.BarrierReply),
     "Save": ("save", wire.SaveRequest, wire.SaveReply),
     "Load": ("load", wire.LoadRequest, wire.LoadReply),
+    "Shrink": ("shrink", wire.ShrinkRequest, wire.ShrinkReply),
     "Status": ("status", wire.StatusRequest, wire.StatusReply),
     "Drain": ("drain", wire.DrainRequest, wire.DrainReply),
 }
@@ -58,6 +59,7 @@ class Controlled(Protocol):
     def barrier(self, request: wire.BarrierRequest, /) -> wire.BarrierReply: ...
     def save(self, request: wire.SaveRequest, /) -> wire.SaveReply: ...
     def load(self, request: wire.LoadRequest, /) -> wire.LoadReply: ...
+    def shrink(self, request: wire.ShrinkRequest, /) -> wire.ShrinkReply: ...
     def status(self, request: wire.StatusRequest, /) -> wire.StatusReply: ...
     def drain(self, request: wire.DrainRequest, /) -> wire.DrainReply: ...
 
@@ -241,6 +243,10 @@ class ControlClient:
     def load(self, request: wire.LoadRequest, timeout: float = FILE_SECONDS) -> wire.LoadReply:
         """Reads what the server holds from its disk."""
         return self._call("Load", request, wire.LoadReply, timeout)
+
+    def shrink(self, request: wire.ShrinkRequest, timeout: float = FILE_SECONDS) -> wire.ShrinkReply:
+        """Days pass for the tables' rows."""
+        return self._call("Shrink", request, wire.ShrinkReply, timeout)
 
     def status(self, request: wire.StatusRequest | None = None, timeout: float | None = None) -> wire.StatusReply:
         """How the server is."""

@@ -37,6 +37,7 @@ from pserver.errors import (
 )
 from pserver.installation import Installation
 from pserver.members import Member, Members, State
+from pserver.report import held_report, shrink, trainer_reports
 from pserver.steps import Outcome
 from pserver.traffic import Traffic
 from transpiler.ops import check_server_program
@@ -352,37 +353,29 @@ class Job:
     def _directory(self, path: str) -> Path:
         return disk.directory(self.config.data_dir, path, self._server_index)
 
+    def shrink(self, request: wire.ShrinkRequest) -> wire.ShrinkReply:
+        """Days pass for the tables' rows.  Asked once by one trainer, while nobody steps."""
+        self.member(request.session)
+        return shrink(self.installed(), request)
+
     def status(self, request: wire.StatusRequest) -> wire.StatusReply:
         """What an operator sees."""
         with self.changed:
-            now, installed = self._clock(), self.installation
-            trainers = [
-                wire.TrainerStatus(
-                    trainer_id=member.trainer,
-                    state=member.state.value,
-                    step=max((mark.applied for mark in member.marks.values()), default=0),
-                    carrier=member.carrier,
-                    silence_seconds=now - member.heard,
-                    activity=member.waiting or member.activity,
-                )
-                for _, member in sorted(self._members.by_trainer.items())
-            ]
             reply = wire.StatusReply(
                 state="draining" if self._draining else self.state,
                 fingerprint=self._fingerprint,
-                mode=installed.plan.mode if installed else "",
-                slices=len(installed.table.values) if installed else 0,
-                bytes_held=installed.table.bytes_held if installed else 0,
-                version=installed.version if installed else 0,
-                trainers=trainers,
-                uptime_seconds=now - self._started,
+                uptime_seconds=self._clock() - self._started,
                 bytes_in=self.bytes_in,
                 bytes_out=self.bytes_out,
                 carriers=sorted(self.carriers),
                 failure=str(self.failure or ""),
+                trainers=trainer_reports(self._members, self._clock()),
             )
-        if request.variables and installed is not None:
-            self.traffic.report(installed.plan, reply)
+            installed = self.installation
+        if installed is not None:  # its tables take their own locks
+            reply.MergeFrom(held_report(installed))
+            if request.variables:
+                self.traffic.report(installed.plan, reply)
         return reply
 
     def drain(self, request: wire.DrainRequest) -> wire.DrainReply:

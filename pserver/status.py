@@ -9,7 +9,7 @@ from rich.table import Table
 
 from pserver.control import ControlClient
 from pserver.errors import PServerError
-from pserver.wire_pb2 import StatusReply, StatusRequest, TrainerStatus
+from pserver.wire_pb2 import StatusReply, StatusRequest, TableStatus, TrainerStatus
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "carriers", "up")
 ASK_SECONDS = 5.0
@@ -37,6 +37,7 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
             continue
         table.add_row(endpoint, *cells(reply))
         lines += [f"{endpoint}: {trainer_line(trainer)}" for trainer in reply.trainers]
+        lines += [f"{endpoint}: {table_line(held)}" for held in reply.tables]
         busiest = sorted(reply.variables.items(), key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]))
         lines += [f"{endpoint}: {name}: {size(b.bytes_in)} / {size(b.bytes_out)}" for name, b in busiest]
         troubles += [f"{endpoint}: {reply.failure}"] if reply.failure or reply.state == "failed" else []
@@ -78,6 +79,12 @@ def trainer_line(trainer: TrainerStatus) -> str:
     for more in (trainer.carrier, trainer.activity):
         text += f", {more}" if more else ""
     return text + (f", silent for {trainer.silence_seconds:.1f} s" if trainer.state == "joined" else "")
+
+
+def table_line(table: TableStatus) -> str:
+    """One table's part on a server, with what was counted there."""
+    counted = "".join(f", {count} {name}" for name, count in sorted(table.counters.items()) if count and name != "rows")
+    return f"table {table.name}: {table.rows} rows, {size(table.bytes_held)}{counted}"
 
 
 def size(count: float) -> str:

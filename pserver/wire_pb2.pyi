@@ -172,6 +172,31 @@ class LoadReply(_message.Message):
     bytes: int
     def __init__(self, file: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
+class ShrinkRequest(_message.Message):
+    __slots__ = ("session", "days", "threshold", "tables")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    DAYS_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    days: float
+    threshold: float
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session: _Optional[str] = ..., days: _Optional[float] = ..., threshold: _Optional[float] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ShrinkReply(_message.Message):
+    __slots__ = ("removed",)
+    class RemovedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    removed: _containers.ScalarMap[str, int]
+    def __init__(self, removed: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ("variables",)
     VARIABLES_FIELD_NUMBER: _ClassVar[int]

@@ -69,6 +69,11 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.LoadRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.LoadReply.FromString,
                 _registered_method=True)
+        self.Shrink = channel.unary_unary(
+                '/pserver.ParameterServer/Shrink',
+                request_serializer=pserver_dot_wire__pb2.ShrinkRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.ShrinkReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/pserver.ParameterServer/Status',
                 request_serializer=pserver_dot_wire__pb2.StatusRequest.SerializeToString,
@@ -131,6 +136,12 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Shrink(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -188,6 +199,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=pserver_dot_wire__pb2.LoadRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.LoadReply.SerializeToString,
+            ),
+            'Shrink': grpc.unary_unary_rpc_method_handler(
+                    servicer.Shrink,
+                    request_deserializer=pserver_dot_wire__pb2.ShrinkRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.ShrinkReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -394,6 +410,33 @@ class ParameterServer:
             '/pserver.ParameterServer/Load',
             pserver_dot_wire__pb2.LoadRequest.SerializeToString,
             pserver_dot_wire__pb2.LoadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Shrink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Shrink',
+            pserver_dot_wire__pb2.ShrinkRequest.SerializeToString,
+            pserver_dot_wire__pb2.ShrinkReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -224,7 +224,7 @@ class DistributedEmbedding(TableModule):
 
     def _pulled(self, ids: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
         """The rows of the ids that differ, [u, dim], and which of them each id is, [n]; on the ids' device."""
-        unique, inverse = id_arithmetic.unique(ids.cpu().numpy())
+        unique, inverse = id_arithmetic.unique(ids.cpu().contiguous().numpy())
         asked = torch.from_numpy(unique)
         rows = self._pull(asked)
         if rows.shape != (len(asked), self.dim) or rows.dtype != self.dtype:
@@ -278,6 +278,10 @@ class DistributedEmbedding(TableModule):
             self.rows.update(gradient if scale == 1.0 else gradient.mul_(scale), rules)
 
     # ---- where rows live -----------------------------------------------------------------------------------------
+
+    def share(self, other: DistributedEmbedding) -> None:
+        """This module looks up the other's table from now on: they have one anchor, and the same rows."""
+        self.anchor, self.rows, self.cache = other.anchor, other.rows, other.cache
 
     def connect(self, source: RowSource) -> None:
         """Rows are pulled from ``source`` from now on; those in this process are :attr:`initial_rows`."""

@@ -30,6 +30,7 @@ from pserver.server import serve
 from trainer.collective import CollectiveJob
 from trainer.files import export, load, save
 from trainer.job import Job
+from trainer.moving import distribute_embedding, moved
 from trainer.optimizer import DistributedOptimizer
 from trainer.present import begin, distributed, end, is_present, present
 from trainer.queries import (
@@ -48,6 +49,7 @@ from trainer.queries import (
 )
 from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from trainer.shard import shard as _shard
+from trainer.table_care import shrink, table_status
 from transpiler.clip import GradClip
 from transpiler.modes import SUPPORTED, lanes_of
 from transpiler.strategy import DistributedStrategy
@@ -56,6 +58,7 @@ __all__ = [
     "barrier_worker",
     "carrier",
     "CloudRoleMaker",
+    "distribute_embedding",
     "distributed_model",
     "distributed_optimizer",
     "DistributedStrategy",
@@ -76,7 +79,9 @@ __all__ = [
     "server_index",
     "server_num",
     "shard",
+    "shrink",
     "stop_worker",
+    "table_status",
     "UserDefinedRoleMaker",
     "variable_bytes",
     "worker_endpoints",
@@ -130,12 +135,17 @@ def _check_strategy(strategy: DistributedStrategy | None) -> None:
 def distributed_model(model: nn.Module) -> nn.Module:
     """Registers a model: the same module, whose parameters and buffers are trainer 0's once the optimizer is distributed.
 
+    Embeddings that are marked by ``distribute_embedding``, or named by ``a_sync_configs["embeddings"]`` of ``init``'s strategy, are
+    replaced by ones whose rows the servers hold: make the optimizer after this.
+
     Raises:
         RuntimeError: the optimizer has been distributed already.
+        ValueError: an embedding cannot move, or a pattern matches none.
     """
     job = present()
     if job.optimizer is not None:
         raise RuntimeError("call fleet.distributed_model before fleet.distributed_optimizer")
+    model = moved(model, () if job.strategy is None else job.strategy.a_sync_configs["embeddings"])
     if not any(model is known for known in job.models):
         job.models.append(model)
         model.register_state_dict_pre_hook(lambda *_: _flush(job))  # type: ignore[no-untyped-call]  # torch's own

@@ -14,6 +14,7 @@ from torch import nn
 from pserver.row_gradient import RowGradient
 from trainer.anchor import Anchor
 from trainer.embedding import DistributedEmbedding, RowSource
+from trainer.local_rows import LocalRows
 from trainer.row_optimizers import RowOptimizer
 from transpiler.plan import Number, Rule
 from transpiler.tables import Table
@@ -42,6 +43,10 @@ class Tables:
             for other in sharing[1:]:
                 if (difference := sharing[0].differs(other)) is not None:
                     raise ValueError(f"two embeddings are called {name!r} and differ: {difference}")
+
+        for sharing in self._sharing.values():
+            for other in sharing[1:]:
+                other.share(sharing[0])
 
     def __bool__(self) -> bool:
         return bool(self._sharing)
@@ -110,11 +115,25 @@ class Tables:
         """What this step has of each table, with the factors that the script put on it; taken out of the embeddings."""
         found: dict[str, RowGradient] = {}
         for name, sharing in self._sharing.items():
-            for module in sharing:
-                gradient = module.gradient()
-                if gradient is not None:
-                    found[name] = found[name].add_(gradient) if name in found else gradient
+            gradient = sharing[0].gradient()  # of all that share its anchor
+            if gradient is not None:
+                found[name] = gradient
         return found
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables."""
+        return list(self._sharing)
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """Of tables in this process: rows, bytes, and what was counted."""
+        here = {name: sharing[0].rows for name, sharing in self._sharing.items()}
+        return {name: rows.status() for name, rows in here.items() if isinstance(rows, LocalRows)}
+
+    def shrink(self, days: float, threshold: float | None, names: Sequence[str]) -> dict[str, int]:
+        """Days pass for tables in this process; how many rows went, by table."""
+        here = {name: self._sharing[name][0].rows for name in names}
+        return {name: rows.shrink(days, threshold) for name, rows in here.items() if isinstance(rows, LocalRows)}
 
     def discard(self) -> None:
         """Nobody takes this step."""

@@ -50,6 +50,7 @@ SUPPORTED: frozenset[str] = frozenset(
                 "outer_optimizer",
                 "modes",
                 "overlap",
+                "embeddings",
             )
         ),
     }
@@ -186,7 +187,7 @@ def _read(words: Sequence[str], own: str, staleness: int | None) -> set[str]:
     """The keys of ``a_sync_configs`` that have an effect in a job of these modes."""
     barred = staleness == 0 and "async" in words  # async with a staleness of 0 is sync
     read = {name for word in words for name in READ["sync" if barred and word == "async" else word]}
-    read |= {"modes", "launch_barrier"} | ({"staleness"} if barred else set())
+    read |= {"modes", "launch_barrier", "embeddings"} | ({"staleness"} if barred else set())
     read |= {"outer_optimizer"} if "diloco" in words else set()
     read |= {"overlap"} if set(words) - {"geo", "diloco"} else set()
     read |= {"runtime_split_send_recv"} if read & {"merge"} else set()  # where gradients queue, they can be cut later

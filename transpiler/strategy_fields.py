@@ -262,6 +262,7 @@ CONFIGS: Mapping[str, Mapping[str, Field]] = MappingProxyType(
             "outer_optimizer": _outer_optimizer(),
             "modes": _modes(),
             "overlap": _flag(),
+            "embeddings": _list(_text()),  # patterns of names of modules
         },
         "gradient_scale_configs": {"scale_strategy": _text("avg", "avg", "sum", "customized")},
         "trainer_desc_configs": {

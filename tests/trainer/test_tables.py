@@ -1,0 +1,163 @@
+"""Embeddings whose rows are on servers, real ones in this process: what trains, against plain torch in the same test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pserver import errors
+from trainer import DistributedEmbedding, Normal, fleet, row_optimizers
+from transpiler import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, DistributedStrategy
+
+Servers = Callable[[int], str]
+ROWS, DIM = 50, 8
+
+
+class Plain(nn.Module):
+    """Two lookups of one embedding, one of another, a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.emb = nn.Embedding(ROWS, DIM)
+        self.other = nn.Embedding(ROWS, 4)
+        self.fc = nn.Linear(2 * DIM + 4, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = [self.emb(ids[:, 0]), self.emb(ids[:, 1]), self.other(ids[:, 2])]
+        out: torch.Tensor = self.fc(torch.cat(rows, 1))
+        return out
+
+
+def batches(count: int, size: int = 12, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randint(0, ROWS, (size, 3), generator=generator), torch.randint(0, 3, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, clip: Any = None) -> None:
+    for ids, y in data:
+        optimizer.zero_grad()
+        F.cross_entropy(model(ids), y).backward()
+        if clip is not None:
+            clip(model)
+        optimizer.step()
+
+
+def strategy_of(**configs: Any) -> DistributedStrategy:
+    strategy = DistributedStrategy()
+    strategy.a_sync = configs.pop("a_sync", True)
+    strategy.a_sync_configs = configs
+    return strategy
+
+
+def joined(endpoints: str, model: nn.Module, strategy: DistributedStrategy | None = None) -> nn.Module:
+    fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")), strategy=strategy)
+    for module in (model.emb, model.other):
+        fleet.distribute_embedding(module)
+    return fleet.distributed_model(model)
+
+
+def rows_of(model: nn.Module, table: str) -> torch.Tensor:
+    """A table as its servers hold it."""
+    with torch.no_grad():
+        rows: torch.Tensor = getattr(model, table)(torch.arange(ROWS))
+    return rows
+
+
+def assert_close(model: nn.Module, reference: nn.Module, tolerance: float = 1e-6) -> None:
+    for table in ("emb", "other"):
+        difference = (rows_of(model, table) - getattr(reference, table).weight).abs().max()
+        assert difference <= tolerance, f"{table}: {difference}"
+    for one, other in zip(model.fc.parameters(), reference.fc.parameters(), strict=True):
+        assert (one - other).abs().max() <= tolerance
+
+
+@pytest.fixture(autouse=True)
+def finished() -> Iterator[None]:
+    yield
+    fleet.finish()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.5),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_moved_embeddings_train_as_they_would_have_here(servers: Servers, name: str, count: int) -> None:
+    """One trainer in sync mode: every row of every table, touched or not, is that of plain torch; the trainer holds none."""
+    mine, reference = Plain(), Plain()
+    model = joined(servers(count), mine)
+    train(model, fleet.distributed_optimizer(OPTIMIZERS[name](model.parameters())), batches(10))
+    train(reference, OPTIMIZERS[name](reference.parameters()), batches(10))
+
+    assert all(isinstance(module, DistributedEmbedding) for module in (model.emb, model.other))
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in reference.fc.parameters()) + 2  # two anchors
+    assert_close(model, reference)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "async with one slot": {"send_queue_size": 1},
+    "half-async of one step": {"half_async": True, "max_merge_var_num": 1},
+    "bounded staleness": {"staleness": 2},
+    "by name": {"modes": {"emb": "async", "*": "sync"}, "send_queue_size": 1},
+    "k-step": {"k_steps": 3},
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(servers: Servers, name: str) -> None:
+    """Tables too, where the trainer waits for its own results."""
+    mine, reference = Plain(), Plain()
+    model = joined(servers(2), mine, strategy_of(**MODES[name]))
+    optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
+    train(model, optimizer, batches(12))
+    optimizer.flush()
+    train(reference, torch.optim.Adagrad(reference.parameters(), lr=0.1), batches(12))
+
+    assert_close(model, reference)
+
+
+CLIPS = {
+    "value": (ClipGradByValue(0.01), lambda m: torch.nn.utils.clip_grad_value_(m.parameters(), 0.01)),
+    "norm": (ClipGradByNorm(0.05), lambda m: [torch.nn.utils.clip_grad_norm_([p], 0.05) for p in m.parameters()]),
+    "global norm": (ClipGradByGlobalNorm(0.1), lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1)),
+}
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_gradients_of_tables_are_clipped_with_the_others(servers: Servers, name: str) -> None:
+    """By value, by their own norm, by the norm of all: as torch clips those of an nn.Embedding."""
+    clip, by_hand = CLIPS[name]
+    mine, reference = Plain(), Plain()
+    model = joined(servers(2), mine)
+    train(model, fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), grad_clip=clip), batches(6))
+    train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), batches(6), by_hand)
+
+    assert_close(model, reference, 2e-6)
+
+
+def test_users_own_clipping_by_norm_counts_tables(servers: Servers) -> None:
+    """clip_grad_norm_ over the model's parameters sees the norm of the rows' gradients, and scales them."""
+    mine, reference = Plain(), Plain()
+    clip = CLIPS["global norm"][1]
+    model = joined(servers(2), mine)
+    train(model, fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.5)), batches(6), clip)
+    train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), batches(6), clip)
+
+    assert_close(model, reference, 2e-6)
