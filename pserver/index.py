@@ -220,6 +220,13 @@ def _listed(
 
 
 @kernel
+def _noted(entries: Array, base: Array, sizes: Array, ids: Array, epoch: int, noted: Array) -> None:
+    for i in range(len(ids)):
+        place = _find(entries, base, sizes, ids[i])
+        noted[i] = place >= 0 and ((entries[2 * place + 1] >> EPOCH_SHIFT) & (EPOCHS - 1)) == epoch
+
+
+@kernel
 def outside(ids: Array, low: int, high: int) -> int:
     """The place of the first id that is not in [low, high); -1 if all are."""
     some = False
@@ -342,6 +349,12 @@ class Index:
         state = (self._entries.array, self._base, self._sizes, self.ids.array)
         count, after = _listed(*state, begin, self.used, epoch % EPOCHS if epoch >= 0 else -1, slots)
         return slots[:count], -1 if after >= self.used else after
+
+    def noted(self, ids: Array, epoch: int) -> Array:
+        """bool[n]: which of these ids are here and were last changed in this epoch."""
+        noted = np.zeros(len(ids), np.bool_)
+        _noted(self._entries.array, self._base, self._sizes, ids, epoch % EPOCHS, noted)
+        return noted
 
     def clear(self) -> None:
         """Takes everything out."""

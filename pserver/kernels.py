@@ -20,15 +20,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 SOURCES = (
-    "eviction.py",
-    "ids.py",
-    "index.py",
-    "initial.py",
-    "kernels.py",
-    "missed.py",
-    "records.py",
-    "row_rules.py",
-    "waiting.py",
+    *("ids.py", "index.py", "initial.py", "kernels.py", "missed.py", "missed_adam.py", "row_rules.py", "rows.py", "waiting.py"),
 )
 
 Array = npt.NDArray[Any]

@@ -119,10 +119,12 @@ class Layout:
     Attributes:
         columns: of a whole record, in elements of the dtype.
         states: name -> (first column, width).
-        words: name -> index among a record's 8-byte words; -1 for those that it does not have.
+        words: name -> index among a record's 8-byte words; -1 for those that it does not have.  "step": the last that the row has
+            seen; "pushed": when it was, last; "order": how many pushes there were before that one; "pushes": to this row; "show"
+            and "click": its statistics; "unseen": days without a push.
     """
 
-    NAMES = ("step", "pushed", "order", "pushes", "show", "click")
+    NAMES = ("step", "pushed", "order", "pushes", "show", "click", "unseen")
 
     def __init__(self, dim: int, dtype: type[np.generic], states: Sequence[tuple[str, int]], words: Sequence[str]) -> None:
         self.dim, self.dtype = dim, dtype

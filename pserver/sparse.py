@@ -1,43 +1,25 @@
 """A sparse table: rows by id, with their optimizer state, on one server or in one trainer.  Pure arithmetic.
 
-A row is made by the first push to its id; until then, and when nobody asks, it takes no memory: whoever reads it gets its initial
-value.  One caller changes a table at a time; lookups may run beside each other.
+A row is made by the first push that is admitted; until then, and when nobody asks, it takes no memory: whoever reads it gets its
+initial value.  One caller changes a table at a time; lookups may run beside each other, but not beside a change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pserver.ids import checked, owners, plain, unique
-from pserver.index import Index, outside
-from pserver.initial import numbers, seed_word, start_rows, write_initial
-from pserver.kernels import Array, kernel, prefetch
-from pserver.records import Layout, Memory
-from pserver.row_rules import AHEAD, DEFAULTS, UPDATES
+from pserver.ids import checked, plain, unique
+from pserver.index import outside
+from pserver.kernels import Array
+from pserver.presence import Presence, words_of
+from pserver.stepper import Stepper
+from pserver.table_chunks import TableChunks
 from transpiler.plan import Number, Rule
 from transpiler.tables import Table
-
-DTYPES: Mapping[str, Any] = {"float32": np.float32, "float64": np.float64}
-
-
-@kernel
-def _gather(rows: Array, slots: Array, ids: Array, out: Array, seed: np.uint64, kind: int, low: float, high: float) -> None:
-    dim = out.shape[1]
-    start, size = rows.ctypes.data, rows.shape[1] * rows.itemsize
-    for i in range(len(slots)):
-        if i + AHEAD < len(slots):
-            ahead = start + np.uint64(slots[i + AHEAD] * size)
-            for line in range(0, dim * rows.itemsize, 64):
-                prefetch(ahead + np.uint64(line))
-        if slots[i] < 0:
-            write_initial(out[i], dim, ids[i], seed, kind, low, high)
-        else:
-            row = rows[slots[i]]
-            for j in range(dim):
-                out[i, j] = row[j]
 
 
 class SparseTable:
@@ -53,76 +35,67 @@ class SparseTable:
     """
 
     def __init__(self, table: Table, rules: Sequence[Rule], server: int = 0, servers: int = 1) -> None:
-        if len(rules) != len(table.segments):
-            raise ValueError(
-                f"table {table.name!r}: expected a rule for each of {len(table.segments)} segments, got {len(rules)}"
-            )
-        for rule in rules:
-            if rule.type not in UPDATES:
-                raise ValueError(f"table {table.name!r}: expected a rule among {', '.join(UPDATES)}, got {rule.type!r}")
         self.table, self.server, self.servers = table, server, servers
-        self.step = 0
-        self._rules = tuple(rules)
-        self._numbers: list[dict[str, Number]] = [{**DEFAULTS[rule.type], **rule.numbers} for rule in rules]
-        self._dtype = DTYPES[table.dtype]
-        self._seed = seed_word(table.seed)
-        self._index = Index()
-        self._layout, self._states = self._laid_out()
-        self._memory = Memory(self._layout.columns, self._dtype)
-        self._template = np.zeros(self._layout.columns, self._dtype)
-        self._calls, self._epoch = 0, 0
-        self._counts = dict.fromkeys(("lookups", "pushes"), 0)
-        self._refill()
+        self._what = f"table {table.name!r}"
+        self._stepper = Stepper(table, rules, words_of(table))
+        total = table.capacity
+        share = None if total is None else max(total // servers + (server < total % servers), 1)
+        self._presence = Presence(table, self._stepper, share)
+        self._chunks = TableChunks(self._what, self._stepper, self._presence)
+        self._lookups = 0
 
-    def _laid_out(self) -> tuple[Layout, list[Array]]:
-        """The records' layout, and where each segment's states begin."""
-        widths: dict[str, int] = {}
-        offsets: list[list[tuple[str, int]]] = []
-        for segment, rule in zip(self.table.segments, self._rules, strict=True):
-            own = []
-            for name, full in UPDATES[rule.type].states.items():
-                own.append((name, widths.get(name, 0)))
-                widths[name] = widths.get(name, 0) + (segment.end - segment.begin if full else 1)
-            offsets.append(own)
-        layout = Layout(self.table.dim, self._dtype, list(widths.items()), ())
-        at = [np.array([layout.states[name][0] + offset for name, offset in own], np.int64) for own in offsets]
-        return layout, at
-
-    def _refill(self) -> None:
-        """What the records of new rows begin with, behind their values."""
-        for segment, rule, states, held in zip(self.table.segments, self._rules, self._states, self._numbers, strict=True):
-            update = UPDATES[rule.type]
-            for begin, full in zip(states, update.states.values(), strict=True):
-                self._template[begin : begin + (segment.end - segment.begin if full else 1)] = update.begin(held)
+    @property
+    def step(self) -> int:
+        """How many steps were taken: calls of :meth:`update`."""
+        return self._stepper.step
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._stepper.rows)
 
     @property
     def bytes_held(self) -> int:
-        """Memory of records and of the index, in bytes."""
-        return self._index.used * self._memory.row_bytes + self._index.bytes_held
+        """Memory of rows, of the index and of what waits, in bytes."""
+        return self._stepper.rows.bytes_held + self._presence.waiting.bytes_held
 
     def counters(self) -> dict[str, int]:
-        """What happened so far."""
-        return {"rows": len(self), **self._counts}
+        """What there is, and what was counted: ids looked up and pushed to, ids admitted (rows made by a push), pushes refused
+        for want of admission, rows evicted, expired and shrunk away."""
+        waiting = len(self._presence.waiting.index)
+        return {"rows": len(self), "waiting": waiting, "lookups": self._lookups, **self._presence.counts}
+
+    # ---- checks --------------------------------------------------------------------------------------------------
 
     def _ids(self, ids: object) -> Array:
-        found = checked(ids, f"table {self.table.name!r}")
+        found = checked(ids, self._what)
         if self.table.rows is not None:
             at = outside(found, 0, self.table.rows)
             if at >= 0:
-                raise ValueError(f"table {self.table.name!r}: expected ids from 0 to {self.table.rows - 1}, got {found[at]}")
+                raise ValueError(f"{self._what}: expected ids from 0 to {self.table.rows - 1}, got {found[at]}")
         return found
 
-    def _matrix(self, array: object, count: int, what: str) -> Array:
-        expected = (count, self.table.dim)
-        if not isinstance(array, np.ndarray) or array.dtype != self._dtype:
+    def _array(self, array: object, shape: tuple[int, ...], what: str, dtype: Any = None) -> Array:
+        wanted = np.dtype(dtype or self._stepper.rows.dtype)
+        if not isinstance(array, np.ndarray) or array.dtype != wanted:
             kind = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise TypeError(f"table {self.table.name!r}: {what}: expected {self.table.dtype}, got {kind}")
-        if array.shape != expected:
-            raise ValueError(f"table {self.table.name!r}: {what}: expected shape {expected}, got {array.shape}")
-        return plain(array, f"table {self.table.name!r}: {what}")
+            raise TypeError(f"{self._what}: {what}: expected {wanted}, got {kind}")
+        if array.shape != shape:
+            raise ValueError(f"{self._what}: {what}: expected shape {shape}, got {array.shape}")
+        return plain(array, f"{self._what}: {what}")
+
+    def _differ(self, ids: Array) -> None:
+        found, inverse = unique(ids)
+        if len(found) != len(ids):
+            again = int(found[np.argmax(np.bincount(inverse) > 1)])
+            raise ValueError(f"{self._what}: expected each id once, got {again} again")
+
+    def _marked(self, ids: Array) -> Array:
+        """The slots of ids, -1 for those without a row; what rows they have counts as changed.  Checks that the ids differ."""
+        slots, missing, twice = self._stepper.rows.mark(ids)
+        if twice:
+            self._differ(ids)
+        if missing:
+            self._differ(ids[slots < 0])
+        return slots
 
     def check_ids(self, ids: Array) -> None:
         """Returns if :meth:`update` would take these ids.
@@ -133,131 +106,178 @@ class SparseTable:
         """
         self._differ(self._ids(ids))
 
+    # ---- rows ----------------------------------------------------------------------------------------------------
+
     def lookup(self, ids: Array, out: Array, now: float = 0.0) -> None:
-        """Copies rows; an id without a row reads its initial value, and gets none.
+        """Copies rows, as if all steps until now had been taken; an id without a row reads its initial value, and gets none.
 
         Args:
             ids: int64[n], in any order; they may repeat.
             out: [n, dim] of the table's dtype, written.
-            now: seconds since some moment.
+            now: seconds, on the clock of the other calls: rows that have outlived their time read as if they were not there.
 
         Raises:
             TypeError: another dtype.
             ValueError: another shape, memory that is not contiguous, or an id that the table does not have.
         """
         ids = self._ids(ids)
-        if self._matrix(out, len(ids), "out") is not out:
-            raise ValueError(f"table {self.table.name!r}: out: expected memory that may be written")
-        slots, _ = self._index.locate(ids)
-        _gather(self._memory.array, slots, ids, out, self._seed, *numbers(self.table.initial))
-        self._counts["lookups"] += len(ids)
+        if self._array(out, (len(ids), self.table.dim), "out") is not out:
+            raise ValueError(f"{self._what}: out: expected aligned memory that may be written")
+        slots, _ = self._stepper.rows.index.locate(ids)
+        if self.table.ttl is not None:
+            slots[self._presence.outlived(slots, now)] = -1
+        self._stepper.read(slots, ids, out)
+        self._lookups += len(ids)
 
     def update(
         self,
         ids: Array,
         gradients: Array,
-        numbers: Sequence[Mapping[str, Number]] = (),
+        numbers: Sequence[Mapping[str, Number]],
         statistics: Array | None = None,
         now: float = 0.0,
     ) -> None:
-        """One step of the table.
+        """One step of the table: counts a push to every id, admits what is due, and applies the rules to the rows that are there.
 
         Args:
-            ids: int64[u], each once.
+            ids: int64[u], each once; none is a step, too.
             gradients: [u, dim] of the table's dtype; may be overwritten.
-            numbers: of this step, one mapping for each segment; what is missing stays as it was.
+            numbers: of this step, a mapping for each segment; a number that is missing stays as it was.
+            statistics: float32[u, 2], how often each id was shown and clicked, for a table with a ShowClickEntry; None: 1 and 0.
+            now: seconds.
 
         Raises:
             TypeError: another dtype.
-            ValueError: another shape, memory that is not contiguous, an id that comes twice or that the table does not have.
+            ValueError: another shape, memory that is not contiguous, an id that comes twice or that the table does not have, a
+                number that a rule does not have, statistics of a table without.  Nothing is changed then.
         """
         ids = self._ids(ids)
-        gradients = self._matrix(gradients, len(ids), "gradients")
-        slots = self._rows(ids)
-        for held, given in zip(self._numbers, numbers, strict=False):
-            held.update(given)
-        self.step += 1
-        if self.step == 1:
-            self._refill()
-        for segment, rule, states, held in zip(self.table.segments, self._rules, self._states, self._numbers, strict=True):
-            update = UPDATES[rule.type]
-            scalars = np.array(update.scalars(held, self.step), self._dtype)
-            if rule.flags.get("maximize"):
-                np.negative(gradients[:, segment.begin : segment.end], out=gradients[:, segment.begin : segment.end])
-            update.kernel(self._memory.array, slots, gradients, segment.begin, segment.end, states, scalars)
-        self._counts["pushes"] += len(ids)
+        gradients = self._array(gradients, (len(ids), self.table.dim), "gradients")
+        stepped, statistics = self._stepper.numbers(numbers), self._statistics(statistics, len(ids))
+        slots = self._marked(ids)
+        self._presence.push(ids, slots, statistics, now)
+        self._stepper.take(slots, gradients, stepped)
 
-    def _rows(self, ids: Array) -> Array:
-        """The slots of these ids; missing rows are made."""
-        self._calls += 1
-        slots, missing, twice = self._index.mark(ids, self._epoch, self._calls)
-        if twice:
-            self._differ(ids)
-        if missing:
-            lacking = np.flatnonzero(slots < 0)
-            self._differ(ids[lacking])
-            slots[lacking] = self._make(ids[lacking])
-        return slots
+    def _statistics(self, statistics: Array | None, count: int) -> Array | None:
+        if self._presence.entry is None:
+            if statistics is not None:
+                raise ValueError(f"{self._what}: statistics: expected none, as the table has no ShowClickEntry")
+            return None
+        if statistics is None:
+            return np.tile(np.array([1, 0], np.float32), (count, 1))
+        return self._array(statistics, (count, 2), "statistics", np.float32)
 
-    def _make(self, ids: Array) -> Array:
-        slots = self._index.insert(ids, self._epoch, self._calls)
-        self._memory.need(self._index.used)
-        start_rows(self._memory.array, slots, ids, self.table.dim, self._template, self._seed, self.table.initial)
-        return slots
+    def add(self, ids: Array, deltas: Array, statistics: Array | None = None, now: float = 0.0) -> None:
+        """Adds [u, dim] to the rows of ids, each once: a push like that of :meth:`update`, but no step of the rules.
 
-    def _differ(self, ids: Array) -> None:
-        found, inverse = unique(ids)
-        if len(found) != len(ids):
-            again = int(found[np.argmax(np.bincount(inverse) > 1)])
-            raise ValueError(f"table {self.table.name!r}: expected each id once, got {again} again")
+        Raises:
+            TypeError, ValueError: as :meth:`update`.
+        """
+        ids = self._ids(ids)
+        deltas = self._array(deltas, (len(ids), self.table.dim), "deltas")
+        statistics = self._statistics(statistics, len(ids))
+        slots = self._marked(ids)
+        self._presence.push(ids, slots, statistics, now)
+        self._stepper.make_up(slots)
+        here = slots >= 0
+        self._stepper.rows.records[slots[here], : self.table.dim] += deltas[here]
 
     def assign(self, ids: Array, values: Array) -> None:
-        """Sets rows, admitted or not; a row that is new has the state of a new row."""
-        ids = self._ids(ids)
-        values = self._matrix(values, len(ids), "values")
-        self._memory.array[self._rows(ids), : self.table.dim] = values
+        """Sets the rows of ids, each once, to [u, dim], whatever admission and capacity say; new rows have the state of new rows.
 
-    def add(self, ids: Array, deltas: Array) -> None:
-        """Adds to rows; missing rows are made."""
+        Raises:
+            TypeError, ValueError: as :meth:`update`.
+        """
         ids = self._ids(ids)
-        deltas = self._matrix(deltas, len(ids), "deltas")
-        self._memory.array[self._rows(ids), : self.table.dim] += deltas
-        self._counts["pushes"] += len(ids)
+        values = self._array(values, (len(ids), self.table.dim), "values")
+        slots = self._marked(ids)
+        self._presence.settle(ids, slots)
+        self._stepper.rows.records[slots, : self.table.dim] = values
 
-    def scan(self, cursor: int, most: int, changed: bool = False) -> tuple[dict[str, Array], int]:
-        """Whole records from ``cursor`` (0 at first) on, at most ``most``, and where to go on: -1 at the end."""
-        slots, after = self._index.listed(cursor, most, self._epoch if changed else -1)
-        rows = self._memory.array[slots]
-        chunk = {"ids": self._index.ids.array[slots], "values": np.ascontiguousarray(rows[:, : self.table.dim])}
-        for name, (begin, width) in self._layout.states.items():
-            chunk[f"state.{name}"] = np.ascontiguousarray(rows[:, begin : begin + width])
-        return chunk, after
+    # ---- whole tables --------------------------------------------------------------------------------------------
+
+    def scan(self, cursor: int, most: int, changed: bool = False, settled: bool = False) -> tuple[dict[str, Array], int]:
+        """A chunk of the table, see table_chunks.py, and where the next begins.
+
+        Args:
+            cursor: 0 at first, then what the last call returned.  Rows that are there all the while come once each, even if the
+                table changes between calls.
+            most: rows, waiting or removed ids in a chunk, at most.
+            changed: only what has changed since :meth:`mark_saved`.
+            settled: rows as a lookup reads them, all steps taken; otherwise as they are, with the last step that they have seen.
+
+        Returns:
+            The chunk, and the next cursor: -1 when this was the last.
+        """
+        return self._chunks.scan(cursor, most, changed, settled)
 
     def mark_saved(self) -> None:
-        """From here on ``scan(changed=True)`` gives what changes after this call."""
-        self._epoch += 1
+        """From here on changes are counted anew.  After the first such call ids of removed rows are kept until the next."""
+        self._stepper.rows.mark_saved()
 
     def load(self, chunk: Mapping[str, Array]) -> None:
-        """Takes over the rows of a chunk that this server owns, in place of those that it has."""
-        ids = checked(chunk["ids"], f"table {self.table.name!r}: chunk")
-        own = np.flatnonzero(owners(ids, self.servers) == self.server)
-        slots = self._rows(np.ascontiguousarray(ids[own]))
-        values = self._matrix(chunk["values"], len(ids), "chunk")
-        self._memory.array[slots, : self.table.dim] = values[own]
-        for name, (begin, width) in self._layout.states.items():
-            self._memory.array[slots, begin : begin + width] = chunk[f"state.{name}"][own]
+        """Takes over the rows of a chunk that this server owns, in place of what it has of them; other rows stay.
+
+        Raises:
+            TypeError: ids of another dtype.
+            ValueError: the chunk is of a table of another dim, dtype or rule, or has an id that this table does not have.
+        """
+        for name in ("ids", "waiting.ids", "removed"):
+            if name in chunk:
+                self._ids(chunk[name])
+        self._chunks.check(chunk)
+        self._chunks.load(chunk, self.server, self.servers)
 
     def facts(self) -> dict[str, Any]:
-        """What is not in rows: JSON-able."""
-        return {"step": self.step, "numbers": self._numbers, "counts": dict(self._counts)}
+        """What is not in rows, JSON-able: the steps taken and their numbers, counters, the time of the last push."""
+        presence = self._presence
+        counts = {**presence.counts, "lookups": self._lookups}
+        return {**self._stepper.facts(), "counts": counts, "order": presence.order, "now": presence.now}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`facts` returned."""
-        self.step = int(facts["step"])
-        self._numbers = [dict(held) for held in facts["numbers"]]
-        self._counts.update(facts["counts"])
+        """Takes over what :meth:`facts` returned, on this or another server.
+
+        Raises:
+            ValueError: it is of a table with other rules.
+        """
+        self._stepper.restore(facts)
+        presence = self._presence
+        presence.counts.update({name: int(facts["counts"][name]) for name in presence.counts})
+        self._lookups = int(facts["counts"]["lookups"])
+        presence.order, presence.now = max(presence.order, int(facts["order"])), float(facts["now"])
+
+    def shrink(self, now: float, days: float = 1.0, threshold: float | None = None) -> int:
+        """Days pass: show and click fade by the entry's decay for each, and rows (and waiting ids) go that score below
+        ``threshold`` (None: the entry's) or were not pushed to for too many days.  A table without a ShowClickEntry stays.
+
+        Returns:
+            How many rows were removed.
+        """
+        self._presence.now = max(self._presence.now, now)
+        return self._presence.shrink(days, threshold)
+
+    def expire(self, now: float) -> int:
+        """Removes rows and waiting ids that have outlived their time; returns how many rows.  Until then they only read so."""
+        self._presence.now = max(self._presence.now, now)
+        return self._presence.expire(now)
 
     def clear(self) -> None:
-        """Forgets all rows."""
-        self._memory.clear(self._index.used)
-        self._index.clear()
+        """Forgets all rows and what waits; steps and counters stay."""
+        self._stepper.rows.clear()
+        self._presence.waiting.clear()
+
+
+def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
+    """Compiles, or loads, what a table like this will call, so that its first step does not have to wait for that."""
+    tiny = SparseTable(replace(table, rows=None), rules)
+    ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._stepper.rows.dtype)
+    none: list[dict[str, Number]] = [{}] * len(rules)
+    for _ in range(2):
+        tiny.update(ids, rows, none)
+    tiny.lookup(ids, rows)
+    tiny.add(ids, rows)
+    tiny.assign(ids, rows)
+    chunk, _ = tiny.scan(0, 1)
+    tiny.load(chunk)
+    tiny.shrink(0.0)
+    tiny.clear()

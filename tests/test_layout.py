@@ -21,8 +21,9 @@ EXCEPT = {
     "transpiler/serialize.py": {"os"},  # Program.save syncs and renames
     "transpiler/rehearsal.py": {"random"},  # what a rehearsed step draws is put back
 }
-TABLES = ("ids", "index", "initial", "kernels", "records", "row_rules", "sparse")  # files of pserver, too
-PURE = ("pserver/merge.py", "pserver/dense.py", *(f"pserver/{name}.py" for name in TABLES))
+TABLES = "eviction ids index initial kernels missed missed_adam presence records row_optimizer row_rules rows sparse stepper"
+PURE = ("pserver/merge.py", "pserver/dense.py", "pserver/table_chunks.py", "pserver/waiting.py")
+PURE += tuple(f"pserver/{name}.py" for name in TABLES.split())
 FORBIDDEN_IN_PURE = {"grpc", "pyarrow", "threading", "time", "socket", "queue", "concurrent"}
 FORBIDDEN_ANYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 READS_ENVIRONMENT = {"pserver/__main__.py", "trainer/role.py"}

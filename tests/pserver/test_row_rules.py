@@ -1,0 +1,153 @@
+"""Promises about the rules of rows: each is torch's own, on the rows that a step touches and on those that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pserver.sparse import SparseTable
+from transpiler.ftrl import Ftrl
+from transpiler.plan import Rule
+from transpiler.tables import ROW_RULES, Normal, Segment, Table
+
+ROWS, DIM, STEPS = 24, 5, 40
+TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
+Optimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+class RowwiseAdagrad(torch.optim.Optimizer):
+    """The formula of FBGEMM's EXACT_ROWWISE_ADAGRAD, over rows that have a gradient."""
+
+    def __init__(self, params: Any, **numbers: Any) -> None:
+        super().__init__(params, numbers)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                touched = weight.grad.coalesce().indices()[0]
+                gradient = weight.grad.coalesce().values() + group["weight_decay"] * weight[touched]
+                start = torch.full(weight.shape[:1], group["initial_accumulator_value"], dtype=weight.dtype)
+                sums = self.state[weight].setdefault("sum", start)
+                sums[touched] += gradient.pow(2).mean(1)
+                weight[touched] -= group["lr"] * gradient / (sums[touched].sqrt() + group["eps"])[:, None]
+
+
+CLASSES: Mapping[str, tuple[Any, bool]] = {  # and whether it takes sparse gradients
+    "sgd": (torch.optim.SGD, False),
+    "momentum": (torch.optim.SGD, False),
+    "adagrad": (torch.optim.Adagrad, False),
+    "rowwise_adagrad": (RowwiseAdagrad, True),
+    "adam": (torch.optim.Adam, False),
+    "adamw": (torch.optim.AdamW, False),
+    "lazy_adam": (torch.optim.SparseAdam, True),
+    "ftrl": (Ftrl, False),
+}
+RULES = {
+    "sgd": Rule("sgd", {"lr": 0.1}),
+    "sgd, decay": Rule("sgd", {"lr": 0.1, "weight_decay": 0.01}),
+    "sgd, maximize": Rule("sgd", {"lr": 0.1, "weight_decay": 0.01}, {"maximize": True}),
+    "momentum": Rule("momentum", {"lr": 0.05, "momentum": 0.9}),
+    "momentum, dampening": Rule("momentum", {"lr": 0.05, "momentum": 0.8, "dampening": 0.3}, {"maximize": True}),
+    "momentum, nesterov": Rule("momentum", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.02}, {"nesterov": True}),
+    "momentum, decay": Rule("momentum", {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.05}),
+    "adagrad": Rule("adagrad", {"lr": 0.1}),
+    "adagrad, all": Rule(
+        "adagrad",
+        {"lr": 0.1, "lr_decay": 0.01, "weight_decay": 0.02, "initial_accumulator_value": 0.5, "eps": 1e-6},
+        {"maximize": True},
+    ),
+    "rowwise": Rule("rowwise_adagrad", {"lr": 0.1, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-8}),
+    "rowwise, all": Rule("rowwise_adagrad", {"lr": 0.1, "weight_decay": 0.02, "initial_accumulator_value": 0.3, "eps": 1e-8}),
+    "adam": Rule("adam", {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}),
+    "adam, decay": Rule("adam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}, {"maximize": True}),
+    "adamw": Rule("adamw", {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}),
+    "lazy_adam": Rule("lazy_adam", {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}),
+    "lazy_adam, maximize": Rule("lazy_adam", {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-5}, {"maximize": True}),
+    "ftrl": Rule("ftrl", {"lr": 0.1, "l1": 0.05, "l2": 0.1, "lr_power": -0.5, "beta": 0.2}),
+    "ftrl, power": Rule("ftrl", {"lr": 0.2, "l1": 0.01, "l2": 0.0, "lr_power": -0.4, "beta": 1.0}),
+}
+MOVED = {"lr": 0.5, "weight_decay": 1.5, "eps": 2.0, "l1": 1.5, "beta": 2.0, "momentum": 0.9}  # what a schedule multiplies with
+
+
+def table_of(rules: Mapping[tuple[int, int], Rule], dtype: str, **facts: Any) -> SparseTable:
+    segments = tuple(Segment(begin, end, at) for at, (begin, end) in enumerate(rules))
+    facts = {"rows": ROWS, "initial": Normal(0, 0.5), **facts}
+    return SparseTable(Table("t", segments[-1].end, segments, dtype, **facts), list(rules.values()))
+
+
+def values_of(table: SparseTable, ids: np.ndarray | None = None) -> np.ndarray:
+    ids = np.arange(ROWS) if ids is None else ids
+    out = np.empty((len(ids), table.table.dim), table.table.dtype)
+    table.lookup(ids, out)
+    return out
+
+
+def gradients(dim: int, dtype: str, steps: int, seed: int = 5) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Some rows of each step; the last is touched once, early, the one before never; and a step that touches none."""
+    random = np.random.default_rng(seed)
+    for step in range(steps):
+        count = 0 if step == 7 else random.integers(1, 8)
+        ids = random.permutation(ROWS - 2)[:count]
+        ids = np.append(ids, ROWS - 1) if step == 3 else ids
+        yield ids.astype(np.int64), random.normal(size=(len(ids), dim)).astype(dtype)
+
+
+def optimizer_of(rule: Rule, weight: torch.Tensor) -> torch.optim.Optimizer:
+    kind, _ = CLASSES[rule.type]
+    return kind([weight], **rule.numbers, **rule.flags)
+
+
+def give(weight: torch.Tensor, rule: Rule, ids: np.ndarray, rows: np.ndarray) -> None:
+    places, values = torch.from_numpy(ids), torch.from_numpy(rows.copy())
+    if CLASSES[rule.type][1]:
+        weight.grad = torch.sparse_coo_tensor(places[None], values, weight.shape)
+    else:
+        weight.grad = torch.zeros_like(weight).index_copy_(0, places, values)
+
+
+def trained(rule: Rule, dtype: str, moved: bool = False, check: bool = True) -> np.ndarray:
+    """What torch's optimizer makes of the table, which must be what the table makes of itself."""
+    table = table_of({(0, DIM): rule}, dtype)
+    weight = torch.from_numpy(values_of(table))
+    optimizer = optimizer_of(rule, weight)
+    for step, (ids, rows) in enumerate(gradients(DIM, dtype, STEPS)):
+        if moved and step in (6, 20, 21, 22):
+            for name, value in rule.numbers.items():
+                optimizer.param_groups[0][name] = value * MOVED[name] if name in MOVED and step != 22 else value
+        give(weight, rule, ids, rows)
+        optimizer.step()
+        numbers = {name: optimizer.param_groups[0][name] for name in rule.numbers}
+        table.update(ids, rows, [numbers])
+        if check and step % 13 == 0:
+            np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    if check:
+        np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    return weight.numpy()
+
+
+def test_every_rule_is_tested():
+    """No rule that a plan may name is left out here."""
+    assert {rule.type for rule in RULES.values()} == set(ROW_RULES) == set(CLASSES)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", RULES)
+def test_a_table_is_what_torch_makes_of_the_whole_parameter(name: str, dtype: str):
+    """All rows, touched or not, equal those of torch's optimizer over the whole of it: with and without a schedule that moves
+    every number, after steps that touch none, for a row that was touched once, and for one that never was."""
+    plain = trained(RULES[name], dtype)
+    moved = trained(RULES[name], dtype, moved=True)
+    assert not np.allclose(plain, moved, rtol=1e-3)
+
+
+def test_no_other_rule_fits():
+    """The rules differ by far more than the tolerance, pairwise, so what equals one of them is that one."""
+    results = {name: trained(rule, "float64", check=False) for name, rule in RULES.items()}
+    for one in results:
+        for other in results:
+            assert one == other or np.abs(results[one] - results[other]).max() > 1e-3, (one, other)
