@@ -83,7 +83,7 @@ class HeldTable:
         statistics = None if gradient.statistics is None else gradient.statistics.numpy()
         with self._lock:
             if self._adds:
-                self.rows.add(ids, values)
+                self.rows.add(ids, values, statistics, self._clock())
             else:
                 numbers = [{name: rows[group][name] for name in names} for group, names in self._read]
                 self.rows.update(ids, values, numbers, statistics, self._clock())

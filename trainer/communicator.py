@@ -39,6 +39,7 @@ from transpiler.plan_text import plan_text
 from transpiler.program import Program
 
 if TYPE_CHECKING:
+    from trainer.embedding import RowSource
     from trainer.lookups import Lookups
 
 log = logging.getLogger(__name__)
@@ -238,6 +239,18 @@ class Communicator:
             return
         for piece, part in self._all.cut({name: gradient.detach().to("cpu").contiguous()}).items():
             self.send(piece, part)
+
+    def rows_of(self, table: str) -> RowSource:
+        """What the embeddings of a table pull from: the servers; in a k-step lane the rows that this trainer steps."""
+        assert self.lookups is not None, "the plan has this table"
+        lane = self.lanes[self.plan.table(table).lane]
+        if not isinstance(lane, Geo):
+            return self.lookups.rows_of(table)
+        from trainer.geo_rows import GeoRows
+
+        pull = partial(self.lookups.pull, table)
+        lane.tables[table] = GeoRows(self.plan.table(table), self.plan, pull, lane.answered)
+        return lane.tables[table]
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """Queues the gradient of a table's rows; what it holds is not written to any more."""

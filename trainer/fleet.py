@@ -135,8 +135,8 @@ def _check_strategy(strategy: DistributedStrategy | None) -> None:
 def distributed_model(model: nn.Module) -> nn.Module:
     """Registers a model: the same module, whose parameters and buffers are trainer 0's once the optimizer is distributed.
 
-    Embeddings that are marked by ``distribute_embedding``, or named by ``a_sync_configs["embeddings"]`` of ``init``'s strategy, are
-    replaced by ones whose rows the servers hold: make the optimizer after this.
+    Embeddings that are marked by ``distribute_embedding``, or named by ``a_sync_configs["embeddings"]`` of ``init``'s strategy,
+    are replaced by ones whose rows the servers hold: make the optimizer after this.
 
     Raises:
         RuntimeError: the optimizer has been distributed already.

@@ -95,7 +95,7 @@ class Job:
         communicator = Communicator(deployment, self.tensors(), distributed.inner, start_rows=start_rows, split_late=late)
         communicator.start()
         if self.tables is not None and communicator.lookups is not None:
-            self.tables.connect(communicator.lookups.rows_of)
+            self.tables.connect(communicator.rows_of)
         if any(lane.independent_recv_thread for lane in plan.lanes):
             for model in self.models:
                 model.register_forward_pre_hook(lambda *_: _refresh(communicator))

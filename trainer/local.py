@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,9 @@ from trainer.lane import Rows
 from trainer.slices import LiveSlices
 from trainer.wire import Buffers, Stage, Tensors, Wire
 from transpiler.plan import Lane
+
+if TYPE_CHECKING:
+    from trainer.geo_rows import GeoRows
 
 
 class Local:
@@ -46,8 +50,8 @@ class Local:
         """Gradients stay here."""
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Rows are stepped here, too: see trainer/geo_rows.py."""
-        raise AssertionError("a table in a k-step lane steps its rows by itself")
+        """See :class:`LaneSender`; no plan has tables where this is not done better."""
+        raise AssertionError("a plan refuses tables in such a lane")
 
     def close(self, rows: Rows, overflow: bool) -> None:
         """See :class:`LaneSender`."""
@@ -106,12 +110,30 @@ class Geo(Local):
         # One thread, so that messages keep their order; a daemon, so that a script that fails does not wait for an answer.
         self._sender = threading.Thread(target=self._send_in_order, name="lane exchange", daemon=True)
         self._known: Tensors = {}  # y
+        self.tables: dict[str, GeoRows] = {}  # that this trainer steps
+        self._gradients: dict[str, RowGradient] = {}  # of their rows, in the step under way
         self._left = 0  # messages that have left
         self._under_way: deque[tuple[int, Tensors, Future[Done]]] = deque()
 
     def landing(self, part: Part) -> torch.Tensor:
         """See :class:`LaneSender`."""
         return self._wire.landing(part.name)
+
+    def send_rows(self, table: str, gradient: RowGradient) -> None:
+        """Gradients of rows stay here, too."""
+        self._gradients[table] = gradient
+
+    def close(self, rows: Rows, overflow: bool) -> None:
+        """See :class:`LaneSender`."""
+        super().close(rows, overflow)
+        gradients, self._gradients = self._gradients, {}
+        for name, gradient in gradients.items() if not overflow else ():
+            self.tables[name].step(gradient, rows)
+
+    def answered(self) -> None:
+        """Returns when every message that has left is answered; takes nothing in."""
+        for _, _, answer in self._under_way:
+            answer.result()
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
@@ -138,11 +160,12 @@ class Geo(Local):
             self._known[name].add_(delta)
             changed[name] = delta
         answer: Future[Done] = Future()
-        self._messages.put((partial(self._exchange, self._left, changed, self._rows), answer))
+        tables = {name: rows.leave() for name, rows in self.tables.items()}
+        self._messages.put((partial(self._exchange, self._left, changed, self._rows, tables), answer))
         self._under_way.append((self._left, changed, answer))
 
-    def _exchange(self, number: int, changed: Tensors, rows: Rows) -> Done:
-        done, values = self._wire.exchange(changed, rows, False, over=self._stage.empty)
+    def _exchange(self, number: int, changed: Tensors, rows: Rows, tables: Mapping[str, RowGradient]) -> Done:
+        done, values = self._wire.exchange(changed, rows, False, self._stage.empty, tables)
         self._stage.arrived(values, values, number)
         return done
 
