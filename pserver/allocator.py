@@ -17,7 +17,7 @@ import mmap
 
 import torch
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 MMAP_BYTES = 2**25  # the most that glibc accepts: larger blocks (a whole table) are still mapped on their own
 TRIM_BYTES = 2**30  # free memory at the top of the heap that is kept
 PAD_BYTES = 2**24  # by how much more than asked for the heap grows
@@ -26,13 +26,18 @@ PAD_BYTES = 2**24  # by how much more than asked for the heap grows
 LARGE_BYTES = 2**20  # a buffer of its own pages wastes next to nothing of them
 
 
-def keep_memory() -> bool:
-    """Tells malloc so, for the rest of the process's life; False where malloc does not take advice (not glibc)."""
+def keep_memory(shared: bool = False) -> bool:
+    """Tells malloc so, for the rest of the process's life; False where malloc does not take advice (not glibc).
+
+    Args:
+        shared: all threads allocate from one heap.  Otherwise each has its own, and what one has freed the others cannot use: a
+            server, whose gradients come in through one thread and are freed by another, held up to twice as much.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
     settings = ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES), (M_TOP_PAD, PAD_BYTES))
-    return all([mallopt(name, value) == 1 for name, value in settings])
+    return all([mallopt(name, value) == 1 for name, value in (*settings, *([(M_ARENA_MAX, 1)] if shared else []))])
 
 
 def trim_memory() -> bool:

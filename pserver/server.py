@@ -182,7 +182,7 @@ def serve(config: ServerConfig, program: Program | None = None) -> int:
     Raises:
         OSError, ValueError, PServerError: it could not start; one sentence.
     """
-    keep_memory()
+    keep_memory(shared=True)
     if config.threads:
         torch.set_num_threads(config.threads)
     asked = threading.Event()
