@@ -310,8 +310,10 @@ class World:
             self._presence.close(f"after {self._begun} collective operations")
         groups, self._groups = self._groups, {}
         del self._store  # trainer 0's serves until nobody holds it
-        for group in groups.values():
-            if lost:  # see [Note: no timeout on progress]
+        for (_, device), group in groups.items():
+            if device == "cuda":
+                (group.abort if lost else group.shutdown)()
+            elif lost:  # see [Note: no timeout on progress]
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     # ---- failures ------------------------------------------------------------------------------------------------
@@ -328,6 +330,9 @@ class World:
         raise PServerError(f"{_named(self.rank, self.endpoints)}, {what}: {_first_line(error)}") from error
 
     def _raise(self, event: Event, what: str) -> NoReturn:
+        if event.kind != "left" and self._presence is not None:
+            # The job is over, and this process may go on: presence would end one that stays long in one place after a loss.
+            self._presence.close(f"after {self._begun} collective operations, because of trainer {event.rank}")
         who = _named(event.rank, self.endpoints)
         said = {"lost": "is lost", "failed": "failed", "left": "has left the job"}[event.kind]
         here = f"{_named(self.rank, self.endpoints)} is in {what}, its operation {self._begun}"

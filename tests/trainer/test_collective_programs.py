@@ -11,10 +11,12 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from trainer.process_group import World, bring_up, open_store
 from transpiler import ClipGradByGlobalNorm, DistributeTranspiler, DistributeTranspilerConfig, capture, program_guard
 from transpiler.collective import collective_program, collective_startup, deployment_of
 from transpiler.plan import Collective
-from transpiler.program import Program
+from transpiler.program import Program, Storage
 
 DEADLINE = 60.0
 GRAD: dict[str, Any] = {"mode": "collective", "collective_mode": "grad_allreduce"}
@@ -84,6 +86,15 @@ def batches(trainers: int, steps: int = 5) -> list[list[Batch]]:
     ]
 
 
+@cache
+def captured(lr: float, clip: bool) -> tuple[Program, Program]:
+    """The programs of such a trainer, captured once; each one binds them to its own model."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    with program_guard(Program(()), Program(())):
+        return capture(model, step, optimizer, batches(1)[0][0], grad_clip=ClipGradByGlobalNorm(0.1) if clip else None)
+
+
 class Trainer:
     """One trainer's model, optimizer, schedule and programs; with no endpoints, the single node's."""
 
@@ -94,10 +105,8 @@ class Trainer:
                 parameter.data.add_(1.0)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.9)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
-        with program_guard(Program(()), Program(())):
-            grad_clip = ClipGradByGlobalNorm(0.1) if clip else None
-            self.single = capture(self.model, step, self.optimizer, batches(1)[0][0], grad_clip=grad_clip)
-        self.main, self.startup = self.single
+        storage = Storage(dict(self.model.named_parameters()), self.optimizer)
+        self.main, self.startup = (replace(program, storage=storage) for program in captured(lr, clip))
         if endpoints:
             transpiler = DistributeTranspiler(DistributeTranspilerConfig(**settings))
             own = endpoints[rank]
@@ -383,6 +392,51 @@ def test_different_numbers_of_steps_end_in_words() -> None:
     assert isinstance(results[0], TrainerLost)
     assert f"trainer 1 ({endpoints[1]}) has left the job" in str(results[0])
     assert "step 2" in str(results[0]) and "all trainers run the same number of steps" in str(results[0])
+
+
+def test_everybody_learns_who_is_lost() -> None:
+    """When one of three falls silent in the middle of a step both others, whose connections to it still stand, are told who."""
+    endpoints, data, over = ports(3), batches(3, 1), threading.Event()
+    team = [Trainer(endpoints, rank, GRAD) for rank in range(3)]
+
+    def act(rank: int) -> Any:
+        with Executor() as executor:
+            executor.run(team[rank].startup)
+            executor.run(team[rank].main, feed=data[0][rank])
+            if rank < 2:
+                return executor.run(team[rank].main, feed=data[0][rank])
+            world = executor._collectives[0]._job.world
+            assert world is not None and world._presence is not None
+            world._presence._peers[0].connection.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that dies
+            assert over.wait(DEADLINE)
+
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(act, rank) for rank in range(3)]
+        errors = [each.exception(DEADLINE) for each in running[:2]]
+        over.set()
+    for rank, error in enumerate(errors):
+        assert isinstance(error, TrainerLost) and f"trainer 2 ({endpoints[2]}) is lost" in str(error)
+        assert f"trainer {rank} ({endpoints[rank]}) is in c_allreduce_sum" in str(error) and "step 2" in str(error)
+
+
+def test_a_long_wait_says_for_whom(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of a trainer that waits names the one that is behind; nobody is lost by it, however long it takes."""
+    monkeypatch.setattr("trainer.process_group.SAY_SECONDS", 0.2)
+    endpoints, data = ports(2), batches(2, 1)
+    team = [Trainer(endpoints, rank, GRAD) for rank in range(2)]
+    what = "c_allreduce_sum of 4.bias@GRAD to 0.weight@GRAD (bucket 0, step 1)"
+    said = f"trainer 0 has waited long in {what}, for trainer 1 ({endpoints[1]})"
+
+    def act(rank: int) -> None:
+        with Executor() as executor:
+            executor.run(team[rank].startup)
+            end = time.monotonic() + DEADLINE
+            while rank == 1 and said not in caplog.text:
+                assert time.monotonic() < end, caplog.text
+                threading.Event().wait(0.01)
+            executor.run(team[rank].main, feed=data[0][rank])
+
+    fine(together(2, act))
 
 
 def test_an_error_of_one_trainer_reaches_the_others() -> None:
