@@ -13,9 +13,10 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from ranks import on_ranks, summed
+from many_ranks import on_ranks, summed
 from torch import nn
 
+from pserver.errors import FingerprintMismatch
 from trainer.sharding import ShardedOptimizer, collectives, group_sharded_parallel, reducer, save_group_sharded_model, units
 from trainer.sharding.pieces import Slices
 from trainer.sharding.units import Units, units_of, whole_of
@@ -618,8 +619,21 @@ def test_wrong_arguments_are_named(rank: int, scratch: Path) -> None:
     assert summed(1) == 4  # nobody has waited for anybody in vain
 
 
-def test_without_a_process_group_it_says_what_to_call() -> None:
-    """The message names the two calls that make one."""
+@on_ranks(4)
+def test_ranks_that_differ_are_named(rank: int, scratch: Path) -> None:
+    """Another model, or another level, on one rank: all learn from whom, and how it differs."""
+    wide = net(width=30 if rank == 2 else 24)
+    with pytest.raises(FingerprintMismatch, match=r"on trainer 2: 0.bias: float32\[30\] \(trainer 0 has float32\[24\]\)"):
+        sharded("os", model=wide)
+    with pytest.raises(FingerprintMismatch, match=r"on trainer 3: level: os \(trainer 0 has os_g\)"):
+        sharded("os" if rank == 3 else "os_g")
+
+
+def test_trainers_that_have_not_met_are_told_what_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the two calls that bring up a process group."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
     model = net()
     with pytest.raises(RuntimeError, match=r"init_parallel_env\(\) or fleet.init\(is_collective=True\)"):
         group_sharded_parallel(model, torch.optim.Adam(model.parameters()), "os")

@@ -30,6 +30,8 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.optimizer import DistributedOptimizer
+from trainer.parallel import environment
+from trainer.sharding.agreement import agree, facts_of
 from trainer.sharding.optimizer import ShardedOptimizer
 from trainer.sharding.pieces import Pieces, Slices
 from transpiler.clip import GradClip
@@ -73,12 +75,15 @@ def group_sharded_parallel(
         ValueError: the level is none of the three, an option has no effect at it, this process is not of the group, the
             optimizer has parameters that are not the model's, or a rule that looks at whole tensors.
         TypeError: an argument of another kind.
-        RuntimeError: there is no process group.
+        FingerprintMismatch: another rank has another model, or asks for something else.
+        RuntimeError: there are other trainers, and they have not met: call init_parallel_env() first.
     """
     _check(model, optimizer, level, scaler, offload, sync_buffers, buffer_max_size, segment_size, sync_comm)
     ranks = _group(group)
     inner, clip = _unwrapped(optimizer)
     names = _trainable(model, inner)
+    facts = facts_of(model) | {"level": level, "buffer_max_size": str(buffer_max_size), "segment_size": str(segment_size)}
+    agree("group_sharded_parallel", facts, ranks)
     device = next(iter(names.values())).device
     host = offload and not _already_there(device)
     _same_buffers(model, ranks)
@@ -137,10 +142,7 @@ def _check(model: Any, optimizer: Any, level: Any, scaler: Any, *options: Any) -
 
 
 def _group(group: Any) -> dist.ProcessGroup:
-    if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(
-            "group_sharded_parallel: there is no process group: call init_parallel_env() or fleet.init(is_collective=True) first"
-        )
+    environment()  # or it says what to call first
     if group is None:
         return dist.group.WORLD  # type: ignore[return-value]  # set, since torch.distributed is initialized
     if group == dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(group) < 0:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.parallel import named
 from trainer.sharding.norms import clip_gradients
 from trainer.sharding.pieces import Pieces
 from transpiler.clip import GradClip
@@ -78,6 +79,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Returns:
             What ``closure`` returned, or None.
+
+        Raises:
+            PServerError: another trainer is lost.
         """
         loss = None
         if closure is not None:
@@ -90,12 +94,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     "gradient now, which was not averaged over the ranks: call group_sharded_parallel after unfreezing"
                 )
         self.pieces.refresh()
-        if self.grad_clip is not None:
-            clip_gradients(self.grad_clip, self.pieces, self._device)
-        self._inner.step()
-        self.pieces.publish()
-        if self._after is not None:
-            self._after()
+        with named():
+            if self.grad_clip is not None:
+                clip_gradients(self.grad_clip, self.pieces, self._device)
+            self._inner.step()
+            self.pieces.publish()
+            if self._after is not None:
+                self._after()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -1,0 +1,373 @@
+"""Hybrid parallelism: the mesh, and every combination of directions against one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from many_ranks import on_ranks, summed
+from torch import nn
+
+from pserver.errors import FingerprintMismatch
+from trainer.hybrid import (
+    Pipeline,
+    data_place,
+    device_guard,
+    hybrid_load_state_dict,
+    hybrid_mesh,
+    hybrid_optimizer,
+    hybrid_parallel,
+    hybrid_state_dict,
+    split_sequence,
+)
+from trainer.hybrid.mesh import directions, parameter_mesh
+from trainer.hybrid.stages import stages_of
+from trainer.hybrid.tensor import planned
+from transpiler import ClipGradByGlobalNorm
+from transpiler.strategy import DistributedStrategy
+
+WIDTH, HEADS, TIME, SYMBOLS = 16, 4, 8, 12
+PLAN = {
+    "*.query": "colwise",
+    "*.key": "colwise",
+    "*.value": "colwise",
+    "*.out": "rowwise",
+    "*.up": "colwise",
+    "*.down": "rowwise",
+}
+
+
+class Block(nn.Module):
+    def __init__(self, heads: int = HEADS) -> None:
+        super().__init__()
+        self.num_heads, self.head_size = heads, WIDTH // heads
+        self.query, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.key = nn.Linear(WIDTH, WIDTH, bias=False)  # softmax does not see it: its gradient would be rounding errors
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time, _ = x.shape
+        heads = (part(x).view(batch, time, -1, self.head_size).transpose(1, 2) for part in (self.query, self.key, self.value))
+        seen = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, time, -1))
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """A transformer that is told its positions."""
+
+    def __init__(self, blocks: int = 2, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.symbols, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(TIME, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, SYMBOLS)
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        h = self.symbols(x) + self.places(places)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def batches(count: int = 3) -> list[tuple[torch.Tensor, ...]]:
+    """16 sequences each: symbols, positions, what comes next."""
+    source = torch.Generator().manual_seed(4)
+    text = [torch.randint(0, SYMBOLS, (16, TIME + 1), generator=source) for _ in range(count)]
+    return [(x[:, :-1].contiguous(), torch.arange(TIME).expand(16, -1).contiguous(), x[:, 1:].contiguous()) for x in text]
+
+
+def strategy_of(order: Any = None, micro: int = 2, **degrees: int) -> DistributedStrategy:
+    strategy = DistributedStrategy()
+    configs: dict[str, Any] = {f"{axis}_degree": degree for axis, degree in degrees.items()}
+    strategy.hybrid_configs = configs | ({"order": order} if order else {})
+    strategy.pipeline_configs = {"accumulate_steps": micro}
+    return strategy
+
+
+def check_equal_to_one_process(rank: int, clip: Any = None, **degrees: int) -> None:
+    """Trains a model made parallel so, and one process's; parameters, loss and state must be equal within 1e-5."""
+    strategy = strategy_of(**degrees)
+    mesh = hybrid_mesh(strategy)
+    alone, plain_losses, losses = Net(), [], []
+    plain = torch.optim.AdamW(alone.parameters(), lr=1e-3)
+    options: dict[str, Any] = {"tensor_plan": PLAN} if degrees.get("mp", 1) > 1 else {}
+    if degrees.get("pp", 1) > 1:
+        options |= {"stages": ["blocks.1"], "loss_fn": loss_of}
+    model = hybrid_parallel(Net(seed=rank), strategy, **options) if rank else hybrid_parallel(Net(), strategy, **options)
+    optimizer = hybrid_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model, clip)
+    place, parts = data_place(mesh)
+    for x, positions, target in batches():
+        loss = loss_of(alone(x, positions), target)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(alone.parameters(), clip.clip_norm)
+        plain.step()
+        plain.zero_grad()
+        plain_losses.append(loss.item())
+        mine = [split_sequence(tensor.chunk(parts)[place], mesh) for tensor in (x, positions, target)]
+        if isinstance(model, Pipeline):
+            loss = model.forward_backward(*mine[:2], target=mine[2])
+        else:
+            loss = loss_of(model(*mine[:2]), mine[2])
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(summed(loss.item()) / torch.distributed.get_world_size())
+    assert losses == pytest.approx(plain_losses, abs=1e-5), (losses, plain_losses)
+    whole = hybrid_state_dict(model)
+    assert list(whole) == list(alone.state_dict())
+    for name, theirs in alone.state_dict().items():
+        torch.testing.assert_close(whole[name], theirs, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    held = optimizer.state_dict()["state"]
+    names = [name for name, _ in model.named_parameters()]
+    expected = {name: plain.state[parameter] for name, parameter in alone.named_parameters()}
+    for index, name in enumerate(names):
+        torch.testing.assert_close(held[index]["exp_avg"], expected[name]["exp_avg"], rtol=0, atol=1e-5)
+
+
+# ---- combinations ----
+
+
+@on_ranks(4)
+def test_dp_by_mp(rank: int, scratch: Path) -> None:
+    """Data and tensor parallel, 2 x 2."""
+    check_equal_to_one_process(rank, dp=2, mp=2)
+
+
+@on_ranks(4)
+def test_dp_by_pp(rank: int, scratch: Path) -> None:
+    """Data parallel pipelines of two stages, with the gradient of all stages clipped together."""
+    check_equal_to_one_process(rank, dp=2, pp=2, clip=ClipGradByGlobalNorm(0.3))
+
+
+@on_ranks(4)
+def test_mp_by_pp(rank: int, scratch: Path) -> None:
+    """Tensor parallel stages, with the gradient of all stages and parts clipped together."""
+    check_equal_to_one_process(rank, dp=1, mp=2, pp=2, clip=ClipGradByGlobalNorm(0.3))
+
+
+@on_ranks(4)
+def test_dp_by_sharding(rank: int, scratch: Path) -> None:
+    """Two copies of a model sharded in two."""
+    check_equal_to_one_process(rank, dp=2, sharding=2, clip=ClipGradByGlobalNorm(0.3))
+
+
+@on_ranks(4)
+def test_sharding_by_mp(rank: int, scratch: Path) -> None:
+    """Tensors cut in two directions."""
+    check_equal_to_one_process(rank, dp=1, sharding=2, mp=2, clip=ClipGradByGlobalNorm(0.3))
+
+
+@on_ranks(4)
+def test_sep_by_dp(rank: int, scratch: Path) -> None:
+    """Sequences cut in two, attention over the whole of them."""
+    check_equal_to_one_process(rank, dp=2, sep=2)
+
+
+@on_ranks(8)
+def test_dp_by_mp_by_pp(rank: int, scratch: Path) -> None:
+    """Three directions at once, on 8 ranks."""
+    check_equal_to_one_process(rank, dp=2, mp=2, pp=2)
+
+
+# ---- the mesh ----
+
+
+@on_ranks(4)
+def test_the_mesh_has_the_directions_by_name_in_the_users_order(rank: int, scratch: Path) -> None:
+    """The innermost direction has neighbouring ranks; a degree of -1 is what the others leave."""
+    for order, neighbours in (
+        (["dp", "pp", "sharding", "sep", "mp"], rank // 2 * 2),
+        (["mp", "pp", "sharding", "sep", "dp"], rank % 2),
+    ):
+        mesh = hybrid_mesh(strategy_of(order, mp=2))
+        assert mesh.mesh_dim_names == tuple(order) and mesh["dp"].size() == 2
+        peers = torch.distributed.get_process_group_ranks(mesh["mp"].get_group())
+        assert peers == [neighbours, neighbours + (1 if order[-1] == "mp" else 2)]
+        own = parameter_mesh(directions(strategy_of(order, mp=2), 4))
+        assert torch.distributed.get_process_group_ranks(own["mp"].get_group()) == peers
+
+
+@pytest.mark.parametrize(
+    ("degrees", "words"),
+    [
+        ({"dp": 2, "mp": 3}, "expected degrees whose product is the 8 ranks, got 6: dp_degree 2, pp_degree 1"),
+        ({"mp": 3}, "product 3 does not divide the 8 ranks, so dp_degree cannot be inferred"),
+    ],
+)
+def test_degrees_must_make_up_the_ranks(degrees: dict[str, int], words: str) -> None:
+    """The message has the product, the number of ranks, and every degree."""
+    with pytest.raises(ValueError, match=words):
+        directions(strategy_of(**degrees), 8)
+
+
+# ---- plans and stages ----
+
+
+@pytest.mark.parametrize(
+    ("plan", "degree", "words"),
+    [
+        (PLAN, 3, "blocks.0.query: out_features 16 does not divide evenly by mp_degree 3"),
+        ({"head": "colwise"}, 8, "head: out_features 12 does not divide evenly"),
+        ({"*.up": "colwise", "*.nothing": "rowwise"}, 2, r"'\*.nothing' matches no module"),
+        ({"*.up": "columns"}, 2, "expected one of 'colwise'"),
+        ({"*.norm": "colwise"}, 2, "cuts a Linear or an Embedding, got LayerNorm"),
+        ({"*.query": "colwise"}, 8, "blocks.0: num_heads 4 does not divide evenly by mp_degree 8"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(plan: dict[str, str], degree: int, words: str) -> None:
+    """Widths and heads that do not divide, patterns that match nothing, words that mean nothing."""
+    with pytest.raises(ValueError, match=words):
+        planned(Net(), plan, degree)
+
+
+class Guarded(Net):
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        with device_guard("gpu:0"):
+            h = self.blocks[0](self.symbols(x))
+        with device_guard("gpu:1"):
+            moved = self.places(places)
+            middle = self.blocks[1](h + moved)
+        with device_guard("gpu:2"):
+            return self.head(middle + h)
+
+
+def test_stages_are_marked_by_names_or_by_device_guard() -> None:
+    """Stages one after the other compute what the model does; values skip stages; each parameter is in one."""
+    x, places, _ = batches(1)[0]
+    for model, begins, inputs in (
+        (Net(), ["blocks.1", "head"], [("x", "places"), (), ()]),
+        (Guarded(), [], [("x",), ("places",), ()]),
+    ):
+        stages = stages_of(model, begins, 3)
+        assert [stage.inputs for stage in stages] == inputs
+        given = {"x": x, "places": places}
+        value: Any = ()
+        for stage in stages:
+            value = value if isinstance(value, tuple) else (value,)
+            value = stage.module(*value, **{name: given[name] for name in stage.inputs})
+        assert torch.equal(value, model(x, places))
+        names = [name for stage in stages for name, _ in stage.module.named_parameters()]
+        assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+
+
+class Backwards(Net):
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        with device_guard(1):
+            h = self.symbols(x)
+        with device_guard(0):
+            return self.head(h)
+
+
+class Tied(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.symbols.weight
+
+
+class Branches(Net):
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, places) if x.sum() > 0 else super().forward(x, places)
+
+
+@pytest.mark.parametrize(
+    ("model", "begins", "words"),
+    [
+        (Net(), ["blocks.7"], "no module 'blocks.7'"),
+        (Net(), ["head", "blocks.1"], "in the order blocks.1, head"),
+        (Net(), ["blocks.1"], r"pp_degree 3: expected stages 0 to 2, got 0, 1 by stages=\['blocks.1'\]"),
+        (Net(), [], "got 0 by device_guard"),
+        (Backwards(), [], "belongs to stage 0, and comes after what belongs to stage 1"),
+        (Tied(), ["blocks.1", "head"], "'symbols.weight' is used in stages 0 and 2"),
+        (Branches(), ["blocks.1", "head"], "cannot be traced with torch.fx"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(model: nn.Module, begins: list[str], words: str) -> None:
+    """The message says what the model does instead."""
+    with pytest.raises(ValueError, match=words):
+        stages_of(model, begins, 3)
+
+
+def test_device_guard_takes_a_stages_number() -> None:
+    """A number, alone or after a colon."""
+    with pytest.raises(ValueError, match="expected a stage's number"), device_guard("gpu"):
+        pass
+
+
+# ---- errors of a running job ----
+
+
+@on_ranks(4)
+def test_wrong_use_is_named_on_every_rank(rank: int, scratch: Path) -> None:
+    """Options without effect, other models, batches and sequences that cannot be cut: an error before anybody waits."""
+    with pytest.raises(ValueError, match="tensor_plan: expected one if and only if mp_degree is above 1, got mp_degree 2"):
+        hybrid_parallel(Net(), strategy_of(mp=2))
+    with pytest.raises(ValueError, match="pp_degree above 1 only"):
+        hybrid_parallel(Net(), strategy_of(), stages=["head"])
+    with pytest.raises(ValueError, match="loss_fn: expected one with pp_degree 2"):
+        hybrid_parallel(Net(), strategy_of(pp=2), stages=["head"])
+    with pytest.raises(ValueError, match="at least pp_degree 2, got 1"):
+        hybrid_parallel(Net(), strategy_of(pp=2, micro=1), stages=["head"], loss_fn=loss_of)
+    with pytest.raises(FingerprintMismatch, match="got on trainer 2: blocks.2.*absent|blocks.2"):
+        hybrid_parallel(Net(blocks=3 if rank == 2 else 2), strategy_of())
+    mesh = hybrid_mesh(strategy_of(sep=2))
+    with pytest.raises(ValueError, match="length 7 does not divide evenly by sep_degree 2"):
+        split_sequence(torch.zeros(1, 7), mesh)
+    model = hybrid_parallel(Net(), strategy_of(pp=2), stages=["head"], loss_fn=loss_of)
+    assert isinstance(model, Pipeline)
+    x, places, target = batches(1)[0]
+    with pytest.raises(ValueError, match="x: expected a batch that 2 micro batches divide evenly, got 3 samples"):
+        model.forward_backward(x[:3], places[:3], target=target[:3])
+    with pytest.raises(RuntimeError, match="call forward_backward"):
+        model(x, places)
+    with pytest.raises(ValueError, match="make it after hybrid_parallel"):
+        hybrid_optimizer(torch.optim.SGD(Net().parameters()), model)
+    with pytest.raises(ValueError, match="expected the one that hybrid_parallel returned"):
+        hybrid_state_dict(Net())
+    assert summed(1) == 4
+
+
+@on_ranks(4)
+def test_a_pipeline_evaluates_and_resumes(rank: int, scratch: Path) -> None:
+    """evaluate gives the loss of the batch without touching gradients; a whole state_dict can be loaded into the stages."""
+    model = hybrid_parallel(Net(), strategy_of(dp=2, pp=2), stages=["blocks.1"], loss_fn=loss_of)
+    assert isinstance(model, Pipeline)
+    x, places, target = batches(1)[0]
+    assert model.evaluate(x, places, target=target).item() == pytest.approx(loss_of(Net()(x, places), target).item(), abs=1e-5)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model.evaluate(x[:4], places[:4], target=target[:4]).item() > 0  # another batch size
+    other = Net(seed=7)
+    hybrid_load_state_dict(model, other.state_dict())
+    assert model.evaluate(x, places, target=target).item() == pytest.approx(loss_of(other(x, places), target).item(), abs=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a world of one on NCCL has not run")
+def test_a_world_of_one_on_a_gpu(tmp_path: Path) -> None:
+    """The same calls with all degrees 1 on a GPU; communication between devices is not proven by one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        alone, strategy = Net().cuda(), strategy_of()
+        model = hybrid_parallel(Net().cuda(), strategy)
+        plain = torch.optim.AdamW(alone.parameters(), lr=1e-3)
+        optimizer = hybrid_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model, ClipGradByGlobalNorm(1e9))
+        for batch in batches():
+            x, places, target = (tensor.cuda() for tensor in batch)
+            for each, one in ((alone, plain), (model, optimizer)):
+                loss_of(each(x, places), target).backward()
+                one.step()
+                one.zero_grad()
+        for name, theirs in alone.state_dict().items():
+            torch.testing.assert_close(hybrid_state_dict(model)[name], theirs, rtol=0, atol=1e-5)
+    finally:
+        dist.destroy_process_group()

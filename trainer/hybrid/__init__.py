@@ -1,0 +1,23 @@
+"""Hybrid parallelism: data, tensor, pipeline, sharding and sequence parallel in one job, on torch.distributed."""
+
+from trainer.hybrid.mesh import data_place as data_place
+from trainer.hybrid.mesh import hybrid_mesh as hybrid_mesh
+from trainer.hybrid.parallel import hybrid_load_state_dict as hybrid_load_state_dict
+from trainer.hybrid.parallel import hybrid_optimizer as hybrid_optimizer
+from trainer.hybrid.parallel import hybrid_parallel as hybrid_parallel
+from trainer.hybrid.parallel import hybrid_state_dict as hybrid_state_dict
+from trainer.hybrid.pipeline import Pipeline as Pipeline
+from trainer.hybrid.sequence import split_sequence as split_sequence
+from trainer.hybrid.stages import device_guard as device_guard
+
+__all__ = [
+    "data_place",
+    "device_guard",
+    "hybrid_load_state_dict",
+    "hybrid_mesh",
+    "hybrid_optimizer",
+    "hybrid_parallel",
+    "hybrid_state_dict",
+    "Pipeline",
+    "split_sequence",
+]

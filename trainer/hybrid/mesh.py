@@ -1,0 +1,133 @@
+"""The ranks of a job in up to five directions: data, pipeline, sharding, sequence and tensor ("mp") parallel.
+
+``strategy.hybrid_configs`` says how many ranks each direction has and their order from outside to inside: neighbours in the
+innermost direction have neighbouring ranks.  One degree may be left to be inferred (``dp_degree`` -1).
+
+[Note: two meshes]  The user's mesh has the five directions in the user's order.  A parameter lives on another mesh of the same
+ranks, with the directions that cut or copy parameters in the order that torch's FSDP2 and tensor parallelism ask for:
+("pp", "replicas", "sharding", "mp").  Data and sequence parallel ranks are replicas alike: each sees other samples, or other
+parts of them, and gradients are averaged over both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.parallel import environment
+from transpiler.strategy import DistributedStrategy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+AXES = ("dp", "pp", "sharding", "sep", "mp")
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """How many ranks a job has in each direction.
+
+    Attributes:
+        degrees: by the names of ``AXES``.
+        order: from outside to inside.
+    """
+
+    degrees: Mapping[str, int]
+    order: tuple[str, ...]
+
+    def ranks(self) -> torch.Tensor:
+        """The ranks, one dimension for each direction, in ``order``."""
+        shape = [self.degrees[axis] for axis in self.order]
+        return torch.arange(math.prod(shape)).view(shape)
+
+    def rank_grid(self, axes: tuple[str, ...]) -> torch.Tensor:
+        """The same with the dimensions in the order of ``axes``."""
+        return self.ranks().permute([self.order.index(axis) for axis in axes])
+
+
+def directions(strategy: DistributedStrategy, world_size: int) -> Directions:
+    """The directions that a strategy asks for.
+
+    Raises:
+        ValueError: the degrees' product is not the number of ranks, or cannot be made so.
+    """
+    configs = strategy.hybrid_configs
+    given = {axis: configs[f"{axis}_degree"] for axis in AXES}
+    rest = math.prod(degree for degree in given.values() if degree != -1)
+    said = ", ".join(f"{axis}_degree {degree}" for axis, degree in given.items())
+    for axis, degree in given.items():
+        if degree == -1:
+            if world_size % rest:
+                raise ValueError(
+                    f"hybrid_configs: the other degrees' product {rest} does not divide the {world_size} ranks, so {axis}_degree "
+                    f"cannot be inferred: {said}"
+                )
+            given[axis] = world_size // rest
+    product = math.prod(given.values())
+    if product != world_size:
+        raise ValueError(f"hybrid_configs: expected degrees whose product is the {world_size} ranks, got {product}: {said}")
+    return Directions(given, tuple(configs["order"]))
+
+
+def hybrid_mesh(strategy: DistributedStrategy, device_type: str | None = None) -> DeviceMesh:
+    """A DeviceMesh of all ranks with the five directions of ``strategy.hybrid_configs``, in their order, by name.
+
+    ``mesh["mp"].get_group()`` is the process group of this rank's tensor parallel peers, ``mesh["dp"].get_local_rank()`` its
+    place among the data parallel ones.  All ranks call this.
+
+    Args:
+        device_type: "cuda" where there is a GPU, otherwise "cpu", unless given.
+
+    Raises:
+        ValueError: wrong degrees.
+    """
+    return _mesh(directions(strategy, _world_size()), device_type)
+
+
+def _world_size() -> int:
+    environment()
+    return dist.get_world_size()
+
+
+def _mesh(directions: Directions, device_type: str | None) -> DeviceMesh:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh(device_type or _device_type(), directions.ranks(), mesh_dim_names=directions.order)
+
+
+def parameter_mesh(directions: Directions, device_type: str | None = None) -> DeviceMesh:
+    """The mesh on which parameters live: ("pp", "replicas", "sharding", "mp"); see [Note: two meshes]."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    grid = directions.rank_grid(("pp", "dp", "sep", "sharding", "mp")).flatten(1, 2).contiguous()
+    return DeviceMesh(device_type or _device_type(), grid, mesh_dim_names=("pp", "replicas", "sharding", "mp"))
+
+
+def _device_type() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def data_place(mesh: DeviceMesh) -> tuple[int, int]:
+    """Which part of each batch is this rank's: its number, and the number of parts.
+
+    Data and sharding parallel ranks take different samples; pipeline, tensor and sequence parallel ones the same.
+    """
+    return (
+        mesh["dp"].get_local_rank() * mesh["sharding"].size() + mesh["sharding"].get_local_rank(),
+        mesh["dp"].size() * mesh["sharding"].size(),
+    )
+
+
+def divides(what: str, count: int, degree: int, axis: str, where: Any) -> None:
+    """Checks that something can be shared evenly.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if count % degree:
+        raise ValueError(f"{where}: {what} {count} does not divide evenly by {axis}_degree {degree}")

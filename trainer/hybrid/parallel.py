@@ -1,0 +1,252 @@
+"""A model made parallel in several directions at once, as ``strategy.hybrid_configs`` says.
+
+::
+
+    strategy.hybrid_configs = {"dp_degree": -1, "mp_degree": 2, "pp_degree": 2}
+    strategy.pipeline_configs = {"accumulate_steps": 4, "micro_batch_size": 2}
+    plan = {"*.up": "colwise", "*.down": "rowwise"}
+    model = hybrid_parallel(Net(), strategy, tensor_plan=plan, stages=["blocks.2"], loss_fn=loss)
+    optimizer = hybrid_optimizer(torch.optim.Adam(model.parameters()), model)
+
+In this order: the model is cut into stages (pp), tensors into parts (mp), attention is made to see whole sequences (sep), and at
+last FSDP2 averages gradients (dp, sep) and shards parameters, gradients and state (sharding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.hybrid.mesh import Directions, directions, parameter_mesh
+from trainer.hybrid.pipeline import Loss, Pipeline
+from trainer.hybrid.sequence import replace_attention
+from trainer.hybrid.stages import stages_of
+from trainer.hybrid.tensor import cut_tensors, planned
+from trainer.parallel import environment, named
+from trainer.sharding.agreement import agree, facts_of
+from trainer.sharding.optimizer import ShardedOptimizer
+from transpiler.clip import GradClip
+from transpiler.optimizers import rule_of
+from transpiler.strategy import DistributedStrategy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    directions: Directions
+    mesh: Any  # of parameters
+    names: tuple[str, ...]  # of the whole model's parameters and buffers
+
+
+_made: WeakKeyDictionary[nn.Module, _Made] = WeakKeyDictionary()
+
+
+def hybrid_parallel(
+    model: nn.Module,
+    strategy: DistributedStrategy,
+    *,
+    tensor_plan: Mapping[str, Any] | None = None,
+    stages: Sequence[str] = (),
+    loss_fn: Loss | None = None,
+) -> nn.Module:
+    """Makes a model parallel; its values are rank 0's.  All ranks call this, with the same whole model on their devices.
+
+    Args:
+        strategy: its ``hybrid_configs``; with ``pp_degree`` also ``pipeline_configs``: a batch is cut into ``accumulate_steps``
+            micro batches, of ``micro_batch_size`` samples where that is above 1.
+        tensor_plan: which modules are cut in the "mp" direction, and how; see ``trainer.hybrid.tensor``.
+        stages: the names of the modules that begin stages 1, 2, ... in the "pp" direction; without, the model's forward says it
+            by ``device_guard``.
+        loss_fn: with ``pp_degree``: (output, target) -> the mean loss.
+
+    Returns:
+        With a ``pp_degree`` above 1 a :class:`Pipeline`, which has this rank's stage; otherwise the same module, changed in
+        place.  Its parameters are not the former ones: make the optimizer afterwards.
+
+    Raises:
+        ValueError: degrees whose product is not the number of ranks, or whatever does not divide evenly.
+        FingerprintMismatch: the ranks' models differ.
+    """
+    environment()
+    here = directions(strategy, dist.get_world_size())
+    _check(model, here, tensor_plan, stages, loss_fn)
+    device = next(model.parameters()).device
+    with named():
+        world: Any = dist.group.WORLD
+        agree("model", facts_of(model), world)
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+        mesh = parameter_mesh(here, device.type)
+        names = tuple(model.state_dict())
+        styles = planned(model, tensor_plan or {}, here.degrees["mp"])
+        part, result = _staged(model, here, strategy, mesh, stages, loss_fn)
+        cut_tensors(part, styles, mesh["mp"])
+        if here.degrees["sep"] > 1:
+            replace_attention(part, _sequence_group(here))
+        if mesh["replicas"].size() * mesh["sharding"].size() > 1:
+            _average(part, mesh)
+    _made[result] = _Made(here, mesh, names)
+    return result
+
+
+def _check(model: nn.Module, here: Directions, plan: Any, stages: Sequence[str], loss_fn: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if model in _made:
+        raise ValueError("model: hybrid_parallel was called for it before")
+    if (here.degrees["mp"] > 1) != bool(plan):
+        got = f"mp_degree {here.degrees['mp']} and {plan!r}"
+        raise ValueError(f"tensor_plan: expected one if and only if mp_degree is above 1, got {got}")
+    if here.degrees["pp"] == 1 and (stages or loss_fn is not None):
+        raise ValueError("stages, loss_fn: they have an effect with a pp_degree above 1 only")
+    if here.degrees["pp"] > 1 and loss_fn is None:
+        raise ValueError(f"loss_fn: expected one with pp_degree {here.degrees['pp']}, got none: the last stage computes the loss")
+
+
+def _staged(
+    model: nn.Module,
+    here: Directions,
+    strategy: DistributedStrategy,
+    mesh: DeviceMesh,
+    begins: Sequence[str],
+    loss_fn: Loss | None,
+) -> tuple[nn.Module, nn.Module]:
+    """This rank's part of the model, and what the user gets."""
+    if here.degrees["pp"] == 1:
+        return model, model
+    assert loss_fn is not None
+    stage = stages_of(model, list(begins), here.degrees["pp"])[mesh["pp"].get_local_rank()]
+    configs = strategy.pipeline_configs
+    group = mesh["pp"].get_group()
+    return stage.module, Pipeline(model, stage, group, configs["accumulate_steps"], configs["micro_batch_size"], loss_fn)
+
+
+def _sequence_group(here: Directions) -> dist.ProcessGroup:
+    """The ranks that have parts of the same sequences."""
+    grid = here.rank_grid(("dp", "pp", "sharding", "mp", "sep")).flatten(0, 3)
+    group, _ = dist.new_subgroups_by_enumeration(grid.tolist())  # type: ignore[no-untyped-call]  # torch's own
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _average(part: nn.Module, mesh: DeviceMesh) -> None:
+    """FSDP2 over samples: gradients are averaged over replicas, everything is sharded in the "sharding" direction."""
+    from torch.distributed.fsdp import fully_shard
+
+    from trainer.sharding.units import units_of
+
+    cut = mesh["sharding"].size() > 1
+    over = mesh["replicas", "sharding"] if mesh["replicas"].size() > 1 else mesh["sharding"]
+    for unit in (*units_of(part, set(part.parameters())), part):
+        fully_shard(unit, mesh=over, reshard_after_forward=cut)
+
+
+def hybrid_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, grad_clip: GradClip | None = None) -> ShardedOptimizer:
+    """The optimizer of a model that :func:`hybrid_parallel` returned; it steps this rank's part of each parameter.
+
+    Args:
+        optimizer: element-wise, over the returned model's parameters.
+        grad_clip: of the averaged gradient of the whole model, all stages together, as a single node would.
+
+    Raises:
+        ValueError: the model was not made by ``hybrid_parallel``, or the optimizer's rule looks at whole tensors.
+    """
+    from trainer.hybrid.pieces import LocalPieces
+
+    if model not in _made:
+        raise ValueError("model: expected the one that hybrid_parallel returned")
+    for group in optimizer.param_groups:
+        rule_of(optimizer, group)
+    mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    strange = mine.difference(model.parameters())
+    if strange:
+        raise ValueError(
+            f"optimizer: a parameter of shape {tuple(strange.pop().shape)} is none of the model's: make it after hybrid_parallel"
+        )
+    parameters = [parameter for parameter in model.parameters() if parameter in mine and parameter.requires_grad]
+    if grad_clip is None:
+        grad_clip = getattr(optimizer, "grad_clip", None)
+    pieces = LocalPieces(parameters, _made[model].mesh)
+    return ShardedOptimizer(optimizer, pieces, parameters[0].device, grad_clip)
+
+
+def hybrid_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The whole model's ``state_dict()``, plain tensors on every rank; all ranks call this.
+
+    Raises:
+        ValueError: the model was not made by ``hybrid_parallel``.
+    """
+    from trainer.sharding.units import whole_of
+
+    if model not in _made:
+        raise ValueError("model: expected the one that hybrid_parallel returned")
+    made = _made[model]
+    group = made.mesh["pp"].get_group()
+    mine = {name: whole_of(tensor.detach()) for name, tensor in model.state_dict().items()}
+    found: dict[str, Tensor] = {}
+    for name in made.names:
+        found[name] = _from_stage(mine.get(name), group)
+    return found
+
+
+def hybrid_load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Gives a model that :func:`hybrid_parallel` returned the values of a whole ``state_dict()``; each rank takes its part.
+
+    Raises:
+        ValueError: the model was not made by ``hybrid_parallel``, or names or shapes differ from the model's.
+    """
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if model not in _made:
+        raise ValueError("model: expected the one that hybrid_parallel returned")
+    odd = sorted(set(_made[model].names).symmetric_difference(state_dict))
+    if odd:
+        raise ValueError(f"state_dict: expected the whole model's names, got others: {', '.join(odd[:5])}")
+    with torch.no_grad():
+        for name, mine in model.state_dict().items():
+            value = state_dict[name].detach().to(mine.device)
+            if value.shape != mine.shape:
+                raise ValueError(f"state_dict: {name!r}: expected the shape {tuple(mine.shape)}, got {tuple(value.shape)}")
+            if isinstance(mine, DTensor):
+                value = distribute_tensor(value, mine.device_mesh, mine.placements, src_data_rank=None)
+            mine.copy_(value)
+
+
+def _from_stage(tensor: Tensor | None, group: dist.ProcessGroup) -> Tensor:
+    """A tensor that one stage has (or some have, alike), on all of them."""
+    if dist.get_world_size(group) == 1:
+        assert tensor is not None
+        return tensor
+    rank, none = dist.get_rank(group), dist.get_world_size(group)
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    head = torch.full((12,), -1, dtype=torch.int64, device=device)  # owner, dtype, dimensions, shape
+    owner = torch.tensor(none if tensor is None else rank, device=device)
+    dist.all_reduce(owner, op=dist.ReduceOp.MIN, group=group)
+    source = int(owner.item())
+    if rank == source:
+        assert tensor is not None
+        form = [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
+        head[: len(form)] = torch.tensor(form)
+    dist.broadcast(head, group=group, group_src=source)
+    kind, dimensions, *shape = head.tolist()
+    if rank == source:
+        assert tensor is not None
+        value = tensor.contiguous()
+    else:
+        value = torch.empty(shape[:dimensions], dtype=_DTYPES[kind], device=device)
+    dist.broadcast(value, group=group, group_src=source)
+    return value
+
+
+_DTYPES = [
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint8, torch.bool),
+]

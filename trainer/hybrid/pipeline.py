@@ -1,0 +1,136 @@
+"""One rank's stage of a pipelined model, on torch.distributed.pipelining: micro batches, a forward and a backward in turn (1F1B).
+
+(Narayanan et al.: PipeDream-2BW, memory-efficient pipeline-parallel DNN training, 2021.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.hybrid.stages import Stage
+from trainer.parallel import named
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+class Pipeline(nn.Module):
+    """This rank's stage of a model: its parameters are those of the stage, with the names that they have in the model.
+
+    ::
+
+        loss = pipeline.forward_backward(x, target=y)     # in the place of loss = loss_fn(model(x), y); loss.backward()
+        optimizer.step()
+
+    All ranks of the pipeline give the same batch.  The gradient is that of the mean over micro batches, which is ``loss_fn``'s
+    own where it is a mean over samples.
+
+    Args:
+        model: the whole one, for the names of its inputs.
+        stage: this rank's.
+        group: the ranks of the pipeline, in the order of the stages.
+        micro_batches: into so many equal parts a batch is cut, along dimension 0.
+        micro_size: samples of each; 1, torch's and the strategy's default, leaves it to the batch.
+        loss_fn: (the model's output, target) -> a mean over samples, a scalar.
+
+    Raises:
+        ValueError: fewer micro batches than stages.
+    """
+
+    def __init__(
+        self, model: nn.Module, stage: Stage, group: dist.ProcessGroup, micro_batches: int, micro_size: int, loss_fn: Loss
+    ) -> None:
+        super().__init__()
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        index, count = dist.get_rank(group), dist.get_world_size(group)
+        if micro_batches < count:
+            raise ValueError(
+                f"pipeline_configs: expected accumulate_steps (micro batches) of at least pp_degree {count}, got {micro_batches}"
+            )
+        self.stage, self._inputs, self._group = stage.module, stage.inputs, group
+        self._names = batch_names(model)
+        self._micro_batches, self._micro_size = micro_batches, micro_size
+        self._first, self._last = index == 0, index == count - 1
+        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self._make: Callable[[], Any] = lambda: Schedule1F1B(
+            PipelineStage(self.stage, index, count, self._device, group=group), micro_batches, loss_fn=loss_fn
+        )
+        self._schedules: dict[tuple[Any, ...], Any] = {}  # by the shapes of the batch: a stage's buffers have one shape
+
+    def forward_backward(self, *args: Tensor, target: Tensor, **kwargs: Tensor) -> Tensor:
+        """Runs a batch forward and backward; gradients add to ``p.grad``.
+
+        Args:
+            args, kwargs: what the model's forward takes, the same on all ranks of the pipeline.
+            target: for ``loss_fn``, cut like the batch.
+
+        Returns:
+            The mean loss of the micro batches, a 0-dim tensor, on every rank of the pipeline.
+
+        Raises:
+            ValueError: the batch cannot be cut into equal parts.
+        """
+        return self._run(args, kwargs, target, "step")
+
+    @torch.no_grad()
+    def evaluate(self, *args: Tensor, target: Tensor, **kwargs: Tensor) -> Tensor:
+        """The same loss, without gradients."""
+        return self._run(args, kwargs, target, "eval")
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        """Refused: one rank has one stage only.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("this rank has one stage of the model: call forward_backward(*inputs, target=...) or evaluate")
+
+    def _run(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], target: Tensor, what: str) -> Tensor:
+        given = dict(zip(self._names, args, strict=False)) | kwargs
+        for name, tensor in (*given.items(), ("target", target)):
+            count, samples = self._micro_batches, tensor.shape[0]
+            if samples % count:
+                raise ValueError(f"{name}: expected a batch that {count} micro batches divide evenly, got {samples} samples")
+            if self._micro_size > 1 and samples != count * self._micro_size:
+                raise ValueError(f"{name}: expected {count} micro batches of {self._micro_size} samples, got {samples} samples")
+        missing = [name for name in self._inputs if name not in given]
+        if missing:
+            raise TypeError(f"forward_backward: this rank's stage needs the model's input {missing[0]!r}")
+        mine = {name: given[name] for name in self._inputs}
+        losses: list[Tensor] = []
+        wanted: dict[str, Any] = {"target": target, "losses": losses} if self._last else {}
+        run = getattr(self._schedule(what, (*given.items(), ("target", target))), what)
+        with named():
+            if self._first:
+                run(*mine.values(), **wanted)
+            else:
+                run(**mine, **wanted)
+            loss = torch.stack(losses).detach().mean() if self._last else torch.zeros((), device=self._device)
+            dist.broadcast(loss, group=self._group, group_src=dist.get_world_size(self._group) - 1)
+        return loss
+
+    def _schedule(self, what: str, batch: tuple[tuple[str, Tensor], ...]) -> Any:
+        shapes = (what, *((name, tensor.shape, tensor.dtype) for name, tensor in batch))
+        if shapes not in self._schedules:
+            self._schedules[shapes] = self._make()
+        return self._schedules[shapes]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Of this stage, by the names in the model."""
+        return self.stage.state_dict(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        """Of this stage, by the names in the model."""
+        return self.stage.named_parameters(*args, **kwargs)
+
+
+def batch_names(model: nn.Module) -> list[str]:
+    """The names of what a model's forward takes."""
+    import inspect
+
+    return list(inspect.signature(model.forward).parameters)

@@ -1,0 +1,110 @@
+"""Tensor parallelism: which linear layers and embeddings are cut, and how, by the names of modules.
+
+A plan maps patterns of module names (as a shell's: ``*``, ``?``, ``[...]``; the first that matches decides) to a style of
+``torch.distributed.tensor.parallel``, or to a word for one:
+
+==================  ==========================================  =====================================================
+word                a Linear's weight, or an Embedding's        takes and gives
+==================  ==========================================  =====================================================
+"colwise"           output features (embedding: columns)        whole in, this rank's features out
+"rowwise"           input features (embedding: rows)            this rank's features in, whole out
+"colwise_rep"       as colwise                                  whole in, whole out (an output layer)
+"rowwise_rep"       as rowwise                                  whole in, whole out (an input embedding)
+==================  ==========================================  =====================================================
+
+An attention's query, key and value are "colwise", its output "rowwise"; its forward has to take the number of heads from the
+width that it sees (``view(batch, time, -1, head_size)``), because each rank has a part of them.  (Shoeybi et al.: Megatron-LM,
+2019.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from trainer.hybrid.mesh import divides
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+WORDS = ("colwise", "rowwise", "colwise_rep", "rowwise_rep")
+_HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "num_key_value_heads", "heads")
+
+
+def _style(word: Any, pattern: str) -> Any:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+    from torch.distributed.tensor.parallel.style import ParallelStyle
+
+    styles: dict[str, Any] = {
+        "colwise": ColwiseParallel,
+        "rowwise": RowwiseParallel,
+        "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+        "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
+    }
+    if isinstance(word, ParallelStyle):
+        return word
+    if word not in styles:
+        raise ValueError(
+            f"tensor_plan[{pattern!r}]: expected one of {', '.join(map(repr, WORDS))} or a ParallelStyle, got {word!r}"
+        )
+    return styles[word]()
+
+
+def _check_widths(name: str, module: nn.Module, word: Any, degree: int) -> None:
+    if not isinstance(word, str):
+        return
+    columns = word.startswith("colwise")
+    if isinstance(module, nn.Linear):
+        width = "out_features" if columns else "in_features"
+    elif isinstance(module, nn.Embedding):
+        width = "embedding_dim" if columns else "num_embeddings"
+    else:
+        raise ValueError(f"{name}: {word!r} cuts a Linear or an Embedding, got {type(module).__name__}; give a ParallelStyle")
+    divides(width, getattr(module, width), degree, "mp", name)
+
+
+def _check_heads(model: nn.Module, names: Mapping[str, Any], degree: int) -> None:
+    """Modules that hold cut ones and count heads: each rank needs a whole number of them."""
+    for name, module in model.named_modules():
+        if any(cut.startswith(f"{name}." if name else "") for cut in names):
+            for attribute in _HEADS:
+                count = getattr(module, attribute, None)
+                if isinstance(count, int) and not isinstance(count, bool):
+                    divides(attribute, count, degree, "mp", name or type(model).__name__)
+
+
+def planned(model: nn.Module, plan: Mapping[str, Any], degree: int) -> dict[str, Any]:
+    """The style of each module that a plan names.
+
+    Raises:
+        ValueError: a pattern decides for no module, or something does not divide evenly among ``degree`` ranks.
+    """
+    found: dict[str, Any] = {}
+    used = set()
+    for name, module in model.named_modules():
+        pattern = next((pattern for pattern in plan if fnmatchcase(name, pattern)), None)
+        if pattern is not None:
+            used.add(pattern)
+            style = _style(plan[pattern], pattern)
+            _check_widths(name, module, plan[pattern], degree)
+            found[name] = style
+    for pattern in plan:
+        if pattern not in used:
+            names = ", ".join(name for name, _ in model.named_modules() if name)
+            raise ValueError(f"tensor_plan: {pattern!r} matches no module, or others before it do; there are {names}")
+    _check_heads(model, found, degree)
+    return found
+
+
+def cut_tensors(model: nn.Module, styles: Mapping[str, Any], mesh: DeviceMesh) -> None:
+    """Cuts those of the named modules that ``model`` has, in place, over a mesh of one dimension."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    present = dict(model.named_modules())
+    for name, style in styles.items():
+        if name in present:
+            parallelize_module(present[name], mesh, style)

@@ -1,0 +1,45 @@
+"""Whether all ranks of a group do the same: who differs is said, before a collective waits for what never comes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pserver.errors import FingerprintMismatch
+from trainer.parallel import environment
+from transpiler.plan import differences
+
+_made: Counter[str] = Counter()  # agreements, by group: each has a topic of its own
+
+
+def facts_of(model: nn.Module) -> dict[str, str]:
+    """A model's tensors, by name, as text."""
+
+    def form(tensor: torch.Tensor) -> str:
+        gradient = "" if tensor.requires_grad else " without gradient"
+        return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{gradient}"
+
+    return {name: form(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+def agree(what: str, facts: Mapping[str, str], group: dist.ProcessGroup) -> None:
+    """Compares facts over a group; all its ranks call this.
+
+    Raises:
+        FingerprintMismatch: a rank's differ from those of the group's first; the message says which and how.
+        TimedOut: some rank does not come here.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    _made[group.group_name] += 1
+    topic = f"{what} {_made[group.group_name]} of group {group.group_name}"
+    said = environment().exchange(topic, json.dumps(dict(facts)), ranks)
+    first = json.loads(said[0])
+    for rank, text in zip(ranks, said, strict=True):
+        if text != said[0]:
+            found = differences(json.loads(text), first, f"trainer {ranks[0]}") or "the same in another order"
+            raise FingerprintMismatch(f"{what}: expected the same on all trainers, got on trainer {rank}: {found}")
