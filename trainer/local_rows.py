@@ -77,7 +77,7 @@ class LocalRows:
         before = self.rows
         self._rules = list(rules)
         self._rows = self._made()
-        for chunk in _chunks(before):
+        for chunk in _chunks(before, settled=True):
             self._rows.assign(chunk["ids"], chunk["values"])
 
     def assign(self, ids: Tensor, rows: Tensor) -> None:
@@ -86,14 +86,30 @@ class LocalRows:
             part = slice(begin, begin + CHUNK_ROWS)
             self.rows.assign(ids[part].numpy(), rows[part].detach().to(self._dtype).contiguous().numpy())
 
+    def status(self) -> dict[str, int]:
+        """Rows, bytes, and what was counted."""
+        return {"bytes_held": self.rows.bytes_held, **self.rows.counters(), "rows": len(self.rows)}
+
+    def shrink(self, days: float, threshold: float | None) -> int:
+        """Days pass; how many rows went."""
+        now = self._clock()
+        return self.rows.shrink(now, days, threshold) + self.rows.expire(now)
+
     # ---- whole ---------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[Chunk, dict[str, Any]]:
-        """Everything: copies of all rows with their states, and what else a table knows, as plain data."""
-        chunks = list(_chunks(self.rows))
+    def state(self, changed: bool = False) -> tuple[Chunk, dict[str, Any]]:
+        """Copies of all rows, or of those that changed since they were saved, with their states, and what else a table knows."""
+        chunks = list(_chunks(self.rows, changed=changed))
         whole = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
         rules = [[begin, end, rule.type, dict(rule.numbers), dict(rule.flags)] for begin, end, rule in self._rules]
         return whole, {"rules": rules, "table": self.rows.facts()}
+
+    def begin_anew(self, facts: Mapping[str, Any]) -> None:
+        """No rows, and these facts, as :meth:`state` gave them."""
+        self._rules = [(begin, end, _rule(*rest)) for begin, end, *rest in facts["rules"]]
+        self._start = None
+        self._rows = self._made()
+        self._rows.restore(facts["table"])
 
     def load(self, rows: Chunk, facts: Mapping[str, Any]) -> None:
         """Takes what :meth:`state` gave, in place of all rows that are here.
@@ -122,7 +138,7 @@ class LocalRows:
             return self._start
         if not len(self._rows):
             return None
-        chunks = list(_chunks(self._rows))
+        chunks = list(_chunks(self._rows, settled=True))
         ids, values = (torch.from_numpy(np.concatenate([chunk[key] for chunk in chunks])) for key in ("ids", "values"))
         return ids, values
 
@@ -137,11 +153,11 @@ class LocalRows:
             self.load(*state["_rows"])
 
 
-def _chunks(rows: SparseTable) -> Iterator[Chunk]:
-    """All rows, at least one chunk."""
+def _chunks(rows: SparseTable, *, changed: bool = False, settled: bool = False) -> Iterator[Chunk]:
+    """All rows, or those that changed, at least one chunk; settled: as a lookup reads them."""
     cursor = 0
     while cursor >= 0:
-        chunk, cursor = rows.scan(cursor, CHUNK_ROWS)
+        chunk, cursor = rows.scan(cursor, CHUNK_ROWS, changed, settled)
         yield chunk
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
-from trainer import Constant, DistributedEmbedding, Normal, ShowClickEntry, row_optimizers
+from trainer import Constant, CountFilterEntry, DistributedEmbedding, Normal, ShowClickEntry, row_optimizers
 from trainer.optimizer import DistributedOptimizer
 from transpiler import ClipGradByGlobalNorm, Ftrl
 
@@ -94,6 +94,9 @@ def test_rows_train_as_torchs_embedding_does(rule: str) -> None:
             schedule.step()
 
         assert torch.allclose(values(mine), values(theirs), atol=1e-6, rtol=1e-5)
+        if step == 3:
+            ids, rows = mine.embedding.initial_rows  # what a server would begin with
+            assert torch.equal(rows, values(mine)[ids]) and len(ids) == ROWS
     assert not mine.embedding.anchor.any() and not torch.equal(values(mine), values(pair()[1]))
 
 
@@ -584,6 +587,28 @@ def test_a_state_dict_resumes_to_the_bit(tmp_path: Any) -> None:
     steps_of(resumed, optimizer, range(3, 6))
 
     assert torch.equal(values(resumed), values(mine))
+
+
+def test_ids_wait_for_admission_here_too() -> None:
+    """With a count of 3 the third step of an id is the first that is applied, also where the state was saved before it."""
+    runs = []
+    for stop in (False, True):
+        embedding = DistributedEmbedding(DIM, entry=CountFilterEntry(3), optimizer=row_optimizers.Adagrad(lr=1.0))
+        reads = []
+        for step in range(5):
+            if stop and step == 2:
+                state, embedding = embedding.state_dict(), DistributedEmbedding(DIM, entry=CountFilterEntry(3))
+                embedding.load_state_dict(state)
+                embedding.optimizer = row_optimizers.Adagrad(lr=1.0)
+            optimizer = torch.optim.SGD(embedding.parameters())
+            optimizer.zero_grad()
+            embedding(FIVE).sum().backward()
+            optimizer.step()
+            reads.append(values(embedding)[:5])
+        runs.append(torch.stack(reads))
+
+        assert torch.equal(reads[0], reads[1]) and not torch.equal(reads[1], reads[2])
+    assert torch.equal(*runs)
 
 
 def test_a_state_dict_of_other_rows_is_refused() -> None:
