@@ -118,7 +118,8 @@ class DistributedEmbedding(TableModule):
         """An embedding that reads, pools and trains as one of torch's, whose present rows it begins with.
 
         ``sparse=True`` needs nothing here: rows are sparse anyway, and which rule they follow the optimizer says (torch's
-        SparseAdam is LazyAdam).
+        SparseAdam is LazyAdam).  Its rows are copied: a weight that another module shares, as an output layer tied to it, is not
+        followed.
 
         Args:
             options: further arguments of the class.
