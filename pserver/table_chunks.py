@@ -48,13 +48,21 @@ class TableChunks:
                 part, place = part + 1, 0
             if part > REMOVED:
                 break
+        return self._arrays(found, changed, settled), -1 if part > REMOVED else part * PLACE + place
+
+    def rows(self, slots: Array, changed: bool = False, settled: bool = False) -> dict[str, Array]:
+        """The chunk that has the rows in these slots."""
+        empty = np.empty(0, np.int64)
+        return self._arrays({ROWS: slots, WAITING: empty, REMOVED: empty}, changed, settled)
+
+    def _arrays(self, found: Mapping[int, Array], changed: bool, settled: bool) -> dict[str, Array]:
         chunk = self._row_arrays(found[ROWS], settled)
         if self._presence.waiting.waits:
             chunk.update(self._waiting_arrays(found[WAITING]))
         if changed:
             removed = self._stepper.rows.removed
-            chunk["removed"] = empty if removed is None else removed.ids.array[found[REMOVED]]
-        return chunk, -1 if part > REMOVED else part * PLACE + place
+            chunk["removed"] = np.empty(0, np.int64) if removed is None else removed.ids.array[found[REMOVED]]
+        return chunk
 
     def _index(self, part: int) -> Index | None:
         rows = self._stepper.rows
