@@ -114,19 +114,24 @@ class Presence:
     def _room_for(self, due: Array, slots: Array) -> Array:
         """Evicts rows until those of the call's ids at the places ``due`` fit; returns the places for which there is room.
 
-        Where a call alone has more ids than there is room for, it is as if the first of them had been evicted already.
+        Of a call that alone has more ids than there is room for, the last keep theirs.
         """
         rows = self._stepper.rows
         excess = 0 if self._share is None else len(rows) + len(due) - self._share
-        if excess <= 0:
+        if self._share is None or excess <= 0:
             return due
         self.counts["evicted"] += excess
-        evicted = min(excess, len(rows))
-        if evicted:
-            gone = victims(rows, evicted, self.counts["evicted"])
-            slots[np.isin(slots, gone)] = -1
-            rows.remove(rows.index.ids.array[gone])
-        return due[excess - evicted :]
+        here = np.flatnonzero(slots >= 0)
+        if excess <= len(rows) - len(here):
+            gone = victims(rows, excess, self.counts["evicted"])
+        else:
+            stays = np.sort(np.concatenate([here, due]))[-self._share :]
+            due = np.intersect1d(due, stays)
+            everything, _ = rows.index.listed(0, rows.index.used)
+            gone = np.setdiff1d(everything, slots[np.intersect1d(here, stays)])
+        slots[np.isin(slots, gone)] = -1
+        rows.remove(rows.index.ids.array[gone])
+        return due
 
     # ---- now and then --------------------------------------------------------------------------------------------
 
@@ -150,6 +155,13 @@ class Presence:
         index.remove(ids)
         rows.note_removed(ids)
         return removed
+
+    def clear(self) -> None:
+        """Forgets all rows, and what waits."""
+        rows, index = self._stepper.rows, self.waiting.index
+        rows.clear()
+        rows.note_removed(index.ids.array[index.listed(0, index.used)[0]])
+        self.waiting.clear()
 
     def expire(self, now: float) -> int:
         """Removes what has outlived its time; returns how many rows."""

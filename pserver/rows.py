@@ -78,8 +78,7 @@ class Rows:
     @property
     def words(self) -> Array:
         """The same memory as int64[slots, words of 8 bytes]; empty where records have none."""
-        words: Array = self._memory.array.view(np.int64) if self.layout.has_words else _NO_WORDS
-        return words
+        return self._memory.array.view(np.int64) if self.layout.has_words else _NO_WORDS
 
     def word_type(self, name: str) -> Any:
         """float64 or int64."""
@@ -87,7 +86,8 @@ class Rows:
 
     def word(self, name: str) -> Array:
         """One word of every slot; the memory itself."""
-        return self._memory.array.view(self.word_type(name))[:, self.layout.words[name]]
+        words: Array = self._memory.array.view(self.word_type(name))
+        return words[:, self.layout.words[name]]
 
     def has(self, name: str) -> bool:
         """Whether records have this word."""

@@ -263,8 +263,7 @@ class SparseTable:
 
     def clear(self) -> None:
         """Forgets all rows and what waits; steps and counters stay."""
-        self._stepper.rows.clear()
-        self._presence.waiting.clear()
+        self._presence.clear()
 
 
 def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
