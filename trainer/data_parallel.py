@@ -9,7 +9,6 @@ backward is through it waits for the reductions before torch's own reducer does,
 
 # Without `from __future__ import annotations`: torch compares a communication hook's annotations with types.
 
-import functools
 import hashlib
 import json
 import weakref
@@ -42,7 +41,8 @@ class DataParallel(DistributedDataParallel):
     """A model whose gradients, after each backward, are the mean over all trainers.
 
     Every trainer makes it, with the same model.  Its parameters and buffers are then trainer 0's; before each training forward
-    the buffers are trainer 0's again.  A forward without gradients (``torch.no_grad()``) needs no other trainer.
+    the buffers are trainer 0's again.  A forward without gradients (``torch.no_grad()``) needs no other trainer.  Gradients lie
+    in the buckets, so that one that is kept over ``zero_grad()`` changes with the next backward.
 
     Args:
         layers: the model, on this trainer's device.
@@ -83,8 +83,13 @@ class DataParallel(DistributedDataParallel):
         self._hooked = False
         self._leaving: list[Callable[[DataParallel], object]] = []  # waits for each reduction of this backward
         with named():
-            super().__init__(layers, process_group=group, find_unused_parameters=bool(find_unused_parameters))
-        self._register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+            super().__init__(
+                layers,
+                process_group=group,
+                find_unused_parameters=bool(find_unused_parameters),
+                gradient_as_bucket_view=True,  # one copy less, which pays for the hook's own pass over them
+            )
+        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
 
     def _ddp_init_helper(
         self, parameters: list[nn.Parameter], sparse: list[bool], names: dict[int, str], static_graph: bool
@@ -155,12 +160,12 @@ class DataParallel(DistributedDataParallel):
         """See torch's DistributedDataParallel.  Without one, gradients are averaged by an all-reduce."""
         this = weakref.ref(self)
 
-        @functools.wraps(hook)
         def watched(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
             future = hook(state, bucket)
             _left(this, lambda model: future.wait())
             return future
 
+        watched.__name__ = getattr(hook, "__name__", type(hook).__name__)  # which torch looks at
         super().register_comm_hook(state, watched)
         self._hooked = True
 
@@ -322,7 +327,7 @@ def _check(layers: object, strategy: object, *sizes: float) -> None:
     if not any(parameter.requires_grad for parameter in layers.parameters()):
         count = sum(1 for _ in layers.parameters())
         raise ValueError(
-            f"layers: none of the {count} parameters of {type(layers).__name__} requires a gradient; there is nothing to average"
+            f"layers: expected a parameter that requires a gradient, got none among the {count} of {type(layers).__name__}"
         )
 
 

@@ -282,6 +282,7 @@ def _give_up(store: Store, world: World, seconds: float) -> str:
     missing = _missing(store, world)
     text = f"{_trainers(missing)} of {world.size} did not come up within {seconds:g} s"
     store.set("gave up", text)
+    store.set(f"told/{world.rank}", "")
     others = [f"told/{rank}" for rank in range(1, world.size) if rank not in missing]
     end = time.monotonic() + LINGER_SECONDS
     while world.rank == 0 and others and not store.check(others) and time.monotonic() < end:

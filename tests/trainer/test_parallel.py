@@ -1,0 +1,241 @@
+"""Trainers without servers: they meet, they are one another's process group, and whoever ends is named to the others."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLost, Unreachable
+from trainer import fleet, init_parallel_env, new_group, parallel, spawn
+from trainer.presence import Presence
+from trainer.role import World
+
+cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    yield
+    fleet.finish()
+    parallel.leave_parallel_env()
+
+
+# ---- spawn ------------------------------------------------------------------------------------------------------------
+
+
+def said(path: Path) -> tuple[float, str]:
+    """After how many seconds trainer 0 heard of trainer 1's end, and what it raised."""
+    seconds, _, text = (path / "said").read_text().partition(" ")
+    return float(seconds), text
+
+
+def test_an_exception_of_a_child_reaches_the_parent_with_its_traceback(tmp_path: Path) -> None:
+    """Not that of the trainer that then failed because of it, which has been told the reason within seconds."""
+    with pytest.raises(ProcessRaisedException, match="trainer 1 ended with") as raised:
+        spawn(ranks.end, (str(tmp_path), "raise"), nprocs=2)
+
+    assert 'raise ValueError("no data for trainer 1")' in str(raised.value) and raised.value.error_index == 1
+    seconds, text = said(tmp_path)
+    assert text == "JobFailed: trainer 1 failed: ValueError: no data for trainer 1" and seconds < 10
+
+
+def test_a_killed_child_is_named_to_the_parent_and_to_the_others(tmp_path: Path) -> None:
+    """kill -9 leaves no message: its connection says so, and the exit code has the signal."""
+    with pytest.raises(ProcessExitedException, match="trainer 1 was ended by SIGKILL") as raised:
+        spawn(ranks.end, (str(tmp_path), "kill"), nprocs=2)
+
+    assert raised.value.exit_code == -9 and raised.value.signal_name == "SIGKILL"
+    seconds, text = said(tmp_path)
+    assert re.fullmatch("TrainerLost: trainer 1 is lost: its connection ended without a goodbye.*", text) and seconds < 10
+
+
+def test_an_exit_code_of_a_child_reaches_the_parent(tmp_path: Path) -> None:
+    """Started without waiting, the children are waited for by ``join``, which gives up after its time."""
+    children = spawn(ranks.end, (str(tmp_path), "exit"), nprocs=2, join=False)
+    assert children is not None and not children.join(timeout=0.01)
+    with pytest.raises(ProcessExitedException, match="trainer 1 ended with exit code 7") as raised:
+        children.join()
+
+    assert raised.value.exit_code == 7 and not any(process.is_alive() for process in children.processes)
+    assert said(tmp_path)[1] == "JobFailed: trainer 1 failed: SystemExit: 7"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        (dict(nprocs=0), ValueError, "nprocs: expected -1, or 1 or more, got 0"),
+        (dict(start_method="fork"), ValueError, "start_method: expected one of spawn, forkserver, got 'fork'"),
+        (dict(gpus="0,1"), TypeError, "no other options than daemon and start_method, got gpus"),
+    ],
+)
+def test_an_option_without_effect_is_refused(options: dict[str, object], error: type[Exception], words: str) -> None:
+    """No process is started."""
+    with pytest.raises(error, match=words):
+        spawn(ranks.first_example, **options)  # type: ignore[arg-type]
+
+
+# ---- a world of one ---------------------------------------------------------------------------------------------------
+
+
+def test_alone_it_is_a_world_of_one() -> None:
+    """No variable is needed; a second call has no effect; collectives work."""
+    init_parallel_env()
+    init_parallel_env()
+    value = torch.ones(2)
+    dist.all_reduce(value, group=new_group([0]))
+
+    assert dist.get_world_size() == 1 and value.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("chosen", [[0, 1], [], [0, 0], [-1]])
+def test_a_group_of_others_than_there_are_is_refused(chosen: list[int]) -> None:
+    """The message has the ranks that there are, and those that were asked for."""
+    with pytest.raises(ValueError, match=re.escape(f"ranks: expected some of 0 to 0, each once, got {chosen}")):
+        new_group(chosen)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=cuda)])
+def test_on_a_gpu_the_group_has_nccl_and_gloo(device: str) -> None:
+    """In a world of one, which proves no communication: each tensor takes its backend, and the device is this trainer's."""
+    init_parallel_env()
+    for value in (torch.ones(2, device=device), torch.ones(2)):
+        dist.all_reduce(value)
+        assert value.tolist() == [1, 1]
+
+    assert torch.cuda.current_device() == 0 and dist.get_backend_config() == "cpu:gloo,cuda:nccl"
+
+
+# ---- meeting ----------------------------------------------------------------------------------------------------------
+
+
+def worlds(count: int, port: int, served: bool = False) -> list[World]:
+    return [World(rank, count, rank, "127.0.0.1", port, served) for rank in range(count)]
+
+
+def meet(present: list[World], seconds: float) -> list[str]:
+    """What each of them raises who is there."""
+
+    def one(world: World) -> str:
+        try:
+            parallel._meet(world, seconds)
+            return "met"
+        except PServerError as error:
+            return f"{type(error).__name__}: {error}"
+
+    with ThreadPoolExecutor(len(present)) as pool:
+        return list(pool.map(one, present))
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return int(bound.getsockname()[1])
+
+
+def test_trainers_that_never_come_are_named_to_all_who_wait() -> None:
+    """Within the deadline, and by trainer 0 to those whose clocks began later."""
+    present = worlds(4, free_port())
+
+    assert set(meet([present[0], present[2]], 1.0)) == {"TimedOut: trainers 1, 3 of 4 did not come up within 1 s"}
+    assert issubclass(TimedOut, PServerError)
+
+
+def test_without_trainer_0_the_others_name_it() -> None:
+    """Which keeps the store, so that nobody else can be counted."""
+    port = free_port()
+    said = meet(worlds(2, port)[1:], 1.0)
+
+    assert said == [f"Unreachable: trainer 0 did not come up at 127.0.0.1:{port} within 1 s"]
+    assert issubclass(Unreachable, PServerError)
+
+
+def test_two_processes_with_one_number_are_refused(store: TCPStore) -> None:
+    """The second to come is told."""
+    present = worlds(2, store.port, served=True)
+    said = meet([present[0], present[1], present[1]], 5.0)
+
+    assert sorted(said)[0] == "Refused: RANK: two processes say that they are trainer 1 of 2" and sorted(said)[1:] == ["met"] * 2
+    assert issubclass(Refused, PServerError)
+
+
+# ---- who is there -----------------------------------------------------------------------------------------------------
+
+
+def star(store: TCPStore, count: int, deadline: float) -> list[Presence]:
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda rank: Presence(rank, count, "127.0.0.1", store.clone(), deadline), range(count)))
+
+
+def error_of(presence: Presence) -> PServerError:
+    event = presence.cause()
+    assert event is not None
+    return event.error()
+
+
+def test_everyone_hears_from_whom_a_failure_came(store: TCPStore) -> None:
+    """From a trainer to trainer 0, and from there to all others; what follows from it changes nothing."""
+    first, second, third = star(store, 3, 20.0)
+    second.tell("failed", "ValueError: no data")
+    heard = [error_of(presence) for presence in (first, third)]
+    third.tell("failed", "a consequence")
+
+    assert [(type(error), str(error)) for error in heard] == [(JobFailed, "trainer 1 failed: ValueError: no data")] * 2
+    assert str(error_of(first)) == "trainer 1 failed: ValueError: no data"
+    for presence in (first, second, third):
+        presence.close("the test is over")
+
+
+def test_who_has_left_is_to_blame_only_if_nobody_is_lost(store: TCPStore) -> None:
+    """Leaving is no failure; it is the reason for those who still need that trainer."""
+    first, second = star(store, 2, 20.0)
+    first.check()
+    second.close("it finished after 5 steps")
+    error = error_of(first)
+    first.check()
+
+    assert isinstance(error, TrainerLost) and str(error) == "trainer 1 has left the job: it finished after 5 steps"
+    with pytest.raises(TrainerLost, match="trainer 1 has left"):
+        first.check([1])
+    first.close("the test is over")
+
+
+def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_away(store: TCPStore) -> None:
+    """One that connects and never beats; before it, one that does not know the token."""
+    joined = threading.Event()
+
+    def pretend() -> socket.socket:
+        port, token = store.clone().get("presence").decode().split()
+        with socket.create_connection(("127.0.0.1", int(port))) as stranger:
+            stranger.sendall(b'{"rank": 1, "token": "guessed"}\n')
+            assert stranger.recv(1) == b""
+        silent = socket.create_connection(("127.0.0.1", int(port)))
+        silent.sendall(json.dumps({"rank": 1, "token": token}).encode() + b"\n")
+        joined.set()
+        return silent
+
+    with ThreadPoolExecutor(1) as pool:
+        pretender = pool.submit(pretend)
+        presence = Presence(0, 2, "127.0.0.1", store, deadline=0.4)
+        with pretender.result(timeout=10):
+            began = time.monotonic()
+            assert str(error_of(presence)) == "trainer 1 is lost: silent for 0.4 s"
+    assert joined.is_set() and time.monotonic() - began < 3
+    presence.close("the test is over")
