@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from transpiler.lanes import describe
 from transpiler.optimizers import state_of
@@ -18,6 +19,8 @@ def plan_text(plan: Plan) -> str:
     Bytes of a step are those that one trainer sends and receives in one message of all lanes; in the k-step modes there is one
     every k steps.  Memory is that of slices, optimizer states and, in the modes that wait for all trainers, their gradients.
     """
+    if plan.collective is not None:
+        return _without_servers(plan)
     head = [f"{plan.mode}: {plan.trainers} trainers, {plan.servers} servers"]
     head += [f"  lane {index}: {lane.mode}, {describe(lane, plan.trainers)}" for index, lane in enumerate(plan.lanes)]
     variables: list[tuple[str, ...]] = [("variable", "shape", "update", "lane", "held by")]
@@ -25,6 +28,24 @@ def plan_text(plan: Plan) -> str:
     servers: list[tuple[str, ...]] = [("server", "slices", "parameters", "states", "sent to it", "received", "memory")]
     servers += [_server(plan, index) for index in range(plan.servers)]
     return "\n".join([*head, "", *_table(variables), "", *_table(servers)])
+
+
+def _without_servers(plan: Plan) -> str:
+    """Every trainer holds everything; what is summed over all of them at every step is as large as what is trained."""
+    variables: list[tuple[str, ...]] = [("variable", "shape", "update")]
+    parameters = states = summed = 0
+    for placement in plan.placements:
+        whole = Slice(placement.name, 0, prod(placement.shape), placement.shape, 0)
+        variables.append(_variable(plan, placement)[:3])
+        parameters += _bytes(placement, whole)
+        if placement.group is not None:
+            summed += _bytes(placement, whole)
+            shaped = state_of(plan.groups[placement.group]).values()
+            states += sum(_bytes(placement, whole) if each else SCALAR_BYTES for each in shaped)
+    rows = [("each of", "parameters", "states", "summed", "memory")]
+    memory = size(parameters + states + summed)  # gradients, too
+    rows.append((f"{plan.trainers} trainers", size(parameters), size(states), size(summed), memory))
+    return "\n".join([f"{plan.mode}: {plan.trainers} trainers, no servers", "", *_table(variables), "", *_table(rows)])
 
 
 def _variable(plan: Plan, placement: Placement) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -28,6 +29,7 @@ from transpiler.collective import collective_program, deployment_of, handing_on,
 from transpiler.naming import default_main_program, default_trainer_program
 from transpiler.ops import check_server_program
 from transpiler.plan import Collective
+from transpiler.plan_text import plan_text
 from transpiler.program import Argument, Op, Program, Ref, Role
 from transpiler.rings import heads, row_length, row_of
 from transpiler.verify import IllegalProgram, laws_of, verify
@@ -383,6 +385,19 @@ def test_pictures_show_the_rings(single: Single, tmp_path: Path) -> None:
         arrows = [path for path in root.findall(".//{*}path[@marker-end]") if "H" in path.attrib["d"]]
         moves = len(of_type(program, "c_allreduce_sum", "c_broadcast", "c_sync_comm_stream"))
         assert (len(lines), len(arrows)) == ((2, moves) if moves else (0, 0))
+
+
+def test_the_plan_says_what_a_trainer_holds(single: Single) -> None:
+    """Bytes of parameters, states and sums of each trainer, and every variable's update."""
+    main, _ = pair(single, FOUR, **GRAD)
+    assert main.deployment is not None
+    lines = plan_text(main.deployment.plan).splitlines()
+    trained_bytes = 4 * (6 * 4 + 4 + 4 + 4 + 4 * 3 + 3)
+    held = 4 * (3 + 4 + 4) + 8  # the frozen parameter and the running statistics
+    assert lines[0] == "grad_allreduce: 4 trainers, no servers"
+    assert "fc.weight                 float32[4, 6]  sgd" in lines
+    found = re.split(" {2,}", lines[-1])
+    assert found == ["4 trainers", f"{trained_bytes + held} B", "0 B", f"{trained_bytes} B", f"{2 * trained_bytes + held} B"]
 
 
 # ---- laws ----
