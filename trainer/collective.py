@@ -7,7 +7,7 @@ in an evaluation, needs no other trainer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,13 +31,13 @@ END = object()
 log = logging.getLogger(__name__)
 
 
-def check(strategy: DistributedStrategy | None) -> None:
+def check(strategy: DistributedStrategy | None, supported: Collection[str] = SUPPORTED) -> None:
     """Raises where a strategy asks for what has no effect without servers.
 
     Raises:
         ValueError: the message names the switch.
     """
-    unsupported = [] if strategy is None else strategy.unsupported(SUPPORTED)
+    unsupported = [] if strategy is None else strategy.unsupported(supported)
     if unsupported:
         raise ValueError(f"strategy.{unsupported[0]}: has no effect in the collective mode; leave it at its default")
 
@@ -50,13 +50,15 @@ class CollectiveJob(Job):
         PServerError: a trainer has not come up; see :func:`trainer.init_parallel_env`.
     """
 
+    supported = SUPPORTED  # switches of a strategy
+
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
         if role.role not in (Role.COLLECTIVE, Role.SINGLE):
             raise ValueError(
                 f"is_collective=True: expected no servers, got the role {role.role.value} with PSERVER_ENDPOINTS "
                 f"{','.join(role.server_endpoints)}"
             )
-        check(strategy)
+        check(strategy, self.supported)
         init_parallel_env()
         world = environment().world
         super().__init__(RoleMaker(Role.COLLECTIVE, world.rank, world.size), strategy)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from trainer import resume
 from trainer.export import export as _export
+from trainer.job import Job
 from trainer.present import distributed, present
 
 
@@ -22,7 +21,7 @@ def save(path: str, scheduler: Any | None = None) -> None:
     Raises:
         OSError: the directory cannot be written; the checkpoint that was there stays.
     """
-    job = present()
+    job = _whole(present())
     optimizer = distributed(job)
     optimizer.flush()
     optimizer.barrier("save")
@@ -45,12 +44,21 @@ def load(path: str, scheduler: Any | None = None) -> int:
         FileNotFoundError: there is no checkpoint.
         ValueError: it is torn, or of another model or optimizer; nothing is changed.
     """
-    job = present()
+    job = _whole(present())
     optimizer = distributed(job)
     resume.load(path, job.tensors(), optimizer, scheduler)
     if job.communicator is not None:
         job.communicator.push()
     return optimizer.steps
+
+
+def _whole(job: Job) -> Job:
+    if job.divided:
+        raise ValueError(
+            "fleet.save, fleet.load: expected a model that is whole on every trainer, got one divided by hybrid_configs: export "
+            "it with fleet.export, and keep each trainer's optimizer.state_dict()"
+        )
+    return job
 
 
 def export(path: str) -> None:
@@ -72,10 +80,11 @@ def export(path: str) -> None:
     if job.optimizer is not None:
         job.optimizer.flush()
         job.optimizer.barrier("export")
-    if job.role.trainer_id == 0:
+    if job.role.trainer_id == 0 or job.divided:
         prefixes = [f"model{index}." if len(job.models) > 1 else "" for index in range(len(job.models))]
-        states = zip(prefixes, (model.state_dict() for model in job.models), strict=True)  # others' last steps too
-        whole = {prefix + name: value for prefix, state in states for name, value in state.items() if torch.is_tensor(value)}
-        _export(path, whole)
+        states = zip(prefixes, (job.state_dict(model) for model in job.models), strict=True)  # others' last steps too
+        whole = {prefix + name: value for prefix, state in states for name, value in state.items()}
+        if job.role.trainer_id == 0:
+            _export(path, whole)
     if job.optimizer is not None:
         job.optimizer.barrier("exported")

@@ -113,12 +113,20 @@ def init(role_maker: RoleMaker | None = None, is_collective: bool = False, strat
         raise TypeError(f"role_maker: expected CloudRoleMaker() or UserDefinedRoleMaker(...), got {type(role_maker).__name__}")
     role = role_maker or CloudRoleMaker()
     if is_collective or role.role is Role.COLLECTIVE:
-        begin(CollectiveJob(role, strategy))
+        begin(_collective(role, strategy))
         return
     _check_strategy(strategy)
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
     begin(Job(role, strategy))
+
+
+def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> CollectiveJob:
+    if strategy is not None and any(name.startswith("hybrid_configs.") for name in strategy.unsupported(())):
+        from trainer.hybrid.job import HybridJob
+
+        return HybridJob(role, strategy)
+    return CollectiveJob(role, strategy)
 
 
 def _check_strategy(strategy: DistributedStrategy | None) -> None:
@@ -132,8 +140,11 @@ def _check_strategy(strategy: DistributedStrategy | None) -> None:
         raise ValueError(f"strategy.{unsupported[0]}: has no effect in this version; leave it at its default")
 
 
-def distributed_model(model: nn.Module) -> nn.Module:
+def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
     """Registers a model: the same module, whose parameters and buffers are trainer 0's once the optimizer is distributed.
+
+    With ``hybrid_configs`` in ``init``'s strategy the model is made parallel at once, and ``hybrid`` are the keyword arguments
+    ``tensor_plan``, ``stages`` and ``loss_fn`` of :func:`trainer.hybrid.hybrid_parallel`: make the optimizer after this.
 
     Embeddings that are marked by ``distribute_embedding``, or named by ``a_sync_configs["embeddings"]`` of ``init``'s strategy,
     are replaced by ones whose rows the servers hold: make the optimizer after this.
@@ -145,6 +156,10 @@ def distributed_model(model: nn.Module) -> nn.Module:
     job = present()
     if job.optimizer is not None:
         raise RuntimeError("call fleet.distributed_model before fleet.distributed_optimizer")
+    if job.divided:
+        model = job.register(model, hybrid)
+    elif hybrid:
+        raise ValueError(f"{', '.join(hybrid)}: expected with hybrid_configs in the strategy of fleet.init only")
     model = moved(model, () if job.strategy is None else job.strategy.a_sync_configs["embeddings"])
     if not any(model is known for known in job.models):
         job.models.append(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ class Job:
     Attributes:
         compression: how gradients travel, by pattern of parameter names; None: as they are.
     """
+
+    divided = False  # whether no trainer has a whole model
 
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
         self.role = role
@@ -69,6 +71,14 @@ class Job:
 
         self.tables = Tables(self.modules()) or None
         return self.tables
+
+    def register(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+        """Makes a model what this job trains, where it is ``divided``."""
+        raise NotImplementedError
+
+    def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """The model's, whole; where the job is ``divided`` every trainer calls this."""
+        return {name: value for name, value in model.state_dict().items() if torch.is_tensor(value)}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of every registered model, by name, but the anchors of tables; several models are numbered."""

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from many_ranks import on_ranks, summed
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from pserver.errors import FingerprintMismatch
+from trainer import fleet
 from trainer.hybrid import (
     Pipeline,
     data_place,
@@ -88,7 +90,8 @@ def strategy_of(order: Any = None, micro: int = 2, **degrees: int) -> Distribute
     strategy = DistributedStrategy()
     configs: dict[str, Any] = {f"{axis}_degree": degree for axis, degree in degrees.items()}
     strategy.hybrid_configs = configs | ({"order": order} if order else {})
-    strategy.pipeline_configs = {"accumulate_steps": micro}
+    if degrees.get("pp", 1) > 1 or micro != 2:
+        strategy.pipeline_configs = {"accumulate_steps": micro}
     return strategy
 
 
@@ -176,6 +179,56 @@ def test_sep_by_dp(rank: int, scratch: Path) -> None:
 def test_dp_by_mp_by_pp(rank: int, scratch: Path) -> None:
     """Three directions at once, on 8 ranks."""
     check_equal_to_one_process(rank, dp=2, mp=2, pp=2)
+
+
+@on_ranks(4)
+def test_fleet_makes_a_model_parallel(rank: int, scratch: Path) -> None:
+    """fleet's calls do the same: trainers of one model get the same batches, export writes the whole, equal to one process."""
+    strategy = strategy_of(mp=2)
+    source = torch.Generator().manual_seed(1)
+    text = torch.randint(0, SYMBOLS, (32, TIME + 1), generator=source)
+    loader = DataLoader(TensorDataset(text), batch_size=8)
+    fleet.init(is_collective=True, strategy=strategy)
+    try:
+        model = fleet.distributed_model(Net(), tensor_plan=PLAN)
+        given = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = fleet.distributed_optimizer(given, grad_clip=ClipGradByGlobalNorm(0.3))
+        alone = Net()
+        plain = torch.optim.AdamW(alone.parameters(), lr=1e-3)
+        steps = 0
+        for (mine,) in fleet.shard(loader, seed=0):
+            everybodys: list[Any] = [None] * 4
+            torch.distributed.all_gather_object(everybodys, mine)
+            assert torch.equal(everybodys[0], everybodys[1]) and not torch.equal(everybodys[0], everybodys[2])
+            for each, one, lines in ((model, optimizer, mine), (alone, plain, torch.cat([everybodys[0], everybodys[2]]))):
+                x, target = lines[:, :-1], lines[:, 1:]
+                loss_of(each(x, torch.arange(TIME).expand(len(x), -1)), target).backward()
+                if one is plain:
+                    nn.utils.clip_grad_norm_(alone.parameters(), 0.3)
+                one.step()
+                one.zero_grad()
+            steps += 1
+        assert steps == 2 == optimizer.steps
+        fleet.export(str(scratch / "whole.pt"))
+        whole = torch.load(scratch / "whole.pt", weights_only=True)
+        for name, theirs in alone.state_dict().items():
+            torch.testing.assert_close(whole[name], theirs, rtol=0, atol=1e-5)
+        with pytest.raises(ValueError, match="whole on every trainer, got one divided by hybrid_configs"):
+            fleet.save(str(scratch / "saved"))
+    finally:
+        fleet.finish()
+    fleet.init(is_collective=True)
+    with pytest.raises(ValueError, match="tensor_plan: expected with hybrid_configs"):
+        fleet.distributed_model(Net(), tensor_plan=PLAN)
+    fleet.finish()
+    other = strategy_of(mp=2)
+    other.amp = True
+    with pytest.raises(ValueError, match="strategy.amp: has no effect in the collective mode"):
+        fleet.init(is_collective=True, strategy=other)
+    with pytest.raises(ValueError, match="expected degrees whose product is the 4 ranks"):
+        fleet.init(is_collective=True, strategy=strategy_of(dp=3, mp=2))
+    with pytest.raises(ValueError, match="pipeline_configs: has an effect with a pp_degree above 1 only"):
+        fleet.init(is_collective=True, strategy=strategy_of(mp=2, micro=4))
 
 
 # ---- the mesh ----

@@ -58,39 +58,36 @@ def group_sharded_parallel(
 ) -> tuple[nn.Module, ShardedOptimizer, torch.amp.GradScaler | None]:
     """Divides a model's training over the ranks of a group, with the values of the group's first rank.
 
-    Training equals that of one process on the concatenated batch.  All ranks of the group call this, with the same model.  See
-    the module's docstring for what the levels and options do.
+    Training equals that of one process on the concatenated batch.  All ranks of the group call this.  See the module's docstring
+    for what the levels and options do.
 
     Args:
         model: on its device already; the same module is returned.  At "os_g" its parameters have no ``grad`` between backward and
             step; at "p_g_os" they are DTensors.
-        optimizer: element-wise, over parameters of the model; its groups, numbers, state and ``grad_clip`` attribute are kept.
-        scaler: its present state is kept; the one returned skips a step on all ranks where one overflows.
+        optimizer: element-wise, over parameters of the model; its groups, numbers, state and ``grad_clip`` are kept.
+        scaler: its state is kept; the one returned skips a step on all ranks where one overflows.
         group: None is all ranks.
 
     Returns:
         The model, the optimizer and the scaler to train with.
 
     Raises:
-        ValueError: the level is none of the three, an option has no effect at it, this process is not of the group, the
-            optimizer has parameters that are not the model's, or a rule that looks at whole tensors.
-        TypeError: an argument of another kind.
+        ValueError, TypeError: an argument that cannot be, or has no effect at this level; a rule that is not element-wise.
         FingerprintMismatch: another rank has another model, or asks for something else.
-        RuntimeError: there are other trainers, and they have not met: call init_parallel_env() first.
+        RuntimeError: the trainers have not met: call init_parallel_env() first.
     """
     _check(model, optimizer, level, scaler, offload, sync_buffers, buffer_max_size, segment_size, sync_comm)
-    ranks = _group(group)
-    inner, clip = _unwrapped(optimizer)
+    ranks, (inner, clip) = _group(group), _unwrapped(optimizer)
     names = _trainable(model, inner)
-    facts = facts_of(model) | {"level": level, "buffer_max_size": str(buffer_max_size), "segment_size": str(segment_size)}
-    agree("group_sharded_parallel", facts, ranks)
+    asked = {"level": level, "buffer_max_size": str(buffer_max_size), "segment_size": str(segment_size)}
+    agree("group_sharded_parallel", facts_of(model) | asked, ranks)
     device = next(iter(names.values())).device
-    host = offload and not _already_there(device)
-    _same_buffers(model, ranks)
+    how = buffer_max_size, sync_comm, offload and not _already_there(device)
     if level == "p_g_os":
-        pieces = _units(model, names, ranks, segment_size, buffer_max_size, sync_comm, host)
+        pieces = _units(model, names, ranks, segment_size, *how)
     else:
-        pieces = Slices(list(names.values()), ranks, level == "os_g", buffer_max_size, sync_comm, host)
+        pieces = Slices(list(names.values()), ranks, level == "os_g", *how)
+    _same_buffers(model, ranks)
     wrapped = ShardedOptimizer(inner, pieces, device, clip, (lambda: _same_buffers(model, ranks)) if sync_buffers else None)
     if level == "os_g":
         _zero_grad_through(model, wrapped.zero_grad)
