@@ -15,8 +15,7 @@ Bytes are row-major and little-endian, as on every machine that torch runs on.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -62,7 +61,7 @@ def flat_bytes(tensor: Tensor) -> Tensor:
         raise ValueError(f"expected a contiguous CPU tensor, got {_describe(tensor)}")
     if tensor.dtype not in NAMES:
         raise ValueError(f"expected one of the dtypes {', '.join(DTYPES)}, got {_describe(tensor)}")
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
 
 def buffer_of(tensor: Tensor) -> memoryview:
@@ -77,7 +76,6 @@ def buffer_of(tensor: Tensor) -> memoryview:
 
 
 Packed = tuple[Frame, list[Buffer]]
-Form = tuple[torch.dtype, Sequence[int]]  # of a variable: dtype and shape
 
 
 class Packer:
@@ -159,69 +157,17 @@ def scatter(header: Frame, payload: Buffer, destination: Callable[[Part], Tensor
         CorruptFrame: a part's dtype or shape is not its destination's, a part reaches beyond it or is cut
             inside an element, or the sizes do not add up to the payload.
     """
-    pieces = _pieces(header, payload)
-    targets = [destination(part) for part, _ in pieces]
-    for (part, _), target in zip(pieces, targets, strict=True):
-        check(part, target.dtype, target.shape)
-    for (part, piece), target in zip(pieces, targets, strict=True):
-        _put(part, piece, target)
-
-
-def adopt(
-    header: Frame, payload: Buffer, form: Callable[[Part], Form], destination: Callable[[Part], Tensor]
-) -> dict[str, Tensor]:
-    """As :func:`scatter`, from a payload that lasts: a large variable that is whole in the frame is taken as it lies there.
-
-    Args:
-        form: dtype and shape of the variable that a part belongs to; raises what it likes for a name that it does not know.
-        destination: called for those that are copied.
-
-    Returns:
-        The others, by name: tensors over the payload's own memory, only to be read.
-
-    Raises:
-        CorruptFrame: as :func:`scatter`.
-    """
-    pieces = _pieces(header, payload)
-    for part, _ in pieces:
-        check(part, *form(part))
-    taken: dict[str, Tensor] = {}
-    for part, piece in pieces:
-        dtype, shape = form(part)
-        if part.size >= ALONE_BYTES and part.size == dtype.itemsize * torch.Size(shape).numel():
-            taken[part.name] = _over(piece).view(dtype).view(shape)
-        else:
-            _put(part, piece, destination(part))
-    return taken
-
-
-def _pieces(header: Frame, payload: Buffer) -> list[tuple[Part, memoryview]]:
-    """A frame's parts, each with its bytes."""
-    total, source = sum(part.size for part in header.parts), memoryview(payload)
+    total = sum(part.size for part in header.parts)
+    source = memoryview(payload)
     if total != source.nbytes:
         name = header.parts[0].name if header.parts else ""
         raise CorruptFrame(f"{name!r} and what follows: expected {total} bytes of payload as the parts say, got {source.nbytes}")
-    ends = list(itertools.accumulate(part.size for part in header.parts))
-    return [(part, source[end - part.size : end]) for part, end in zip(header.parts, ends, strict=True)]
-
-
-def _put(part: Part, piece: memoryview, target: Tensor) -> None:
-    if part.size:
-        copy_bytes(buffer_of(target)[part.offset : part.offset + part.size], piece)
-
-
-class _Foreign:
-    """Memory that somebody else owns, for numpy, which holds this as long as an array needs it."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self._memory = np.frombuffer(memory, np.uint8)
-        address = self._memory.__array_interface__["data"][0]  # said to be writable: torch warns of a tensor that is not
-        self.__array_interface__ = {**self._memory.__array_interface__, "data": (address, False)}
-
-
-def _over(memory: memoryview) -> Tensor:
-    """A uint8 tensor over a run of bytes, whatever its address is a multiple of; it keeps them alive, and is only read."""
-    return torch.from_numpy(np.asarray(_Foreign(memory)))
+    targets = [_checked(part, destination(part)) for part in header.parts]
+    position = 0
+    for part, target in zip(header.parts, targets, strict=True):
+        if part.size:
+            copy_bytes(target[part.offset : part.offset + part.size], source[position : position + part.size])
+        position += part.size
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
@@ -247,23 +193,19 @@ def blank(part: Part) -> Tensor:
         raise CorruptFrame(f"{part.name!r}: cannot hold shape {list(part.shape)} of {part.dtype}") from error
 
 
-def check(part: Part, dtype: torch.dtype, shape: Sequence[int]) -> None:
-    """Returns if a part belongs to a variable of this form.
-
-    Raises:
-        CorruptFrame: it does not; the message says in what.
-    """
-    if DTYPES.get(part.dtype) is not dtype:
-        raise CorruptFrame(f"{part.name!r}: expected dtype {NAMES.get(dtype, dtype)}, got {part.dtype!r}")
-    if list(part.shape) != list(shape):
-        raise CorruptFrame(f"{part.name!r}: expected shape {list(shape)}, got {list(part.shape)}")
-    itemsize = dtype.itemsize
-    nbytes = itemsize * torch.Size(shape).numel()
+def _checked(part: Part, target: Tensor) -> memoryview:
+    """``target``'s bytes, where ``part`` fits them."""
+    if DTYPES.get(part.dtype) is not target.dtype:
+        raise CorruptFrame(f"{part.name!r}: expected dtype {NAMES.get(target.dtype, target.dtype)}, got {part.dtype!r}")
+    if list(part.shape) != list(target.shape):
+        raise CorruptFrame(f"{part.name!r}: expected shape {list(target.shape)}, got {list(part.shape)}")
+    itemsize, nbytes = target.itemsize, target.nbytes
     if part.offset % itemsize or part.size % itemsize or part.offset + part.size > nbytes:
         raise CorruptFrame(
             f"{part.name!r}: expected whole elements of {itemsize} bytes within {nbytes}, "
             f"got bytes {part.offset} to {part.offset + part.size}"
         )
+    return buffer_of(target)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -104,10 +104,10 @@ class HeldTable:
 
     # ---- whole tables --------------------------------------------------------------------------------------------
 
-    def scan(self, cursor: int, most: int, changed: bool) -> tuple[Chunk, int]:
+    def scan(self, cursor: int, most: int, changed: bool, settled: bool) -> tuple[Chunk, int]:
         """A chunk of rows, whole, and where the next begins; -1 after the last."""
         with self._lock:
-            return self.rows.scan(cursor, most or CHUNK_ROWS, changed)
+            return self.rows.scan(cursor, most or CHUNK_ROWS, changed, settled)
 
     def mark_saved(self) -> None:
         """What has changed until now is saved."""
@@ -132,14 +132,16 @@ class HeldTable:
             return json.dumps(self.rows.facts())
 
     def restore(self, facts: str) -> None:
-        """Takes over :meth:`facts`.
+        """Begins anew: no rows, and these :meth:`facts`.
 
         Raises:
-            Refused: they are none.
+            Refused: they are none, or a table's with other rules.
         """
 
         def restore() -> None:
-            self.rows.restore(json.loads(facts))
+            known = json.loads(facts)
+            self.rows.clear()
+            self.rows.restore(known)
 
         with self._lock:
             self._refusing(restore)

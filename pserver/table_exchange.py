@@ -72,7 +72,7 @@ class TableRequests:
             held.mark_saved()
             self._answer((), Done(cursor=-1))
             return
-        chunk, cursor = held.scan(asked.cursor, asked.most, asked.changed)
+        chunk, cursor = held.scan(asked.cursor, asked.most, asked.changed, asked.settled)
         arrays = [(f"{asked.table}@{key}", torch.from_numpy(array)) for key, array in chunk.items()]
         self._answer(arrays, Done(cursor=cursor, facts=held.facts()))
 

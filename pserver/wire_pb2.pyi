@@ -350,18 +350,20 @@ class Hello(_message.Message):
     def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ..., stream: _Optional[int] = ..., tables: _Optional[bool] = ...) -> None: ...
 
 class Scan(_message.Message):
-    __slots__ = ("table", "cursor", "most", "changed", "saved")
+    __slots__ = ("table", "cursor", "most", "changed", "saved", "settled")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     table: str
     cursor: int
     most: int
     changed: bool
     saved: bool
-    def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., most: _Optional[int] = ..., changed: _Optional[bool] = ..., saved: _Optional[bool] = ...) -> None: ...
+    settled: bool
+    def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., most: _Optional[int] = ..., changed: _Optional[bool] = ..., saved: _Optional[bool] = ..., settled: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("rows", "absent", "overflow", "quiet", "facts", "scale")

@@ -81,6 +81,14 @@ class GeoRows:
         table.lookup(ids, out.numpy())
         return out
 
+    def forget(self) -> None:
+        """The servers' rows are others: everything is looked up again."""
+        for table in (self._own, self._known):
+            table.clear()
+        self._here.clear()
+        self._fresh.clear()
+        self._trained = []
+
     def step(self, gradient: RowGradient, rows: Mapping[int, Mapping[str, Number]]) -> None:
         """One step of the rows of a gradient, by the table's rules with these numbers of the groups."""
         ids = gradient.ids.numpy()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pserver.checkpoint import Saved
 from trainer.anchor import Anchor
 from trainer.communicator import Communicator
 from trainer.optimizer import DistributedOptimizer
@@ -41,6 +42,7 @@ class Job:
         self.compression: Mapping[str, str] | None = None
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
+        self.saved: Saved | None = None  # the last checkpoint that was written or read here
         self.tables: Tables | None = None  # once the optimizer is distributed, where a model has embeddings of ours
 
     @property

@@ -115,12 +115,12 @@ class Lookups:
 
     # ---- whole tables --------------------------------------------------------------------------------------------
 
-    def scan(self, name: str, changed: bool = False) -> Iterator[tuple[Chunk, dict[str, Any]]]:
+    def scan(self, name: str, changed: bool = False, settled: bool = False) -> Iterator[tuple[Chunk, dict[str, Any]]]:
         """Chunks of a table from all servers, one after the other, each with its server's facts."""
         for server in range(len(self._clients)):
             cursor = 0
             while cursor >= 0:
-                asked = Scan(table=name, cursor=cursor, most=CHUNK_ROWS, changed=changed)
+                asked = Scan(table=name, cursor=cursor, most=CHUNK_ROWS, changed=changed, settled=settled)
                 with self._turn:
                     done = self._scan(server, asked)
                     landed, self._landings[server] = self._landings[server], {}
@@ -153,15 +153,20 @@ class Lookups:
             with self._turn:
                 self._wait([self._give(server, [(f"{name}@ids", own.ids), (f"{name}@values", own.rows.contiguous())], {})])
 
-    def load(self, name: str, chunk: Chunk, facts: Mapping[str, Any] | None = None) -> None:
-        """Gives every server those rows of a chunk that it holds, with their states, and the table's facts."""
-        said = {} if facts is None else {name: json.dumps(facts)}
+    def begin_anew(self, name: str, facts: Mapping[str, Any]) -> None:
+        """A table without rows, with these facts, on every server."""
+        said = {name: json.dumps(facts)}
+        with self._turn:
+            self._wait([self._give(server, [], said) for server in range(len(self._clients))])
+
+    def load(self, name: str, chunk: Chunk) -> None:
+        """Gives every server those rows of a chunk that it holds, with their states."""
         arrays = {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in chunk.items()}
         with self._turn:
             answers = []
             for server, own in enumerate(_chosen(chunk["ids"], len(self._clients))):
                 parts = [(f"{name}@{key}", array[own] if _by_row(key) else array) for key, array in arrays.items()]
-                answers.append(self._give(server, parts, said))
+                answers.append(self._give(server, parts, {}))
             self._wait(answers)
 
     def _give(self, server: int, arrays: list[tuple[str, torch.Tensor]], facts: Mapping[str, str]) -> Future[Done]:

@@ -6,25 +6,50 @@ Tensors are named ``model/NAME`` and ``state/STATE/NAME``.  They are whole, neve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pserver import checkpoint
 from trainer.optimizer import DistributedOptimizer
 
+if TYPE_CHECKING:
+    from trainer.table_store import TableStore
 
-def save(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedOptimizer, scheduler: Any | None = None) -> None:
-    """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first."""
+
+def save(
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    optimizer: DistributedOptimizer,
+    scheduler: Any | None = None,
+    tables: TableStore | None = None,
+    base: checkpoint.Saved | None = None,
+) -> checkpoint.Saved:
+    """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first, tables chunk by chunk.
+
+    Args:
+        base: the checkpoint that this one continues: of tables it has what changed since.
+    """
     states = optimizer.state_dict()["state"]
     order = [optimizer.names.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
     for index, state in states.items():
         named.update({f"state/{key}/{order[index]}": value for key, value in state.items() if torch.is_tensor(value)})
-    meta = {"step": optimizer.steps, "groups": [_plain(group) for group in optimizer.param_groups]}
+    meta: dict[str, Any] = {"step": optimizer.steps, "groups": [_plain(group) for group in optimizer.param_groups]}
     if scheduler is not None:
         meta["scheduler"] = _packed(scheduler.state_dict())
-    checkpoint.save(path, named, meta)
+    names = [] if tables is None else tables.names()
+    with checkpoint.writing(path, base) as writer:
+        writer.tensors(named)
+        for name in names:
+            assert tables is not None
+            meta.setdefault("tables", {})[name] = facts = dict[str, Any]()
+            writer.chunks(name, tables.chunks(name, base is not None, facts))
+        saved = writer.commit(meta)
+    for name in names:
+        assert tables is not None
+        tables.saved(name)
+    return saved
 
 
 def _packed(value: Any) -> Any:
@@ -52,16 +77,28 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if isinstance(value, bool | int | float | str | tuple | list | None)}
 
 
-def load(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedOptimizer, scheduler: Any | None = None) -> None:
-    """Reads the checkpoint into the live tensors, the optimizer's groups and its state, and the scheduler.
+def load(
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    optimizer: DistributedOptimizer,
+    scheduler: Any | None = None,
+    tables: TableStore | None = None,
+    loads_tables: bool = True,
+) -> None:
+    """Reads the checkpoint into the live tensors, the optimizer's groups and its state, the scheduler, and the tables.
+
+    Args:
+        loads_tables: whether this trainer gives servers their rows; one of all does.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is torn, or of another model or optimizer; nothing is changed.
     """
-    saved, meta = checkpoint.load(path)
+    reader = checkpoint.reading(path)
+    saved, meta = reader.tensors(), reader.meta
     values = {name.removeprefix("model/"): tensor for name, tensor in saved.items() if name.startswith("model/")}
     _check(path, tensors, values, meta, optimizer)
+    _check_tables(path, meta, tables)
     if scheduler is not None and "scheduler" not in meta:
         raise ValueError(f"{path}: expected a scheduler's state, got a checkpoint that was saved without one")
     with torch.no_grad():
@@ -79,6 +116,23 @@ def load(path: str, tensors: Mapping[str, torch.Tensor], optimizer: DistributedO
     optimizer.steps = int(meta["step"])
     if scheduler is not None:
         scheduler.load_state_dict(_unpacked(meta["scheduler"]))
+    if tables is not None and loads_tables:
+        for name in tables.names():
+            tables.load(name, reader.chunks(name), meta["tables"][name])
+
+
+def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None) -> None:
+    """Whether a checkpoint has the job's tables, and they fit."""
+    mine, theirs = set() if tables is None else set(tables.names()), set(meta.get("tables", {}))
+    if mine != theirs:
+        odd = ", ".join(sorted(mine ^ theirs)[:3])
+        raise ValueError(f"{path}: expected the model's tables, but only one of the two has {odd}")
+    for name in sorted(mine):
+        assert tables is not None, "it has tables"
+        try:
+            tables.check(name, meta["tables"][name])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
 
 def _check(

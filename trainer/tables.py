@@ -6,7 +6,8 @@ group the table follows.  A table with an optimizer of its own has groups of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -18,6 +19,15 @@ from trainer.local_rows import LocalRows
 from trainer.row_optimizers import RowOptimizer
 from transpiler.plan import Number, Rule
 from transpiler.tables import Table
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A source of rows that keeps some."""
+
+    def forget(self) -> None:
+        """They are out of date."""
+
 
 Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
 
@@ -33,10 +43,12 @@ class Tables:
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        self._paths: list[tuple[str, DistributedEmbedding]] = []
         self._sharing: dict[str, list[DistributedEmbedding]] = {}  # table -> the embeddings that look it up
         for path, module in modules:
             if isinstance(module, DistributedEmbedding) and not any(module is known for known in self.embeddings()):
                 self._sharing.setdefault(module.name or path, []).append(module)
+                self._paths.append((path, module))
         self._own: list[RowOptimizer] = []  # of the plan's groups behind the script's, in order
         self._first_own = 0
         for name, sharing in self._sharing.items():
@@ -124,6 +136,23 @@ class Tables:
     def names(self) -> list[str]:
         """Of the tables."""
         return list(self._sharing)
+
+    def embedding(self, name: str) -> DistributedEmbedding:
+        """One that looks a table up."""
+        return self._sharing[name][0]
+
+    def by_module(self) -> Iterator[tuple[str, str, DistributedEmbedding]]:
+        """Each embedding: its name among the modules, its table's, and the module."""
+        for path, module in self._paths:
+            yield path, next(name for name, sharing in self._sharing.items() if module in sharing), module
+
+    def forget(self) -> None:
+        """What embeddings keep of rows that servers hold is out of date."""
+        for module in self.embeddings():
+            if module.cache is not None:
+                module.cache.clear()
+            if isinstance(module.rows, Forgetful):
+                module.rows.forget()
 
     def status(self) -> dict[str, dict[str, int]]:
         """Of tables in this process: rows, bytes, and what was counted."""

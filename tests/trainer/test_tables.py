@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pserver import errors
 from trainer import DistributedEmbedding, Normal, fleet, row_optimizers
 from transpiler import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, DistributedStrategy
 
@@ -161,3 +158,88 @@ def test_users_own_clipping_by_norm_counts_tables(servers: Servers) -> None:
     train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), batches(6), clip)
 
     assert_close(model, reference, 2e-6)
+
+
+# ---- files ------------------------------------------------------------------------------------------------------------
+
+
+def sparse_model() -> nn.Module:
+    """One table of any ids, with an optimizer of its own; one that follows the script's."""
+    torch.manual_seed(7)
+    model = nn.Module()
+    model.emb = DistributedEmbedding(DIM, init=Normal(0, 0.1), optimizer=row_optimizers.Adagrad(lr=0.1))
+    model.other = DistributedEmbedding(4, num_embeddings=ROWS, seed=3)
+    model.fc = nn.Linear(2 * DIM + 4, 3)
+    model.forward = Plain.forward.__get__(model)  # type: ignore[method-assign]
+    return model
+
+
+def begun(endpoints: str | None, model: nn.Module, strategy: DistributedStrategy | None = None) -> torch.optim.Optimizer:
+    role = None if endpoints is None else fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(","))
+    fleet.init(role, strategy=strategy)
+    fleet.distributed_model(model)
+    return fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+
+
+def values(model: nn.Module) -> list[torch.Tensor]:
+    with torch.no_grad():
+        ids = torch.arange(ROWS)
+        return [model.emb(ids), model.other(ids), *(p.clone() for p in model.fc.parameters())]
+
+
+def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
+    for left, right in zip(one, other, strict=True):
+        assert torch.equal(left, right), (left - right).abs().max()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, None), (None, 2)])
+def test_a_resumed_job_equals_one_that_was_never_interrupted(
+    servers: Servers, tmp_path: Any, before: int | None, after: int | None
+) -> None:
+    """To the bit in sync mode, on any number of servers or none; deltas of tables included."""
+    path, data = str(tmp_path / "checkpoint"), batches(9)
+    whole = sparse_model()
+    train(whole, begun(servers(2), whole), data)
+    expected = values(whole)
+    fleet.finish()
+    first = sparse_model()
+    optimizer = begun(None if before is None else servers(before), first)
+    train(first, optimizer, data[:3])
+    fleet.save(path)
+    train(first, optimizer, data[3:6])
+    fleet.save(path + ".delta", delta=True)
+    fleet.finish()
+    second = sparse_model()
+    optimizer = begun(None if after is None else servers(after), second)
+    fleet.load(path + ".delta")
+    train(second, optimizer, data[6:])
+
+    assert_same(values(second), expected)
+
+
+def test_a_checkpoint_of_another_table_is_refused(servers: Servers, tmp_path: Any) -> None:
+    """By the table's name and width; nothing is changed."""
+    path, model = str(tmp_path), sparse_model()
+    train(model, begun(servers(1), model), batches(2))
+    fleet.save(path)
+    fleet.finish()
+    other = sparse_model()
+    other.emb, other.fc = DistributedEmbedding(DIM + 1), nn.Linear(2 * DIM + 4, 3)
+    begun(servers(1), other)
+
+    with pytest.raises(ValueError, match="table 'emb': dim: expected 9, got a checkpoint with 8"):
+        fleet.load(path)
+
+
+def test_an_export_is_plain_torch(servers: Servers, tmp_path: Any) -> None:
+    """A weight where there is a range of ids, ids and rows where there is none; a module without servers looks rows up."""
+    from trainer.serving import load_embedding
+
+    path, model = str(tmp_path / "model.pt"), sparse_model()
+    train(model, begun(servers(2), model), batches(4))
+    fleet.export(path)
+    rows = values(model)
+    plain = torch.load(path, weights_only=True)
+
+    assert torch.equal(plain["other.weight"], rows[1]) and torch.equal(plain["fc.weight"], model.fc.weight)
+    assert torch.equal(load_embedding(path, "emb")(torch.arange(ROWS)), rows[0])
