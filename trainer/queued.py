@@ -5,7 +5,8 @@ trainer that computes faster than messages come back would fill any queue and th
 many steps old.  So before a step is copied into the queue it gives the messages before it ``SOFT_SECONDS`` to come back, as long
 as there are as many as one message would merge: where servers answer, a trainer is about one message ahead, and this step is
 copied into the memory of the one before; where a server is stopped for a while, the queue takes what comes, and each message
-in it is one more copy of the parameters.
+in it is one more copy of the parameters.  A lane of few bytes need not save them: its step is queued first, so that the sender
+finds it at once, and then waits as long.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from transpiler.plan import Lane
 log = logging.getLogger(__name__)
 
 SOFT_SECONDS = 0.05
+SMALL_BYTES = 2**20  # of a lane's parameters: below, a copy more is no matter
 FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
 
 
@@ -94,6 +96,7 @@ class Queued:
         self._direct = self._waits and not lane.independent_recv_thread  # nothing computes while values land
         # Whether a gradient outlives its step, after which the script writes on.
         self._copies = lane.max_merge_var_num > 1 if lane.mode == "half_async" else not self._waits
+        self._saves = slices.bytes >= SMALL_BYTES
         self._threads: list[threading.Thread] = []
 
     @property
@@ -134,8 +137,9 @@ class Queued:
             self._enqueue()
 
     def _has_room(self) -> bool:
-        """Whether the messages before a step have come back.  See [Note: how far ahead]."""
-        return self._unanswered < min(self._lane.max_merge_var_num, self._lane.send_queue_size) or self._failure is not None
+        """Whether a step may be queued now.  See [Note: how far ahead]."""
+        most = min(self._lane.max_merge_var_num, self._lane.send_queue_size) if self._saves else self._lane.send_queue_size
+        return self._unanswered < most or self._failure is not None
 
     def _enqueue(self) -> None:
         """The closed step, if there is one, joins the last message that has not left, or is a message of its own."""
@@ -165,6 +169,9 @@ class Queued:
         with self._changed:
             if self._waits and not self._collecting():
                 self._wait(lambda: not self._unanswered)
+            elif not (self._waits or self._saves):
+                most = self._lane.max_merge_var_num
+                self._changed.wait_for(lambda: self._unanswered <= most or self._failure is not None, SOFT_SECONDS)
             self._check()
         self.refresh()
         return self._last

@@ -38,6 +38,11 @@ class LiveSlices:
     def __contains__(self, name: str) -> bool:
         return name in self._owners
 
+    @property
+    def bytes(self) -> int:
+        """Of all updated variables."""
+        return sum(self._tensors[placement.name].nbytes for placement in self._placements if placement.group is not None)
+
     def order(self, server: int) -> list[str]:
         """The updated slices on a server, in the order of the plan."""
         return self._order.get(server, [])
