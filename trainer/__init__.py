@@ -7,9 +7,18 @@ from trainer.children import spawn as spawn
 from trainer.data_parallel import DataParallel as DataParallel
 from trainer.data_parallel import fused_allreduce_gradients as fused_allreduce_gradients
 from trainer.executor import Executor as Executor
+from trainer.hybrid import device_guard as device_guard
+from trainer.hybrid import hybrid_load_state_dict as hybrid_load_state_dict
+from trainer.hybrid import hybrid_mesh as hybrid_mesh
+from trainer.hybrid import hybrid_optimizer as hybrid_optimizer
+from trainer.hybrid import hybrid_parallel as hybrid_parallel
+from trainer.hybrid import hybrid_state_dict as hybrid_state_dict
+from trainer.hybrid import split_sequence as split_sequence
 from trainer.parallel import init_parallel_env as init_parallel_env
 from trainer.parallel import new_group as new_group
 from trainer.parallel_executor import ParallelExecutor as ParallelExecutor
+from trainer.sharding import group_sharded_parallel as group_sharded_parallel
+from trainer.sharding import save_group_sharded_model as save_group_sharded_model
 from transpiler.tables import Constant as Constant
 from transpiler.tables import CountFilterEntry as CountFilterEntry
 from transpiler.tables import Normal as Normal
@@ -24,17 +33,26 @@ __all__ = [
     "Constant",
     "CountFilterEntry",
     "DataParallel",
+    "device_guard",
     "DistributedEmbedding",
     "Executor",
     "fused_allreduce_gradients",
+    "group_sharded_parallel",
+    "hybrid_load_state_dict",
+    "hybrid_mesh",
+    "hybrid_optimizer",
+    "hybrid_parallel",
+    "hybrid_state_dict",
     "init_parallel_env",
     "new_group",
     "Normal",
     "ParallelExecutor",
     "ProbabilityEntry",
     "row_optimizers",
+    "save_group_sharded_model",
     "ShowClickEntry",
     "spawn",
+    "split_sequence",
     "Uniform",
 ]
 
