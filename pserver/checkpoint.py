@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,10 +148,15 @@ class Writer:
         Raises:
             OSError: the disk is full, or refuses.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
         data = self._directory / f"tensors-{secrets.token_hex(8)}.safetensors"
         self._files[data.name] = None
-        safetensors.torch.save_file(_detached(named), data)
+        partial = self._directory / f"{manifest.PARTIAL}{secrets.token_hex(8)}"
+        partial.mkdir(parents=True)
+        try:
+            safetensors.torch.save_file(_detached(named), partial / data.name)  # which writes to a name of its own at first
+            os.replace(partial / data.name, data)
+        finally:
+            shutil.rmtree(partial)
         data.chmod(0o644)  # as the manifest beside it: safetensors keeps its files to their owner
         manifest.flush(data)
         self._files[data.name] = {"size": data.stat().st_size, "blake2b": manifest.checksum(data)}

@@ -25,6 +25,7 @@ from typing import Any
 
 MANIFEST = "checkpoint.json"
 PLAIN, FORMAT = 1, 2  # what holds neither tables nor a base is written in the first format
+PARTIAL = "writing-"  # of a directory for files that are being written
 _CHUNK = 1 << 20
 _WRITTEN = ("tensors-*.safetensors", "rows-*.safetensors", f"{MANIFEST}.*", "checkpoint-*.json")
 
@@ -248,6 +249,8 @@ def _tidy(directory: Path, manifest: Manifest, needed: set[str]) -> None:
         for path in directory.glob(pattern):
             if path.name not in keep:
                 path.unlink(missing_ok=True)
+    for path in directory.glob(f"{PARTIAL}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _decode(path: Path) -> Manifest:

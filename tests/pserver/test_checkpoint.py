@@ -81,6 +81,7 @@ STEPS = [
     (os, "fsync", 3),
     (os, "fsync", 4),
     (os, "replace", 1),
+    (os, "replace", 2),
     (Path, "write_bytes", 1),
 ]
 

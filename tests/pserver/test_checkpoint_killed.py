@@ -85,7 +85,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_one_whole_save(tmp_path:
     done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=50, check=False)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "20 kills"
+    assert done.stdout.splitlines()[-1] == "12 kills"
 
 
 class Stopped(BaseException):
@@ -97,7 +97,7 @@ STAGES = [(os, "fsync"), (os, "replace"), (Path, "write_bytes"), (safetensors.to
 
 @pytest.mark.parametrize("partial", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("module", "name"), STAGES, ids=[name for _, name in STAGES])
-@pytest.mark.parametrize("step", [1, 2, 3], ids=["first delta", "second delta", "full"])
+@pytest.mark.parametrize("step", [2, 3], ids=["delta of a delta", "full"])
 def test_a_save_that_stops_at_any_call_leaves_one_whole_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, partial: bool, step: int
 ) -> None:
@@ -139,7 +139,7 @@ if __name__ == "__main__":
     random.seed(5)
     save(directory, 0)
     following = 1
-    for _ in range(20):
+    for _ in range(12):
         began = saves_until_killed(directory, following)
         at = whole(directory)
         assert following + began - 2 <= at <= following + began - 1, (following, began, at)
@@ -148,4 +148,4 @@ if __name__ == "__main__":
         following += 1
     save(directory, following)
     assert whole(directory) == following and len(list(directory.iterdir())) == 4, list(directory.iterdir())
-    print("20 kills")
+    print("12 kills")
