@@ -168,6 +168,19 @@ def uneven(rank: int) -> dict[str, Any]:
     return {"steps": steps, "model": dict(model.state_dict()), "joined": joined}
 
 
+def left(rank: int) -> str:
+    """Trainer 0 has finished, and trainer 1 takes a further step: what that raises."""
+    model = DataParallel(plain_net(0))
+    if rank == 0:
+        fleet.finish()
+        return ""
+    try:
+        train(model, batches(1))
+    except PServerError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 PROMISES = (equality, construction, sent, accumulated, evaluation, by_hand, refused)
 
 
@@ -179,6 +192,7 @@ def keep(path: str) -> None:
     found = {promise.__name__: promise(rank) for promise in PROMISES}
     examples()
     found["uneven"] = uneven(rank)  # fleet takes the process group over
+    found["left"] = left(rank)
     torch.save(found, Path(path) / f"{rank}.pt")
     fleet.finish()
 

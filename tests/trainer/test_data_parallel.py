@@ -133,6 +133,13 @@ def test_trainers_with_different_numbers_of_batches_end_together(results: Result
     assert results[1]["uneven"]["joined"].keys() == results[0]["uneven"]["joined"].keys()
 
 
+def test_who_goes_on_alone_is_told_who_has_finished(results: Results) -> None:
+    """After how many steps, and what would have kept them together."""
+    assert results[1]["left"] == (
+        "TrainerLost: trainer 0 has left the job: it finished after 3 steps; fleet.shard gives all trainers equally many"
+    )
+
+
 # ---- a world of one ---------------------------------------------------------------------------------------------------
 
 

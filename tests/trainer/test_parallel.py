@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLost, Unreachable
-from trainer import fleet, init_parallel_env, new_group, parallel, spawn
-from trainer.presence import Presence
+from trainer import fleet, init_parallel_env, new_group, parallel, presence, spawn
+from trainer.presence import Event, Guard, Presence
 from trainer.role import World
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -184,8 +184,8 @@ def star(store: TCPStore, count: int, deadline: float) -> list[Presence]:
         return list(pool.map(lambda rank: Presence(rank, count, "127.0.0.1", store.clone(), deadline), range(count)))
 
 
-def error_of(presence: Presence) -> PServerError:
-    event = presence.cause()
+def error_of(one: Presence) -> PServerError:
+    event = one.cause()
     assert event is not None
     return event.error()
 
@@ -194,13 +194,13 @@ def test_everyone_hears_from_whom_a_failure_came(store: TCPStore) -> None:
     """From a trainer to trainer 0, and from there to all others; what follows from it changes nothing."""
     first, second, third = star(store, 3, 20.0)
     second.tell("failed", "ValueError: no data")
-    heard = [error_of(presence) for presence in (first, third)]
+    heard = [error_of(one) for one in (first, third)]
     third.tell("failed", "a consequence")
 
     assert [(type(error), str(error)) for error in heard] == [(JobFailed, "trainer 1 failed: ValueError: no data")] * 2
     assert str(error_of(first)) == "trainer 1 failed: ValueError: no data"
-    for presence in (first, second, third):
-        presence.close("the test is over")
+    for one in (first, second, third):
+        one.close("the test is over")
 
 
 def test_who_has_left_is_to_blame_only_if_nobody_is_lost(store: TCPStore) -> None:
@@ -233,9 +233,30 @@ def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_aw
 
     with ThreadPoolExecutor(1) as pool:
         pretender = pool.submit(pretend)
-        presence = Presence(0, 2, "127.0.0.1", store, deadline=0.4)
+        first = Presence(0, 2, "127.0.0.1", store, deadline=0.4)
         with pretender.result(timeout=10):
             began = time.monotonic()
-            assert str(error_of(presence)) == "trainer 1 is lost: silent for 0.4 s"
+            assert str(error_of(first)) == "trainer 1 is lost: silent for 0.4 s"
     assert joined.is_set() and time.monotonic() - began < 3
-    presence.close("the test is over")
+    first.close("the test is over")
+
+
+def test_who_waits_in_vain_and_cannot_be_woken_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The main thread has stood in one place since a trainer was lost: the process says why, and where, and ends."""
+    ends: list[int] = []
+    monkeypatch.setattr(presence, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(presence.os, "_exit", ends.append)
+    over = threading.Event()
+    guard = Guard(lambda: Event("lost", 1, "silent for 1 s"))
+
+    def look() -> None:
+        while not ends:
+            guard.look()
+            over.wait(0.01)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(look).result(timeout=20)
+    text = capsys.readouterr().err
+
+    assert ends == [1] and "TrainerLost: trainer 1 is lost: silent for 1 s; this trainer waits for it in vain:" in text
+    assert "test_who_waits_in_vain" in text
