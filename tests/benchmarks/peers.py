@@ -212,6 +212,21 @@ def ddp(rank: int, world: int, host: str, port: int, width: int) -> None:
     dist.destroy_process_group()
 
 
+def data_parallel(rank: int, world: int, host: str, port: int, width: int) -> None:
+    """One rank of our DataParallel."""
+    from trainer import DataParallel, init_parallel_env
+    from trainer.parallel import leave_parallel_env
+    from trainer.role import World
+
+    World(rank, world, rank, host, port).enter()
+    init_parallel_env()
+    model = DataParallel(wide_model(width))
+    run = timed(loop(model, torch.optim.SGD(model.parameters(), **SGD), width))
+    say(READY)
+    answer(run)
+    leave_parallel_env()
+
+
 def trainer(number: int, trainers: int, endpoints: str, transport: str, width: int, configs: str = "") -> None:
     """One trainer of ours; ``configs`` is "" for sync, otherwise a_sync_configs as "key=number,...".
 
@@ -249,6 +264,7 @@ def trainer(number: int, trainers: int, endpoints: str, transport: str, width: i
 
 ROLES: dict[str, Callable[..., None]] = {
     "raw": raw, "flight": flight, "rpc": rpc, "plain": plain, "ddp": ddp, "trainer": trainer,
+    "data_parallel": data_parallel,
 }  # fmt: skip
 
 

@@ -26,7 +26,8 @@ THREADS = Promise(
     "wire/shm 16 client threads", "16 times the step with 1", 1, most=True,
     setting="2 servers, sync, 4 tensors of 100, 1 thread each",
 )  # fmt: skip
-PROMISES = (*SYNC, *ASYNC, THREADS)
+AVERAGING = Promise("collective/DataParallel", DDP, 0.97, setting=f"2 ranks on gloo; {MODEL}")
+PROMISES = (*SYNC, *ASYNC, THREADS, AVERAGING)
 
 
 def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]:
@@ -40,6 +41,8 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
         yield from _training(chosen, 1, [Peer("plain", width)], width, runs, "k_steps=0")
     if THREADS in wanted:
         yield _threads(16, runs)
+    if AVERAGING in wanted:
+        yield _averaging(width, runs)
 
 
 def together(group: Sequence[Peer], steps: int) -> Contender:
@@ -69,6 +72,19 @@ def _training(
         medians = alternate(contenders, runs)
     for promise, carrier in zip(promises, list(contenders)[1:], strict=True):
         yield Row(promise, medians[carrier], medians["others"], runs)
+
+
+def _averaging(width: int, runs: int) -> Row:
+    """Two ranks of our DataParallel, in turn with two of torch's."""
+    with ExitStack() as stack:
+        contenders = {}
+        for role in ("data_parallel", "ddp"):
+            port = free_port()
+            group = [Peer(role, rank, 2, "127.0.0.1", port, width) for rank in range(2)]
+            stack.enter_context(peers(*group))
+            contenders[role] = together(group, 10)
+        medians = alternate(contenders, runs)
+    return Row(AVERAGING, medians["data_parallel"], medians["ddp"], runs)
 
 
 def _threads(count: int, runs: int) -> Row:
