@@ -63,12 +63,12 @@ class CollectiveJob(Job):
         world = environment().world
         super().__init__(RoleMaker(Role.COLLECTIVE, world.rank, world.size), strategy)
         self._hooks: list[RemovableHandle] = []
-        log.info("training collectively: trainer %d of %d, by %s", world.rank, world.size, self.carrier)
+        log.info("training collectively: trainer %d of %d", world.rank, world.size)
 
     @property
     def carrier(self) -> str:
-        """How tensors travel: "nccl" from GPUs, "gloo" from main memory."""
-        return str(dist.get_backend())
+        """How tensors travel: "nccl" where a model is on a GPU, "gloo" from main memory."""
+        return "nccl" if any(tensor.is_cuda for tensor in self.tensors().values()) else "gloo"
 
     def distribute(
         self, optimizer: torch.optim.Optimizer, grad_clip: GradClip | None, compression: Mapping[str, str] | None
