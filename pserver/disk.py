@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pserver import checkpoint
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.installation import Installation
 from pserver.members import Members
+from pserver.table_files import Chunk
+
+if TYPE_CHECKING:
+    from pserver.held_table import HeldTable
 
 
 def directory(data_dir: str | None, path: str, server_index: int) -> Path:
@@ -26,7 +32,7 @@ def directory(data_dir: str | None, path: str, server_index: int) -> Path:
 
 
 def save(path: Path, installed: Installation, members: Members) -> Path:
-    """Writes slices, states, the plan's fingerprint, and how far each trainer has come: all of one moment between two steps.
+    """Writes slices, tables, states, the plan's fingerprint, how far each trainer has come: all of a moment between two steps.
 
     Steps wait until it is written.
 
@@ -37,7 +43,11 @@ def save(path: Path, installed: Installation, members: Members) -> Path:
         versions = [steps.version for steps in installed.lanes]
         meta = {"fingerprint": installed.plan.fingerprint(), "versions": versions, "marks": members.saved()}
         try:
-            checkpoint.save(path, dict(installed.table.tensors()), meta)
+            with checkpoint.writing(path) as writer:
+                writer.tensors(dict(installed.table.tensors()))
+                for name, held in installed.tables.items():
+                    writer.chunks(name, _chunks(held))
+                writer.commit(meta | {"tables": {name: held.facts() for name, held in installed.tables.items()}})
         except OSError as error:
             raise Refused(f"cannot save to {path}: {error}") from error
     return path
@@ -54,14 +64,27 @@ def load(path: Path, installed: Installation, members: Members) -> Path:
         FingerprintMismatch: it was written by a job with another plan.
     """
     try:
-        tensors, meta = checkpoint.load(path)
+        reader = checkpoint.reading(path)
+        tensors, meta = reader.tensors(), reader.meta
     except (OSError, ValueError) as error:
         raise Refused(f"cannot load from {path}: {error}") from error
     if meta.get("fingerprint") != installed.plan.fingerprint():
         raise FingerprintMismatch(f"{path} was saved by a job with another plan")
     with installed.gate.closed():
         installed.table.load(tensors)
+        for name, held in installed.tables.items():
+            held.restore(meta["tables"][name])
+            for chunk in reader.chunks(name):
+                held.load(chunk)
         for steps, version in zip(installed.lanes, meta.get("versions", []), strict=False):
             steps.version = max(steps.version, version)
         members.load(meta.get("marks", {}))
     return path
+
+
+def _chunks(held: HeldTable) -> Iterator[Chunk]:
+    """All rows of a table that is held here."""
+    cursor = 0
+    while cursor >= 0:
+        chunk, cursor = held.scan(cursor, 0, changed=False, settled=False)
+        yield chunk

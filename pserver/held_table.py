@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ import torch
 from pserver.codec import DTYPES
 from pserver.errors import Refused
 from pserver.row_gradient import RowGradient
-from pserver.sparse import SparseTable
+from pserver.tiered import open_table
 from transpiler.plan import Number, Plan
 from transpiler.table_planning import rules_of
 from transpiler.tables import ShowClickEntry, Table
@@ -32,13 +33,16 @@ class HeldTable:
 
     Args:
         table, plan: of the job; server: which of its servers this is.
+        scratch: where rows go that leave memory; None: where temporary files go.
         clock: wall time in seconds: a time to live goes on while a server is down.
     """
 
-    def __init__(self, table: Table, plan: Plan, server: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, table: Table, plan: Plan, server: int, scratch: Path | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self.table = table
         rules = rules_of(table, plan.groups)
-        self.rows = SparseTable(table, rules, server, plan.servers)
+        self.rows = open_table(table, rules, server, plan.servers, scratch)
         self._read = [(segment.group, rule.numbers) for segment, rule in zip(table.segments, rules, strict=True)]
         self.counts = isinstance(table.entry, ShowClickEntry)
         self.dtype = DTYPES[table.dtype]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 class Installation:
     """An installed program.
 
+    Args:
+        scratch: where rows of tables go that leave memory; None: where temporary files go.
+
     Attributes:
         plan: that it was made for.
         table: the slices.
@@ -34,19 +38,20 @@ class Installation:
         gate: that every step passes while it changes a table.
     """
 
-    def __init__(self, plan: Plan, program: Program, members: Members, job: Standing) -> None:
+    def __init__(self, plan: Plan, program: Program, members: Members, job: Standing, scratch: str | None = None) -> None:
         self.plan = plan
         self.table = DenseTable(program)
         self._members = members
         self._job = job
         self.gate = Gate(job)
-        self.tables = _held(program)
+        self.tables = _held(program, scratch)
         workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.table.values}
         self.lanes = [
             Steps(index, lane, self._entries(index), self._locks, members, job, self.gate, workers, self._tables(index))
             for index, lane in enumerate(plan.lanes)
         ]
+        self._meeting = ""
         self._barriers: dict[str, set[int]] = {}
 
     def _entries(self, lane: int) -> dict[str, Entry]:
@@ -83,6 +88,12 @@ class Installation:
         with self._locks[self.table.slice_of(name)]:
             return self.table.read(name)
 
+    def meet(self, member: Member, place: str) -> str:
+        """Where trainers meet that share some work among themselves: trainer 0 says it; "" before that."""
+        if place and member.trainer == 0:
+            self._meeting = place
+        return self._meeting
+
     def barrier(self, member: Member, name: str, patience: float) -> bool:
         """Waits until every trainer that has not left has come to the barrier of this name, or patience (seconds) ends."""
         with self._job.changed:
@@ -102,12 +113,20 @@ class Installation:
             return passed()
 
 
-def _held(program: Program) -> dict[str, HeldTable]:
-    """The sparse tables of a program's plan, by name: every server holds a part of each."""
+def _held(program: Program, scratch: str | None) -> dict[str, HeldTable]:
+    """The sparse tables of a program's plan, by name: every server holds a part of each.
+
+    Raises:
+        Refused: rows are to leave memory, and there is no place for them.
+    """
     assert program.deployment is not None and program.deployment.server_index is not None, "a pserver program"
     plan, server = program.deployment.plan, program.deployment.server_index
     if not plan.tables:
         return {}
     from pserver.held_table import HeldTable  # which compiles the kernels of rows, or loads them: that takes a while
 
-    return {table.name: HeldTable(table, plan, server) for table in plan.tables}
+    place = None if scratch is None else Path(scratch)
+    try:
+        return {table.name: HeldTable(table, plan, server, place) for table in plan.tables}
+    except (ImportError, OSError) as error:
+        raise Refused(f"the tables of this program: {error}") from error

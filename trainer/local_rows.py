@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pserver.row_gradient import RowGradient
 from pserver.sparse import SparseTable
+from pserver.tiered import open_table
 from transpiler.plan import Rule
 from transpiler.tables import Segment, Table
 
@@ -56,7 +57,7 @@ class LocalRows:
 
     def _made(self) -> SparseTable:
         segments = tuple(Segment(begin, end, index) for index, (begin, end, _) in enumerate(self._rules))
-        return SparseTable(replace(self._table, segments=segments), [rule for _, _, rule in self._rules])
+        return open_table(replace(self._table, segments=segments), [rule for _, _, rule in self._rules])
 
     def pull(self, ids: Tensor) -> Tensor:
         """Rows of ids, int64 [u] on the CPU -> [u, dim]."""

@@ -181,7 +181,7 @@ class Table:
         ttl: seconds after which a row that nobody has pushed to is as if it had never been; None: for ever.
         capacity: the most rows on all servers together; beyond it the least recently ("lru") or the least often ("lfu")
             pushed rows are evicted; None: no bound.
-        memory_bytes: of rows that stay in a server's memory, the rest on its disk; None: all.
+        memory_bytes: of rows that stay in the servers' memory, all together, the rest on their disks; None: all.
     """
 
     name: str
@@ -211,6 +211,8 @@ class Table:
         for what, bound in bounds:
             if bound is not None and not bound > 0:
                 raise ValueError(f"table {self.name!r}: {what}: expected a number above 0, got {bound}")
+        if self.capacity is not None and self.memory_bytes is not None:
+            raise ValueError(f"table {self.name!r}: capacity and memory_bytes: expected one of the two, got both")
         begin = 0
         for segment in self.segments:
             if segment.begin != begin or segment.end <= begin:

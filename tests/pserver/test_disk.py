@@ -1,0 +1,125 @@
+"""Promises of a server's own files: its tables are in them, whole, beside its slices."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pserver import disk
+from pserver.errors import FingerprintMismatch, Refused
+from pserver.gate import Gate
+from pserver.held_table import HeldTable
+from pserver.ids import owners
+from pserver.row_gradient import RowGradient
+from transpiler.plan import Lane, Plan, Rule
+from transpiler.tables import CountFilterEntry, Segment, Table
+
+DIM = 3
+OWN = np.flatnonzero(owners(np.arange(2000), 2) == 0)  # of the ids that are looked up, those of server 0
+
+
+class Slices:
+    """Stands for the dense slices of a server."""
+
+    def __init__(self, value: float) -> None:
+        self.held = {"w.block0": torch.full((2,), value)}
+
+    def tensors(self) -> Any:
+        return self.held.items()
+
+    def load(self, tensors: Any) -> None:
+        self.held = dict(tensors)
+
+
+def plan(lr: float = 0.1, memory_bytes: int | None = None) -> Plan:
+    tables = (
+        Table("emb", DIM, (Segment(0, DIM, 0),), memory_bytes=memory_bytes),
+        Table("b/waits", DIM, (Segment(0, DIM, 0),), entry=CountFilterEntry(2)),
+    )
+    return Plan((Lane("async"),), 1, 2, (Rule("adagrad", {"lr": lr}),), (), tables=tables)
+
+
+def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
+    """Server 0 of 2, without its threads and connections."""
+    job: Any = SimpleNamespace(changed=threading.Condition(), check_standing=lambda: None)
+    tables = {table.name: HeldTable(table, of, 0, scratch) for table in of.tables}
+    return SimpleNamespace(plan=of, gate=Gate(job), lanes=[SimpleNamespace(version=4)], table=Slices(value), tables=tables)
+
+
+MEMBERS: Any = SimpleNamespace(saved=lambda: {"0": 7}, load=lambda marks: None)
+
+
+def train(installed: Any, steps: int, seed: int = 0) -> None:
+    random = np.random.default_rng(seed)
+    for _ in range(steps):
+        for held in installed.tables.values():
+            ids = torch.from_numpy(OWN[np.unique(random.integers(0, len(OWN), 200))])
+            rows = torch.from_numpy(random.standard_normal((len(ids), DIM)).astype(np.float32))
+            held.update(RowGradient(ids, rows), {0: {"lr": 0.1}}, {})
+
+
+def read(installed: Any) -> torch.Tensor:
+    return torch.cat([held.lookup(torch.arange(2000)) for held in installed.tables.values()])
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 20_000], ids=["in memory", "in two tiers"])
+def test_tables_are_saved_and_loaded_with_the_slices(tmp_path: Path, memory_bytes: int | None) -> None:
+    """Rows, their states, what waits and the steps taken: a server that loads them goes on as the one that saved them."""
+    of = plan(memory_bytes=memory_bytes)
+    first, second = server(of, tmp_path / "a", 5.0), server(of, tmp_path / "b")
+    train(first, 6)
+    train(second, 3, seed=9)  # rows that are not in the file go
+    path = disk.save(tmp_path / "saved", first, MEMBERS)
+    disk.load(path, second, MEMBERS)
+
+    assert torch.equal(read(first), read(second)) and torch.equal(second.table.held["w.block0"], torch.full((2,), 5.0))
+    train(first, 3, seed=2)
+    train(second, 3, seed=2)
+    assert torch.equal(read(first), read(second))
+    assert [held.counters() for held in first.tables.values()][1] == [held.counters() for held in second.tables.values()][1]
+    assert (first.tables["emb"].counters().get("cold", 0) > 200) == (memory_bytes is not None)
+
+
+def test_a_torn_file_or_another_plan_changes_nothing(tmp_path: Path) -> None:
+    """A table's file that was cut off, and a plan with another rate: refused before a row or a slice is replaced."""
+    first, second = server(plan(), tmp_path), server(plan(0.2), tmp_path)
+    train(first, 2)
+    path = disk.save(tmp_path / "saved", first, MEMBERS)
+    before = read(second)
+    with pytest.raises(FingerprintMismatch):
+        disk.load(path, second, MEMBERS)
+    assert torch.equal(read(second), before)
+    train(first, 1, seed=3)
+    now = read(first)
+    torn = max(path.glob("rows-*"), key=lambda file: file.stat().st_size)
+    torn.write_bytes(torn.read_bytes()[:-100])
+    with pytest.raises(Refused, match="torn"):
+        disk.load(path, first, MEMBERS)
+
+    assert torch.equal(read(first), now) and first.table.held["w.block0"].tolist() == [0.0, 0.0]
+
+
+def test_a_full_disk_refuses_and_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that fails in the middle of a table says so; loading gives the save before it."""
+    first = server(plan(), tmp_path)
+    train(first, 2)
+    before = read(first)
+    path = disk.save(tmp_path / "saved", first, MEMBERS)
+    train(first, 2, seed=4)
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(Refused, match="cannot save to .*No space left"):
+            disk.save(path, first, MEMBERS)
+    disk.load(path, first, MEMBERS)
+
+    assert torch.equal(read(first), before)
