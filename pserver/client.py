@@ -35,6 +35,7 @@ from pserver.wire_pb2 import (
     JoinRequest,
     Kind,
     LeaveRequest,
+    MeetRequest,
     Part,
     ShrinkRequest,
     StatusReply,
@@ -185,6 +186,10 @@ class Client:
     def install(self, program: Program) -> None:
         """Gives the server its program."""
         self._control.install(InstallRequest(session=self._reply.session, program=program.to_proto()))
+
+    def meet(self, place: str = "") -> str:
+        """Says where trainers meet, or asks; "" while nobody has said it."""
+        return self._control.meet(MeetRequest(session=self._reply.session, place=place)).place
 
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
         """Days pass for the server's rows; how many went, by table."""

@@ -41,6 +41,7 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
     "Heartbeat": ("heartbeat", wire.HeartbeatRequest, wire.HeartbeatReply),
     "Leave": ("leave", wire.LeaveRequest, wire.LeaveReply),
     "Barrier": ("barrier", wire.BarrierRequest, wire.BarrierReply),
+    "Meet": ("meet", wire.MeetRequest, wire.MeetReply),
     "Save": ("save", wire.SaveRequest, wire.SaveReply),
     "Load": ("load", wire.LoadRequest, wire.LoadReply),
     "Shrink": ("shrink", wire.ShrinkRequest, wire.ShrinkReply),
@@ -57,6 +58,7 @@ class Controlled(Protocol):
     def heartbeat(self, request: wire.HeartbeatRequest, /) -> wire.HeartbeatReply: ...
     def leave(self, request: wire.LeaveRequest, /) -> wire.LeaveReply: ...
     def barrier(self, request: wire.BarrierRequest, /) -> wire.BarrierReply: ...
+    def meet(self, request: wire.MeetRequest, /) -> wire.MeetReply: ...
     def save(self, request: wire.SaveRequest, /) -> wire.SaveReply: ...
     def load(self, request: wire.LoadRequest, /) -> wire.LoadReply: ...
     def shrink(self, request: wire.ShrinkRequest, /) -> wire.ShrinkReply: ...
@@ -235,6 +237,10 @@ class ControlClient:
     def barrier(self, request: wire.BarrierRequest, timeout: float | None = None) -> wire.BarrierReply:
         """Waits a second at most: see BarrierReply."""
         return self._call("Barrier", request, wire.BarrierReply, timeout)
+
+    def meet(self, request: wire.MeetRequest, timeout: float | None = None) -> wire.MeetReply:
+        """Says or asks where trainers meet."""
+        return self._call("Meet", request, wire.MeetReply, timeout)
 
     def save(self, request: wire.SaveRequest, timeout: float = FILE_SECONDS) -> wire.SaveReply:
         """Writes what the server holds to its disk."""

@@ -18,7 +18,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 
@@ -108,7 +107,7 @@ class Job:
         except ValueError as error:
             raise Refused(f"the program is refused: {error}") from error
         self._server_index = program.deployment.server_index
-        return Installation(program.deployment.plan, program, self._members, self)
+        return Installation(program.deployment.plan, program, self._members, self, self.config.data_dir)
 
     def join(self, request: wire.JoinRequest) -> wire.JoinReply:
         """A trainer comes.  See protos/pserver/wire.proto for the order of calls.
@@ -336,22 +335,23 @@ class Job:
         """Waits up to a second until every trainer that has not left has come to the barrier of this name."""
         return wire.BarrierReply(passed=self.installed().barrier(self.member(request.session), request.name, 1.0))
 
+    def meet(self, request: wire.MeetRequest) -> wire.MeetReply:
+        """Where trainers meet: trainer 0 says it, the others ask."""
+        return wire.MeetReply(place=self.installed().meet(self.member(request.session), request.place))
+
     # ---- operators -----------------------------------------------------------------------------------------------
 
     def save(self, request: wire.SaveRequest) -> wire.SaveReply:
         """Writes everything held here, atomically, below the server's data directory."""
         self.member(request.session)
-        path = disk.save(self._directory(request.path), self.installed(), self._members)
+        path = disk.save(disk.directory(self.config.data_dir, request.path, self._server_index), self.installed(), self._members)
         return wire.SaveReply(file=str(path), bytes=self.installed().table.bytes_held)
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
         self.member(request.session)
-        path = disk.load(self._directory(request.path), self.installed(), self._members)
+        path = disk.load(disk.directory(self.config.data_dir, request.path, self._server_index), self.installed(), self._members)
         return wire.LoadReply(file=str(path), bytes=self.installed().table.bytes_held)
-
-    def _directory(self, path: str) -> Path:
-        return disk.directory(self.config.data_dir, path, self._server_index)
 
     def shrink(self, request: wire.ShrinkRequest) -> wire.ShrinkReply:
         """Days pass for the tables' rows.  Asked once by one trainer, while nobody steps."""

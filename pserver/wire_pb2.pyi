@@ -140,6 +140,20 @@ class BarrierReply(_message.Message):
     passed: bool
     def __init__(self, passed: _Optional[bool] = ...) -> None: ...
 
+class MeetRequest(_message.Message):
+    __slots__ = ("session", "place")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    place: str
+    def __init__(self, session: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
+
+class MeetReply(_message.Message):
+    __slots__ = ("place",)
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    place: str
+    def __init__(self, place: _Optional[str] = ...) -> None: ...
+
 class SaveRequest(_message.Message):
     __slots__ = ("session", "path")
     SESSION_FIELD_NUMBER: _ClassVar[int]

@@ -59,6 +59,11 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.BarrierRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.BarrierReply.FromString,
                 _registered_method=True)
+        self.Meet = channel.unary_unary(
+                '/pserver.ParameterServer/Meet',
+                request_serializer=pserver_dot_wire__pb2.MeetRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.MeetReply.FromString,
+                _registered_method=True)
         self.Save = channel.unary_unary(
                 '/pserver.ParameterServer/Save',
                 request_serializer=pserver_dot_wire__pb2.SaveRequest.SerializeToString,
@@ -119,6 +124,12 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Barrier(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Meet(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,6 +200,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Barrier,
                     request_deserializer=pserver_dot_wire__pb2.BarrierRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.BarrierReply.SerializeToString,
+            ),
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=pserver_dot_wire__pb2.MeetRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.MeetReply.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -356,6 +372,33 @@ class ParameterServer:
             '/pserver.ParameterServer/Barrier',
             pserver_dot_wire__pb2.BarrierRequest.SerializeToString,
             pserver_dot_wire__pb2.BarrierReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Meet',
+            pserver_dot_wire__pb2.MeetRequest.SerializeToString,
+            pserver_dot_wire__pb2.MeetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,8 +23,10 @@ import torch
 from pserver.allocator import keep_memory, trim_memory
 from pserver.client import Client, Identity, Landing
 from pserver.row_gradient import RowGradient
-from pserver.traffic import by_variable
+from pserver.traffic import totals
 from pserver.wire_pb2 import Done, JoinReply
+from trainer.averaging import Averaging
+from trainer.crossing import crosses
 from trainer.lane import LaneSender, Rows
 from trainer.local import Geo, Outer
 from trainer.queued import Queued
@@ -85,6 +87,7 @@ class Communicator:
         self.lanes = [_sender(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
+        self.averaging: Averaging | None = None  # where trainers share some gradients among themselves
         self._barriers = 0
         self._left = False
         # Without wait_port the servers are expected to be there already.
@@ -159,6 +162,8 @@ class Communicator:
                 lane.stop()
             for client in self.clients:
                 client.leave(failure)
+            if self.averaging is not None:
+                self.averaging.close(failure)
 
     def _abandoned(self) -> None:
         """The process ends, and nobody has left: an exception, or a forgotten ``fleet.finish()`` or ``Executor.close()``."""
@@ -195,13 +200,7 @@ class Communicator:
 
     def variable_bytes(self) -> dict[str, dict[str, int]]:
         """Payload "bytes_in" and "bytes_out" of each variable since the start, as they travelled: after compression."""
-        total: dict[str, dict[str, int]] = {}
-        for client in self.clients:
-            for name, (received, sent) in by_variable(client.traffic.by_name(), self.plan).items():
-                counts = total.setdefault(name, {"bytes_in": 0, "bytes_out": 0})
-                counts["bytes_in"] += received
-                counts["bytes_out"] += sent
-        return total
+        return totals((client.traffic for client in self.clients), self.plan)
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -229,7 +228,8 @@ class Communicator:
             raise ValueError(f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, got {got}")
         self.check()
         self._open.add(placement.lane)
-        self.lanes[placement.lane].send(name, gradient.detach().to("cpu").contiguous().view(shape))
+        here = gradient.detach() if crosses(gradient) else gradient.detach().to("cpu")
+        self.lanes[placement.lane].send(name, here.contiguous().view(shape))
 
     def send_whole(self, name: str, gradient: torch.Tensor) -> None:
         """Queues the gradient of a parameter: slice by slice, or whole where the lane's sending thread cuts it."""
@@ -237,7 +237,7 @@ class Communicator:
         if gradient.is_sparse or (self._split_late and self.plan.lane_of(placement).mode in ("async", "half_async")):
             self._send(placement, name, gradient, placement.shape)
             return
-        for piece, part in self._all.cut({name: gradient.detach().to("cpu").contiguous()}).items():
+        for piece, part in self._all.cut({name: gradient.detach().contiguous()}).items():
             self.send(piece, part)
 
     def rows_of(self, table: str) -> RowSource:

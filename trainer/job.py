@@ -11,9 +11,10 @@ from torch import nn
 
 from pserver.checkpoint import Saved
 from trainer.anchor import Anchor
+from trainer.averaging import Averaging
 from trainer.communicator import Communicator
 from trainer.optimizer import DistributedOptimizer
-from trainer.role import Role, RoleMaker
+from trainer.role import Connection, Role, RoleMaker
 from transpiler.distribute import plan_parameters
 from transpiler.lanes import describe
 from transpiler.modes import lanes_of
@@ -106,6 +107,10 @@ class Job:
         late = strategy is not None and strategy.a_sync_configs["runtime_split_send_recv"]
         communicator = Communicator(deployment, self.tensors(), distributed.inner, start_rows=start_rows, split_late=late)
         communicator.start()
+        if plan.averaged:
+            log.info("training collectively, beside: %s", ", ".join(plan.averaged))
+            patience = Connection.from_environment().start_deadline_seconds
+            communicator.averaging = Averaging(communicator.clients, self.role.trainer_id, plan.trainers, patience)
         if self.tables is not None and communicator.lookups is not None:
             self.tables.connect(communicator.rows_of)
         if any(lane.independent_recv_thread for lane in plan.lanes):

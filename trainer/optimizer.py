@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.averaging import Averaging
 from trainer.communicator import Communicator
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.optimizers import row_of, rule_of
@@ -148,8 +149,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif self._tables is not None:
             self._tables.discard()
         self._left.clear()
-        done = communicator.commit(self.rows(), overflow)
+        communicator.close_step(self.rows(), overflow)
+        if communicator.averaging is not None:
+            overflow = self._step_averaged(communicator.averaging, communicator.plan.averaged, overflow)
+        done = communicator.finish_step()
+        assert done is not None, "every lane is closed"
         self.steps += 0 if overflow or done.overflow else 1
+
+    def _step_averaged(self, averaging: Averaging, names: Sequence[str], overflow: bool) -> bool:
+        """While the servers work: the parameters whose gradients trainers average step here; whether the step overflowed."""
+        by_name = {name: parameter for parameter, name in self.names.items()}
+        parameters = [by_name[name] for name in names]
+        own = {parameter: gradient for parameter, gradient in self._gradients().items() if self.names.get(parameter) in names}
+        found, overflow = averaging.average(parameters, own, overflow)
+        if found and not overflow:
+            self._step_here({parameter: parameter.grad for parameter in found if parameter.grad is not None})
+        return overflow
 
     def _send_rows(self, communicator: Communicator) -> None:
         clip = self.grad_clip if not communicator.plan.clips_on_servers else None
@@ -177,6 +192,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if (
             communicator is None
             or gradient is None
+            or self.names[parameter] in communicator.plan.averaged
             or communicator.plan.lane_of(communicator.plan.placement(self.names[parameter])).local
         ):
             return
@@ -189,7 +205,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         local = {p.name for p in plan.placements if plan.lane_of(p).local}
         gradients = {parameter: gradient for parameter, gradient in self._gradients().items() if parameter in self.names}
         here = {parameter: gradient for parameter, gradient in gradients.items() if self.names[parameter] in local}
-        return here, {parameter: gradient for parameter, gradient in gradients.items() if parameter not in here}
+        others = {*here, *(parameter for parameter in gradients if self.names[parameter] in plan.averaged)}
+        return here, {parameter: gradient for parameter, gradient in gradients.items() if parameter not in others}
 
     def _step_here(self, gradients: Gradients) -> None:
         """The user's own optimizer steps these parameters, and no others."""

@@ -27,9 +27,11 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "half_async": _QUEUE,
         "geo": ("k_steps", "send_queue_size", "thread_pool_size"),
         "diloco": ("k_steps", "outer"),
+        "collective": (),
     }
 )
-MODES = tuple(READ)
+COLLECTIVE = "collective"  # no lane: trainers average these gradients among themselves, and step by themselves
+MODES = tuple(mode for mode in READ if mode != COLLECTIVE)
 MERGES = ("sum", "mean")
 _MOST = 2**31 - 1
 _LEAST = {"max_merge_var_num": 1, "send_queue_size": 1, "thread_pool_size": 1, "min_send_grad_num_before_recv": 1}

@@ -10,6 +10,8 @@ and ``staleness=s``, ``dc_asgd=lambda``       async with these; ``staleness=0`` 
 and ``k_steps=k``                             geo; with ``outer_optimizer`` diloco
 ============================================  =====================================================
 
+In mode "collective", which only ``modes`` gives, servers hold no part of a step: trainers average the gradients among themselves.
+
 With ``modes`` the first pattern that a parameter's name matches (as a file name of a shell: ``*``, ``?``, ``[...]``; case counts)
 gives its mode, and parameters that match none have the strategy's own.  The other keys are the settings of every lane whose mode
 reads them; a key that no lane reads raises, naming itself and what decides the mode.
@@ -22,7 +24,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from transpiler.lanes import READ, check_lane
+from transpiler.lanes import COLLECTIVE, READ, check_lane
 from transpiler.plan import Lane, Rule
 from transpiler.strategy import DistributedStrategy
 
@@ -68,6 +70,11 @@ class LanePlan:
 
     choices: tuple[tuple[str, Lane], ...]
 
+    def collective(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of these parameters whose gradients trainers average among themselves."""
+        first = {name: next(lane for pattern, lane in self.choices if fnmatchcase(name, pattern)) for name in names}
+        return tuple(name for name, lane in first.items() if lane.mode == COLLECTIVE)
+
     def assign(self, names: Sequence[str], rules: Sequence[Rule]) -> tuple[tuple[Lane, ...], list[int]]:
         """The lanes that parameters use, in the order of their first use, and the index of each parameter's.
 
@@ -82,7 +89,7 @@ class LanePlan:
         """
         taken = [next(i for i, (pattern, _) in enumerate(self.choices) if fnmatchcase(name, pattern)) for name in names]
         for index, (pattern, _) in enumerate(self.choices):
-            if index not in taken and pattern != "*":
+            if index not in taken and pattern != "*" and self.choices[index][1].mode != COLLECTIVE:
                 raise ValueError(
                     f"modes: expected patterns that match a parameter which none before them matches, got {pattern!r}; "
                     f"parameters are {', '.join(names[:8]) or 'none'}{', ...' if len(names) > 8 else ''}"

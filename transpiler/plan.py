@@ -155,6 +155,7 @@ class Plan:
     clip: Clip | None = None
     graph: str = ""  # fingerprint of the single-node graph; "" for an eager script
     tables: tuple[Table, ...] = ()
+    averaged: tuple[str, ...] = ()  # trained parameters whose gradients trainers average among themselves; servers only hold them
     collective: Collective | None = None  # of a job without servers
 
     def placement(self, name: str) -> Placement:
@@ -212,6 +213,7 @@ class Plan:
             group = "held" if placement.group is None else f"group {placement.group}, lane {placement.lane}"
             group += f", gradients as {placement.compression}" if placement.compression else ""
             facts[f"variable {placement.name}"] = f"number {order}, {placement.dtype}{list(placement.shape)}, {group}, {held}"
+        facts.update({f"averaged {name}": "by the trainers" for name in self.averaged})
         for table in self.tables:
             facts[f"table {table.name}"] = _table_fact(table)
         return dict(sorted(facts.items()))

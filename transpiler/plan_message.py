@@ -44,6 +44,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         clip=None if plan.clip is None else pb.Clip(kind=plan.clip.kind, low=plan.clip.low, high=plan.clip.high),
         graph=plan.graph,
         tables=list(map(table_to_proto, plan.tables)),
+        averaged=plan.averaged,
         collective=None if plan.collective is None else pb.Collective(**asdict(plan.collective)),
     )
 
@@ -98,7 +99,8 @@ def plan_from_proto(message: pb.Plan) -> Plan:
     collective = None
     if message.HasField("collective"):
         collective = Collective(**{field.name: getattr(message.collective, field.name) for field in fields(Collective)})
-    return Plan(lanes, message.trainers, message.servers, groups, placements, clip, message.graph, tables, collective)
+    averaged = tuple(message.averaged)
+    return Plan(lanes, message.trainers, message.servers, groups, placements, clip, message.graph, tables, averaged, collective)
 
 
 def deployment_to_proto(deployment: Deployment) -> pb.Deployment:

@@ -80,6 +80,8 @@ def plan_parameters(
         lanes = uniform(Lane(mode, merge=AUTO))
     listed = [Named(name, tuple(shape), dtype, group) for name, shape, dtype, group in named]
     _check(listed, rules, trainers=trainers, servers=servers)
+    averaged = lanes.collective([variable.name for variable in listed if variable.group is not None])
+    listed = [variable._replace(group=None) if variable.name in averaged else variable for variable in listed]
     listed.sort(key=lambda variable: variable.group is None)  # stable
     made, indices, placed_tables = _laned(lanes, listed, rules, tables)
     placed = place(listed, servers, min_block_size, slice_var_up, split_method)
@@ -87,7 +89,7 @@ def plan_parameters(
     placements = tuple(replace(placement, lane=lane) for placement, lane in zip(placed, of_each, strict=True))
     if compression:
         placements = compressed(placements, made, compression)
-    return Plan(made, trainers, servers, tuple(rules), placements, clip, graph, placed_tables)
+    return Plan(made, trainers, servers, tuple(rules), placements, clip, graph, placed_tables, averaged=averaged)
 
 
 def _laned(
@@ -97,6 +99,11 @@ def _laned(
     check_unique("variable or table", [*{variable.name for variable in listed}, *(table.name for table in tables)])
     updated = [(variable.name, rules[variable.group]) for variable in listed if variable.group is not None]
     wanted = updated + [(table.name, rules_of(table, rules)[0]) for table in tables]
+    if not wanted:
+        raise ValueError("modes: nothing is left for the servers: start the job without them (is_collective=True)")
+    odd = lanes.collective([table.name for table in tables])
+    if odd:
+        raise ValueError(f"modes: table {odd[0]!r} is in mode collective, which is for dense parameters: name another one for it")
     made, indices = lanes.assign([name for name, _ in wanted], [rule for _, rule in wanted])
     in_lanes = zip(tables, indices[len(updated) :], strict=True)
     placed = tuple(replace(table, lane=index) for table, index in in_lanes)

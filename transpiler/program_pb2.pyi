@@ -152,7 +152,7 @@ class Deployment(_message.Message):
     def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., trainer_id: _Optional[int] = ..., server_index: _Optional[int] = ..., wait_port: _Optional[bool] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("lanes", "trainers", "servers", "groups", "placements", "clip", "graph", "tables", "collective")
+    __slots__ = ("lanes", "trainers", "servers", "groups", "placements", "clip", "graph", "tables", "collective", "averaged")
     LANES_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class Plan(_message.Message):
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    AVERAGED_FIELD_NUMBER: _ClassVar[int]
     lanes: _containers.RepeatedCompositeFieldContainer[Lane]
     trainers: int
     servers: int
@@ -171,7 +172,8 @@ class Plan(_message.Message):
     graph: str
     tables: _containers.RepeatedCompositeFieldContainer[Table]
     collective: Collective
-    def __init__(self, lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ...) -> None: ...
+    averaged: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ..., averaged: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Collective(_message.Message):
     __slots__ = ("mode", "rings", "inner", "bucket_bytes")

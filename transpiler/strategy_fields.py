@@ -141,7 +141,7 @@ def _staleness() -> Field:
 
 
 def _modes() -> Field:
-    mode = _text("", "sync", "async", "half_async", "geo", "k_steps", "k_step", "diloco")
+    mode = _text("", "sync", "async", "half_async", "geo", "k_steps", "k_step", "diloco", "collective")
 
     def check(name: str, value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):

@@ -1,0 +1,101 @@
+"""Jobs in which trainers average some gradients among themselves, beside tables and parameters on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer import DistributedEmbedding, Uniform, fleet
+from trainer.job import Job
+from trainer.optimizer import DistributedOptimizer
+from trainer.role import Role, RoleMaker
+from transpiler import DistributedStrategy
+
+Servers = Callable[[int], str]
+MODES = {"emb": "sync", "*": "collective"}
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.emb = DistributedEmbedding(4, num_embeddings=30, init=Uniform(-1, 1))
+        self.fc = nn.Linear(4, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc(self.emb(ids))
+        return out
+
+
+def strategy(modes: dict[str, str]) -> DistributedStrategy:
+    made = DistributedStrategy()
+    made.a_sync_configs = {"modes": modes}
+    return made
+
+
+def data(steps: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(4)
+    return [
+        (torch.randint(0, 30, (size,), generator=generator), torch.randint(0, 3, (size,), generator=generator))
+        for _ in range(steps)
+    ]
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(ids), y).backward()
+    optimizer.step()
+
+
+def trainer(endpoints: str, rank: int, trainers: int, share: Any) -> Model:
+    """One trainer in a thread of its own: what fleet would make, without its one job a process."""
+    model = Model()
+    job = Job(RoleMaker(Role.TRAINER, rank, trainers, tuple(endpoints.split(","))), strategy(MODES))
+    job.models.append(model)
+    names = {tensor: name for name, tensor in job.tensors().items()}
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.05), names, job.connect, tables=job.find_tables())
+    for ids, y in share:
+        step(model, optimizer, ids, y)
+    optimizer.barrier("end")
+    with torch.no_grad():
+        model.rows = model.emb(torch.arange(30))
+    optimizer.close()
+    return model
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_a_mixed_job_in_sync_mode_equals_a_single_node(servers: Servers, trainers: int) -> None:
+    """Rows on servers, dense gradients averaged by the trainers: within 1e-6 of plain torch on the concatenated batches."""
+    endpoints, joint = servers(2), data(8, 12)
+    shares = [[(ids.chunk(trainers)[rank], y.chunk(trainers)[rank]) for ids, y in joint] for rank in range(trainers)]
+    with ThreadPoolExecutor(trainers) as pool:
+        models = list(pool.map(lambda rank: trainer(endpoints, rank, trainers, shares[rank]), range(trainers)))
+    reference = Model()
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.05)
+    for ids, y in joint:
+        step(reference, optimizer, ids, y)
+    rows = reference.emb(torch.arange(30)).detach()
+
+    for model in models:
+        assert (model.fc.weight - reference.fc.weight).abs().max() <= 1e-6
+        assert (model.rows - rows).abs().max() <= 1e-6
+        assert torch.equal(model.fc.weight, models[0].fc.weight) and torch.equal(model.unused.weight, reference.unused.weight)
+
+
+def test_a_table_is_not_averaged_and_servers_are_not_left_without_work(servers: Servers) -> None:
+    """Each is refused, and named."""
+    fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(",")))
+    model = fleet.distributed_model(Model())
+    optimizer = torch.optim.Adam(model.parameters())
+    try:
+        with pytest.raises(ValueError, match="table 'emb' is in mode collective"):
+            fleet.distributed_optimizer(optimizer, strategy({"*": "collective"}))
+    finally:
+        fleet.finish()
