@@ -166,8 +166,11 @@ def _listed(rows: TableRows, scratch: Path) -> dict[str, torch.Tensor]:
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """A tensor whose memory is a file."""
+    """A tensor whose memory is a file, all of which has its place on the disk: a full one raises, and is not noticed later."""
     count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=getattr(torch, dtype))
+    with path.open("ab") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
     return torch.from_file(str(path), shared=True, size=count, dtype=getattr(torch, dtype)).view(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,6 +110,23 @@ def test_bad_tables_are_refused_and_the_old_file_stays(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             export(str(path), {"emb.weight": torch.ones(1)}, {"emb": rows})
+
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("rows", [None, 100], ids=["any id", "range"])
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int | None) -> None:
+    """An OSError where there is no place for the rows; the old file stays, and nothing else."""
+    path = tmp_path / "model.pt"
+    export(str(path), {"w": torch.ones(1)})
+    before = path.read_bytes()
+
+    def full(descriptor: int, begin: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(str(path), {}, {"emb": TableRows(table(rows), chunks([3, 4]))})
 
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
