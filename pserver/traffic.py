@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pserver.wire_pb2 import Frame, StatusReply, VariableBytes
 from transpiler.plan import Plan
@@ -53,4 +53,15 @@ def by_variable(counts: Mapping[str, Bytes], plan: Plan) -> dict[str, Bytes]:
         name = variables.get(name, name)
         before = total.get(name, (0, 0))
         total[name] = before[0] + received, before[1] + sent
+    return total
+
+
+def totals(counts: Iterable[Traffic], plan: Plan) -> dict[str, dict[str, int]]:
+    """Several counts together: "bytes_in" and "bytes_out" of each variable."""
+    total: dict[str, dict[str, int]] = {}
+    for traffic in counts:
+        for name, (received, sent) in by_variable(traffic.by_name(), plan).items():
+            both = total.setdefault(name, {"bytes_in": 0, "bytes_out": 0})
+            both["bytes_in"] += received
+            both["bytes_out"] += sent
     return total

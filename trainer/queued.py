@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,6 +24,7 @@ from pserver.channel import Channel
 from pserver.errors import PServerError
 from pserver.row_gradient import RowGradient
 from pserver.wire_pb2 import Done, Part
+from trainer.crossing import Crossed, crosses
 from trainer.lane import Rows
 from trainer.slices import LiveSlices
 from trainer.wire import Buffers, Stage, Tensors, Wire
@@ -44,12 +45,32 @@ class _Message:
     tables: dict[str, RowGradient]
     rows: Rows
     steps: int = 1
+    own: bool = False  # whether the gradients are copies
+    crossing: list[Crossed] = field(default_factory=list)  # copies from a GPU that may not have been made yet
+
+    def copy(self, slices: LiveSlices, buffers: Buffers) -> None:
+        """Copies the gradients; what they come from may be written to by whatever the script does next."""
+        self.own = True
+        for name, gradient in self.gradients.items():
+            self.gradients[name] = buffers.take(name)
+            if crosses(gradient):
+                self.crossing.append(slices.crossing(gradient).out(gradient, self.gradients[name]))
+            else:
+                self.gradients[name].copy_(gradient)
+        slices.join()
+
+    def settle(self) -> None:
+        """Waits until the gradients can be read."""
+        for crossed in self.crossing:
+            crossed.synchronize()
+        self.crossing.clear()
 
     def add(self, later: _Message, buffers: Buffers) -> None:
         """One more step: its gradients are added, its hyper-parameters count."""
+        self.settle()
         for name, gradient in later.gradients.items():
             if name in self.gradients:
-                self.gradients[name].add_(gradient)
+                self.gradients[name].add_(gradient.to("cpu"))
             else:
                 self.gradients[name] = buffers.take(name).copy_(gradient)
         for name, of_table in later.tables.items():
@@ -151,8 +172,8 @@ class Queued:
             joins = bool(self._queue) and self._queue[-1].steps < self._lane.max_merge_var_num
             if joins:
                 self._queue[-1].add(step, self._buffers)
-        if self._copies and not joins:
-            step.gradients = {name: self._buffers.take(name).copy_(gradient) for name, gradient in step.gradients.items()}
+        if not joins and (self._copies or any(map(crosses, step.gradients.values()))):
+            step.copy(self._slices, self._buffers)
         with self._changed:
             if not joins:
                 self._queue.append(step)
@@ -232,6 +253,7 @@ class Queued:
     def _send_queued(self) -> None:
         try:
             while (message := self._next()) is not None:
+                message.settle()
                 message.merge(self._lane.merge)
                 self._exchange(message, quiet := self._quiet())
                 with self._changed:
@@ -247,11 +269,11 @@ class Queued:
 
     def _exchange(self, message: _Message, quiet: bool) -> None:
         gradients = self._slices.cut(message.gradients)
-        over = self._copies and not quiet
+        over = message.own and not quiet
         self._last, values = self._wire.exchange(gradients, message.rows, quiet, over, message.tables)
         beside = {name: value for name, value in values.items() if not over or name not in gradients}
-        memory = {**(message.gradients if self._copies else {}), **beside}
-        if quiet:
+        memory = {**(message.gradients if message.own else {}), **beside}
+        if quiet or self._direct:
             self._buffers.give_back(memory)
         else:
             self._stage.arrived(values, memory)

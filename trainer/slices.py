@@ -1,7 +1,8 @@
 """The slices of one lane as the trainer sees them: parts of live tensors, wherever those are.
 
 [Note: landing]  A parameter that is contiguous main memory receives its slices in place.  One that is not (on a GPU, or
-channels-last) receives them in buffers, and ``unload`` copies them to where they belong when everything has arrived.
+channels-last) receives them in buffers, and ``unload`` copies them to where they belong when everything has arrived.  Buffers of
+a parameter on a GPU are pinned, and both ways are those of :mod:`trainer.crossing`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from pserver.allocator import buffer
 from pserver.codec import DTYPES
 from pserver.compression import Compressor
+from trainer.crossing import Crossed, Crossing, crosses, pinned
 from transpiler.plan import Placement, Slice
 
 
@@ -34,6 +36,8 @@ class LiveSlices:
         self._compressor = Compressor()
         self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step
         self._landed: set[str] = set()  # slices whose buffer holds something new
+        self._crossings: dict[torch.device, Crossing] = {}
+        self._unloading: list[Crossed] = []  # copies to a GPU that may not have been made yet
 
     def __contains__(self, name: str) -> bool:
         return name in self._owners
@@ -70,8 +74,8 @@ class LiveSlices:
     def read(self, name: str) -> torch.Tensor:
         """A slice as contiguous main memory: a view of the live tensor where it is that already."""
         placement, piece = self._owners[name]
-        flat = self._tensors[placement.name].detach().to("cpu").contiguous().view(-1)
-        return flat[piece.begin : piece.end].view(piece.shape)
+        flat = self._tensors[placement.name].detach().contiguous().view(-1)
+        return flat[piece.begin : piece.end].to("cpu").view(piece.shape)
 
     def encoded(self, name: str, gradient: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         """A slice's gradient as it travels: its tensors by name on the wire."""
@@ -90,19 +94,32 @@ class LiveSlices:
 
     def blank(self, name: str) -> torch.Tensor:
         """New main memory for a slice, or for a whole variable."""
-        if name in self._split:
-            return buffer(self._split[name].shape, DTYPES[self._split[name].dtype])
-        placement, piece = self._owners[name]
-        return buffer(piece.shape, DTYPES[placement.dtype])
+        whole = self._split.get(name)
+        placement, shape = (whole, whole.shape) if whole is not None else (self._owners[name][0], self._owners[name][1].shape)
+        make = pinned if crosses(self._tensors[placement.name]) else buffer
+        return make(shape, DTYPES[placement.dtype])
+
+    def crossing(self, tensor: torch.Tensor) -> Crossing:
+        """The way between a tensor's device and main memory."""
+        if tensor.device not in self._crossings:
+            self._crossings[tensor.device] = Crossing(tensor.device)
+        return self._crossings[tensor.device]
+
+    def join(self) -> None:
+        """What the script does next on its GPUs happens after the copies that have begun."""
+        for crossing in self._crossings.values():
+            crossing.join()
 
     def landing(self, name: str) -> torch.Tensor:
         """Where a slice's value goes.  See [Note: landing]."""
         placement, piece = self._owners[name]
         tensor = self._tensors[placement.name].detach()
-        if tensor.device.type == "cpu" and tensor.is_contiguous():
+        if not crosses(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous():
             return tensor.view(-1)[piece.begin : piece.end].view(piece.shape)
         if name not in self._buffers:
             self._buffers[name] = self.blank(name)
+        while self._unloading:
+            self._unloading.pop().synchronize()
         self._landed.add(name)
         return self._buffers[name]
 
@@ -114,6 +131,14 @@ class LiveSlices:
         """Copies what has landed in buffers to where it belongs."""
         for placement in self._placements if self._landed else ():
             if placement.slices[0].name in self._landed:
-                whole = torch.cat([self._buffers[piece.name].reshape(-1) for piece in placement.slices])
-                self._tensors[placement.name].detach().copy_(whole.view(placement.shape))
+                self._unload(placement)
         self._landed.clear()
+
+    def _unload(self, placement: Placement) -> None:
+        tensor = self._tensors[placement.name].detach()
+        parts = {piece: self._buffers[piece.name].view(-1) for piece in placement.slices}
+        if crosses(tensor) and tensor.is_contiguous():
+            flat, way = tensor.view(-1), self.crossing(tensor)
+            self._unloading += [way.back(part, flat[piece.begin : piece.end]) for piece, part in parts.items()]
+        else:
+            tensor.copy_(torch.cat(list(parts.values())).view(placement.shape))

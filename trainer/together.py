@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -12,6 +13,7 @@ from pserver.channel import Channel
 from pserver.merge import clip_coefficients
 from pserver.row_gradient import RowGradient
 from pserver.wire_pb2 import Done, Kind, Part
+from trainer.crossing import Crossed, crosses
 from trainer.lane import Request, Rows, commit_of, post_rows
 from trainer.slices import LiveSlices
 from transpiler.plan import Clip
@@ -28,6 +30,8 @@ class Together:
         self._channels: list[Channel] = []
         self._answers: list[Future[Done]] = []  # of the step under way
         self._sent: set[str] = set()
+        self._buffers: dict[str, torch.Tensor] = {}  # gradients of a GPU, kept from step to step
+        self._crossing: deque[tuple[str, Crossed]] = deque()  # those that are on their way into them
 
     @property
     def step(self) -> int:
@@ -47,7 +51,23 @@ class Together:
         if not self._answers:
             self._answers = [channel.begin() for channel in self._channels]
         self._sent.add(name)
+        if crosses(gradient):
+            if name not in self._buffers:
+                self._buffers[name] = self._slices.blank(name)
+            self._crossing.append((name, self._slices.crossing(gradient).out(gradient, self._buffers[name])))
+            self._post_crossed(everything=False)
+        else:
+            self._post(name, gradient)
+
+    def _post(self, name: str, gradient: torch.Tensor) -> None:
         self._channels[self._slices.server(name)].post(Kind.GRADIENT, self.step + 1, self._slices.encoded(name, gradient))
+
+    def _post_crossed(self, everything: bool) -> None:
+        """Sends the gradients that have come from a GPU; or waits for those that have not."""
+        while self._crossing and (everything or self._crossing[0][1].query()):
+            name, crossed = self._crossing.popleft()
+            crossed.synchronize()
+            self._post(name, self._buffers[name])
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """See :class:`LaneSender`."""
@@ -59,6 +79,7 @@ class Together:
         """See :class:`LaneSender`."""
         if not self._answers:
             self._answers = [channel.begin() for channel in self._channels]
+        self._post_crossed(everything=True)
         self._step += 1
         for server, channel in enumerate(self._channels):
             channel.commit(self.step, commit_of(rows, self._slices.on(server) - self._sent, overflow))

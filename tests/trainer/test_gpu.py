@@ -6,6 +6,7 @@ The last tests need no GPU: they take the same way through main memory with para
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer import Executor, fleet
+from trainer.crossing import Crossed, Crossing
 from transpiler import ClipGradByGlobalNorm, DistributedStrategy, DistributeTranspiler, capture
 
 Servers = Callable[[int], str]
@@ -256,7 +258,132 @@ def test_two_trainers_share_one_device(servers: Servers, device: str) -> None:
         assert_near(model, train(reference := make(), torch.optim.SGD(reference.parameters(), lr=0.1), whole))
 
 
+ON_THE_WAY: dict[str, dict[str, Any]] = {
+    "sync": {"modes": {"*": "sync"}},
+    "sync, overlap": {"modes": {"*": "sync"}, "overlap": True},
+    "async, one slot": {"send_queue_size": 1},
+    "async, a queue": {},
+    "async, cut late": {"runtime_split_send_recv": True},
+    "half-async": {"half_async": True, "max_merge_var_num": 1},
+    "k-step": {"k_steps": 1, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
+}
+
+
+def train_on(model: nn.Module, optimizer: Any, data: Any, scaler: Any = None, keeps: bool = False) -> nn.Module:
+    """Every step sees the one before; with ``keeps`` gradients stay where they are and are written to in place."""
+    device = next(model.parameters()).device.type
+    scaler = scaler or torch.amp.GradScaler(device, enabled=False)
+    for x, y in data:
+        optimizer.zero_grad(set_to_none=not keeps)
+        with torch.autocast(device, enabled=scaler.is_enabled()):
+            loss = loss_of(model, x.to(device), y.to(device))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if keeps:
+            optimizer.zero_grad(set_to_none=False)
+        getattr(optimizer, "flush", lambda: None)()
+    return model
+
+
+def strategy_of(configs: dict[str, Any]) -> DistributedStrategy:
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = configs
+    return strategy
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("mode", ON_THE_WAY)
+def test_gradients_and_parameters_cross_on_a_side_stream(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str, mixed: bool
+) -> None:
+    """Through pinned memory; what is trained, with autocast and GradScaler too, is what plain torch trains on the GPU."""
+    seen = []
+
+    class Seen(Crossing):
+        def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
+            host = source if target.is_cuda else target
+            seen.append((target.is_cuda, host.is_pinned(), self.stream != torch.cuda.current_stream(self.device)))
+            return super()._copy(source, target)
+
+    monkeypatch.setattr("trainer.slices.Crossing", Seen)
+    torch.backends.cudnn.deterministic = True
+    model, reference = net("cuda:0"), net("cuda:0")
+    scalers = [torch.amp.GradScaler("cuda", init_scale=256.0) if mixed else None for _ in range(2)]
+    if mixed and ON_THE_WAY[mode].get("overlap"):
+        pytest.skip("overlap refuses GradScaler")
+    train_on(model, joined(servers(2), model, strategy=strategy_of(ON_THE_WAY[mode])), batches(), scalers[0])
+    fleet.finish()
+
+    assert_near(model, train_on(reference, adam(reference), batches(), scalers[1]))
+    assert seen and all(pinned and aside for _, pinned, aside in seen)
+    assert {back for back, _, _ in seen} == ({True} if mode == "k-step" else {False, True})
+
+
 # ---- the same way, without a GPU ---------------------------------------------------------------------------------------
+
+
+class Late:
+    """A crossing without a GPU: copies out are made when somebody waits for them; those back have to be waited for, too."""
+
+    class Copy:
+        """One of them."""
+
+        def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+            self.source: torch.Tensor | None = source
+            self.target = target
+            self.lock = threading.Lock()
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            with self.lock:
+                if self.source is not None:
+                    self.target.copy_(self.source)
+                self.source = None
+
+    def __init__(self, device: torch.device) -> None:
+        self._under_way: list[Late.Copy] = []
+        self._back: dict[int, Late.Copy] = {}  # by the memory that they come from
+
+    def out(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
+        target.fill_(float("nan"))
+        self._under_way.append(Late.Copy(source, target))
+        return self._under_way[-1]
+
+    def back(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
+        target.copy_(source)  # what the script reads next waits for the copy
+        before, self._back[source.data_ptr()] = self._back.get(source.data_ptr()), Late.Copy(source.clone(), source.clone())
+        assert before is None or before.source is None, "the buffer was written to again, and nobody had waited for the copy"
+        return self._back[source.data_ptr()]
+
+    def join(self) -> None:
+        """What the script writes from now on does not meet the copies."""
+        for copy_ in self._under_way:
+            with copy_.lock:
+                copy_.source = None if copy_.source is None else copy_.source.clone()
+        self._under_way.clear()
+
+
+@pytest.mark.parametrize("mode", ON_THE_WAY)
+def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """With copies that take as long as they may, and gradients written to after the step, it is plain torch to the bit."""
+    for module in ("communicator", "together", "queued", "slices"):
+        monkeypatch.setattr(f"trainer.{module}.crosses", lambda tensor: True)
+    monkeypatch.setattr("trainer.slices.pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    monkeypatch.setattr("trainer.slices.Crossing", Late)
+    model, reference = net(), net()
+    train_on(model, joined(servers(2), model, strategy=strategy_of(ON_THE_WAY[mode])), batches(), keeps=True)
+    fleet.finish()
+
+    train_on(reference, adam(reference), batches(), keeps=True)
+    for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
 
 
 def strided(model: nn.Module) -> nn.Module:

@@ -1,0 +1,72 @@
+"""Tensors between a GPU and pinned main memory, on a CUDA stream of their own: they cross while the GPU computes.
+
+[Note: what waits for what]
+
+::
+
+    out    the side stream waits for what the gradient's stream has been given, and copies.  Whoever reads the buffer, on the
+           host, waits for the copy's event.  The gradient's memory is kept for the copy when the script lets go of the gradient
+           (``record_stream``); where the script may write to it, ``join`` makes its stream wait for the copies.
+    back   the side stream waits for the script's stream, which may still read the parameter, and copies; the script's stream
+           waits for the copy.  Whoever writes to the buffer again, on the host, waits for the copy's event.
+
+This was written where there is no GPU, and has not run on one yet.  Its tests on a GPU are in tests/trainer/test_gpu.py (marked
+``gpu``); the same order of events is tested there without one, with copies that are made when they are waited for.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Crossed(Protocol):
+    """A copy on its way: a ``torch.cuda.Event``."""
+
+    def synchronize(self) -> None:
+        """Waits, on the host, until the copy has been made."""
+
+    def query(self) -> bool:
+        """Whether it has."""
+
+
+def crosses(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on a GPU."""
+    return tensor.is_cuda
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Main memory that a GPU copies from and to by itself, with anything in it."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+
+class Crossing:
+    """One device's side stream.  See [Note: what waits for what]."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+
+    def out(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
+        """Begins to copy from the device to pinned memory."""
+        source.record_stream(self.stream)
+        return self._copy(source, target)
+
+    def back(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
+        """Begins to copy from pinned memory to the device; what the script's stream is given from now on sees the new values."""
+        event = self._copy(source, target)
+        self.join()
+        return event
+
+    def join(self) -> None:
+        """What the script's stream is given from now on happens after all copies that have begun."""
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            event.record(self.stream)
+        return event
