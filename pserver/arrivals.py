@@ -9,12 +9,9 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from pserver import codec
-from pserver.codec import Form
 from pserver.compression import decode, layout
 from pserver.entry import Entry
 from pserver.errors import CorruptFrame, Unprepared
-from pserver.stream import Buffer
 from pserver.wire_pb2 import Frame, Part
 
 
@@ -31,7 +28,6 @@ class Arrivals:
         self._parts = {name: tuple(tensors) for name, tensors in travels.items()}  # slice -> its tensors' names on the wire
         self._layout = {name: form for tensors in travels.values() for name, form in tensors.items()}
         self._buffers: dict[str, torch.Tensor] = {}  # by name on the wire
-        self._adopted: dict[str, torch.Tensor] = {}  # by name on the wire: this step's that stay where they arrived
         self._gradients: dict[str, torch.Tensor] = {}  # decoded, by slice
         self._received: dict[str, int] = {}  # bytes, by name on the wire
         self._step = 0  # that those belong to
@@ -46,33 +42,27 @@ class Arrivals:
             raise CorruptFrame(f"gradients of step {step} among those of step {self._step}, which is not committed")
         self._step = step
 
-    def take(self, header: Frame, payload: Buffer, lasting: bool) -> None:
-        """A frame's parts, copied to their places; where the payload is lasting, large whole gradients stay where they are.
+    def destination(self, part: Part) -> torch.Tensor:
+        """Where a part goes.
 
         Raises:
             Unprepared: no such gradient is expected here.
-            CorruptFrame: a part does not fit its gradient, or does not begin where the one before it ended.
         """
-        if lasting:
-            self._adopted.update(codec.adopt(header, payload, self._form, self._destination))
-        else:
-            codec.scatter(header, payload, self._destination)
-        self._note(header)
-
-    def _form(self, part: Part) -> Form:
         if part.name not in self._layout:
             raise Unprepared(
                 f"slice {part.name!r} is not updated in this lane of this server: a gradient for it belongs elsewhere"
             )
-        return self._layout[part.name]
-
-    def _destination(self, part: Part) -> torch.Tensor:
-        dtype, shape = self._form(part)
         if part.name not in self._buffers:
+            dtype, shape = self._layout[part.name]
             self._buffers[part.name] = torch.empty(shape, dtype=dtype)
         return self._buffers[part.name]
 
-    def _note(self, header: Frame) -> None:
+    def note(self, header: Frame) -> None:
+        """A frame's parts have been copied to their places.
+
+        Raises:
+            CorruptFrame: a part does not begin where the one before it ended.
+        """
         for part in header.parts:
             begin = self._received.get(part.name, 0)
             if part.offset != begin:
@@ -97,7 +87,7 @@ class Arrivals:
             for name, entry in self._entries.items()
             if self._has_arrived(name, entry, step, name in absent)
         }
-        self._received, self._adopted = {}, {}
+        self._received = {}
         return gradients
 
     def _has_arrived(self, name: str, entry: Entry, step: int, absent: bool) -> bool:
@@ -112,9 +102,8 @@ class Arrivals:
 
     def _decoded(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
-        parts = {part: self._adopted[part] if part in self._adopted else self._buffers[part] for part in self._parts[name]}
         if not entry.compression:
-            return parts[name]
+            return self._buffers[name]
         if name not in self._gradients:
             self._gradients[name] = torch.empty_like(entry.value)
-        return decode(name, parts, entry.compression, self._gradients[name])
+        return decode(name, self._buffers, entry.compression, self._gradients[name])

@@ -159,7 +159,8 @@ class Exchange:
         if self._arrivals is None:
             self._arrivals = Arrivals(self._steps().entries)
         self._arrivals.begin(header.step)
-        self._arrivals.take(header, payload, self._stream.lasting)
+        codec.scatter(header, payload, self._arrivals.destination)
+        self._arrivals.note(header)
 
     def _check_tables(self, header: Frame, acted: bool) -> None:
         if not acted:
@@ -178,7 +179,10 @@ class Exchange:
             self._stream.send(Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=taken.norms)))
             taken = steps.scale(taken.round, self._coefficients(header.step))
         this = self._member, header.step, taken
-        self._answer(() if header.commit.quiet else steps.updated(*this), lambda: steps.outcome(*this), header.step)
+        try:
+            self._answer(() if header.commit.quiet else steps.updated(*this), lambda: steps.outcome(*this), header.step)
+        finally:
+            steps.settle(taken)
 
     def _contribution(self, step: int, commit: Commit) -> Contribution:
         """The step that a COMMIT completes: every slice's gradient is whole, or said to be absent."""

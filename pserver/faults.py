@@ -46,7 +46,8 @@ Message = tuple[Frame, bytes]
 class Point:
     """One fault: what happens, to which frame.  ``direction`` is "out" (to the server) or "in"; None fits every frame.
 
-    ``occurrence`` counts the frames that fit, over all streams, from 1: a request that is sent again comes twice.
+    ``occurrence`` counts the frames that fit, over all streams, from 1: a request that is sent again comes twice.  ``tables``:
+    whether the stream is the one on which rows are looked up.
     """
 
     action: str
@@ -57,6 +58,7 @@ class Point:
     lane: int | None = None
     server: str | None = None
     occurrence: int = 1
+    tables: bool | None = None
 
     def fits(self, direction: str, header: Frame, place: Place) -> bool:
         """Whether the point is about this frame."""
@@ -66,6 +68,7 @@ class Point:
             (self.trainer, place.trainer),
             (self.lane, place.lane),
             (self.server, place.server),
+            (self.tables, place.tables),
         )
         return direction == self.direction and all(mine is None or mine == its for mine, its in pairs)
 
@@ -78,6 +81,7 @@ class Place:
     trainer: int = 0
     lane: int = 0
     stream: int = 0
+    tables: bool = False
 
 
 class Injector:
@@ -134,7 +138,7 @@ class FaultyStream:
     """A stream's connecting end, with faults.  A thread of its own receives, so that it can break for the trainer alone."""
 
     def __init__(self, stream: Stream, injector: Injector, server: str) -> None:
-        self.carrier, self.peer, self.lasting = stream.carrier, stream.peer, True
+        self.carrier, self.peer = stream.carrier, stream.peer
         self._stream, self._injector = stream, injector
         self._place = Place(server)
         self._sent: list[Message] = []  # for what comes late
@@ -149,7 +153,7 @@ class FaultyStream:
         message = (_copy(header), b"".join(payload))
         if header.kind == Kind.HELLO:
             hello = header.hello
-            self._place = Place(self._place.server, hello.trainer_id, hello.lane, hello.stream)
+            self._place = Place(self._place.server, hello.trainer_id, hello.lane, hello.stream, hello.tables)
             self._pump.start()
         self._sent.append(message)
         for each in self._after("out", message):

@@ -25,7 +25,7 @@ class Numbered:
     """
 
     def __init__(self, stream: Stream, traffic: Traffic | None = None) -> None:
-        self.carrier, self.peer, self.lasting = stream.carrier, stream.peer, stream.lasting
+        self.carrier, self.peer = stream.carrier, stream.peer
         self.sent = 0
         self.received = 0
         self._stream = stream

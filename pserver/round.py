@@ -23,6 +23,7 @@ import torch
 from pserver.entry import Entry, update_all
 from pserver.errors import FingerprintMismatch
 from pserver.merge import mean, squared_norm
+from pserver.progress import Progress
 from pserver.row_gradient import RowGradient, total_of
 from transpiler.plan import Number
 
@@ -56,23 +57,6 @@ class Contribution:
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far the update of a step has come, for those who send what is updated.
-
-    Attributes:
-        updated: slices that have their new values.
-        over: all of them, and the step's marks too.
-        untold: bytes of them that nobody has been woken for.
-        failure: what ended it before that.
-    """
-
-    updated: set[str] = field(default_factory=set)
-    untold: int = 0
-    over: bool = False
-    failure: BaseException | None = None
-
-
-@dataclass(slots=True)
 class Round:
     """The step that the trainers of a sync job are taking together."""
 
@@ -81,7 +65,7 @@ class Round:
     merged: dict[str, torch.Tensor] = field(default_factory=dict)  # by slice
     norms: dict[str, float] = field(default_factory=dict)  # by parameter or table: sum of squares over what is held here
     merged_rows: dict[str, RowGradient] = field(default_factory=dict)  # by table
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress | None = None  # from APPLYING on
 
     @property
     def committed(self) -> int:

@@ -6,8 +6,11 @@ replies are sent straight from the table's memory.  In async mode each slice has
 takes, holds it, so that updates of a slice never race and nobody reads half of one.
 
 [Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had sent leaves no trace.  But once
-it is complete nothing can stop its update, so a slice may leave as soon as it has its new value, while others are updated.  A
-small step is updated by the thread that found it complete, before anything is sent: that takes less time than waking another.
+it is complete nothing can stop its update, so a slice may leave as soon as it has its new value.  With one thread for updates
+the threads that answer trainers take turns: who is to send a slice that is not updated, nor anybody at it, updates what comes
+next.  That needs no other thread to be woken, and a trainer receives one slice while the next is updated.  With several threads
+workers update, and those that answer wait for them.  A trainer that does not read holds up nobody but itself: what it has pushed
+alone, and others may want, is updated before anything is sent.  So are small steps.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,16 +27,16 @@ from pserver.entry import Entry, batches
 from pserver.errors import FingerprintMismatch, JobFailed, Refused
 from pserver.gate import WAKE_SECONDS, Gate
 from pserver.members import Member, Members, Wait
-from pserver.round import Contribution, Phase, Progress, Round
+from pserver.progress import Batch, Progress
+from pserver.round import Contribution, Phase, Round
 from pserver.waits import Standing, wait
-from pserver.workers import Batch, Spread, Workers, in_turn
+from pserver.workers import Workers
 from transpiler.plan import Lane
 
 if TYPE_CHECKING:
     from pserver.held_table import HeldTable
 
-LARGE_BYTES = 2**20  # of a lane's slices: from here on workers update them.  See [Note: answers begin early]
-TELL_BYTES = 2**21  # that are updated before those who send them are woken
+LARGE_BYTES = 2**20  # of a lane's slices.  See [Note: answers begin early]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class Steps:
         with self._job.changed:
             self._job.check_standing()
             if step <= mark.applied:
-                return Progress(over=True)
+                return Progress()
             if step != mark.applied + 1:
                 raise Refused(f"trainer {member.trainer}: expected step {mark.applied + 1}, got step {step}")
             groups = {entry.group for entry in self.entries.values()}.union(*(held.groups for held in self.tables.values()))
@@ -124,7 +128,7 @@ class Steps:
                 self._add(current, member, contribution)
             if not self.lane.rounds and again:
                 self._wait(member, step, lambda: mark.applied >= step)
-                return Progress(over=True)
+                return Progress()
         return self._together(member, step, current) if self.lane.rounds else self._alone(member, contribution)
 
     # ---- what a step came to -------------------------------------------------------------------------------------
@@ -156,45 +160,42 @@ class Steps:
             return Outcome(self.version, mark.committed, mark.overflow)
 
     def _await(self, progress: Progress, name: str = "") -> None:
-        """Waits for the update of a slice, or of all and their marks: it is under way, and so ends or fails."""
-        with self._job.changed:
-            while not (name in progress.updated or progress.over):
+        """Waits for the update of a slice, or of all and their marks.  See [Note: answers begin early]."""
+        while not (name in progress.updated or progress.over):
+            if self._workers.threads == 1 and progress.advance(1):
+                continue
+            with self._job.changed:
                 if progress.failure is not None:
                     raise progress.failure
-                self._job.changed.wait(WAKE_SECONDS)
+                if not (name in progress.updated or progress.over):
+                    self._job.changed.wait(WAKE_SECONDS)
+
+    def settle(self, progress: Progress) -> None:
+        """Nobody will wait for the update any more: what is left of it is done."""
+        while self._workers.threads == 1 and progress.advance(1):
+            pass
 
     # ---- the update ----------------------------------------------------------------------------------------------
 
-    def _begin(self, progress: Progress, update: Callable[[Batch], None], applied: Callable[[], None]) -> Progress:
-        """Begins what updates every slice, batch by batch, and then moves marks; a small one is over when it returns."""
+    def _begun(self, update: Callable[[Batch], None], applied: Callable[[], None]) -> Progress:
+        """What updates every slice, batch by batch, and then moves marks, behind the gate."""
+        passing = self._gate.passing()
+        passing.__enter__()
 
-        def task(spread: Spread) -> None:
-            try:
-                with self._gate.passing():
-                    self._work(lambda: spread(then_tell, self._batches))
-                    with self._job.changed:
-                        applied()
-                        progress.over = True
-                        self._job.changed.notify_all()
-            except BaseException as error:
-                with self._job.changed:
-                    progress.failure = error
-                    self._job.changed.notify_all()
+        def end(failure: BaseException | None) -> None:
+            if failure is None:
+                applied()
+            passing.__exit__(None, None, None)
 
-        def then_tell(batch: Batch) -> None:
-            update(batch)
-            with self._job.changed:
-                progress.updated.update(batch)
-                progress.untold += self._size(batch)
-                if progress.untold >= TELL_BYTES:
-                    progress.untold = 0
-                    self._job.changed.notify_all()
+        return Progress(self._job.changed, self._batches or [()], lambda batch: self._work(lambda: update(batch)), end)
 
-        if sum(self._sizes) >= LARGE_BYTES:
-            self._workers.start(task, self._sizes)
-        else:
-            task(lambda _, batches: in_turn(update, batches))
-            self._await(progress)
+    def _run(self, progress: Progress) -> Progress:
+        """Lets an update run; one that others must not wait for is over afterwards."""
+        large = sum(self._sizes) >= LARGE_BYTES
+        if large and self._workers.threads > 1:
+            self._workers.start(partial(_advance, progress), self._sizes)
+        elif not large or not (self.lane.rounds or self._members.expected == 1):
+            _advance(progress, 1)
         return progress
 
     def _alone(self, member: Member, contribution: Contribution) -> Progress:
@@ -215,7 +216,7 @@ class Steps:
             self.version += 0 if contribution.overflow else 1
             member.mark(self.index).apply(1, contribution.overflow)
 
-        return self._begin(Progress(), update, applied)
+        return self._run(self._begun(update, applied))
 
     def _size(self, batch: Batch) -> int:
         """Bytes of its slices; how many rows of a table a step touches nobody knows before."""
@@ -279,7 +280,17 @@ class Steps:
         with self._job.changed:
             first = current.phase is ready
             current.phase = Phase.APPLYING if first else current.phase
-        return self._begin(current.progress, update, lambda: self._applied(current)) if first else current.progress
+        if first:
+            progress = self._begun(update, lambda: self._applied(current))
+            with self._job.changed:
+                current.progress = progress
+                self._job.changed.notify_all()
+            return self._run(progress)
+        with self._job.changed:
+            while current.progress is None:
+                self._job.check_standing()
+                self._job.changed.wait(WAKE_SECONDS)
+            return current.progress
 
     def _applied(self, current: Round) -> None:
         """The round is over: everybody's mark moves, and the next one begins.  Under the job's lock."""
@@ -317,3 +328,8 @@ class Steps:
             return [trainer for trainer in awaited if self._members.step(trainer, self.index) < step]
 
         wait(self._job, self._members, Wait(member, f"lane {self.index}", f"step {step}", done), missing)
+
+
+def _advance(progress: Progress, most: int) -> None:
+    while progress.advance(most):
+        pass

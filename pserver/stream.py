@@ -9,8 +9,7 @@ Both ends see the same :class:`Stream`.  A frame is a header (a ``wire_pb2.Frame
 buffers to send, one contiguous buffer received.
 
 [Note: who owns a payload]  ``send`` may keep references to the buffers until the peer has received them; the caller leaves them
-unchanged until the peer has answered the step that they belong to.  What ``receive`` returns is valid until the next ``receive``;
-where the carrier's payloads are ``lasting``, as long as somebody holds it.  It is only read.
+unchanged until the peer has answered the step that they belong to.  What ``receive`` returns is valid until the next ``receive``.
 
 [Note: how a stream ends]  The connecting end closes its side and goes on receiving until ``None``; then, or after ``cancel``,
 its connection is released.  The accepting end's stream ends, both ways, when its handler returns, after everything sent
@@ -31,7 +30,6 @@ class Stream(Protocol):
     """One ordered two-way sequence of frames.  Any thread may send, a frame at a time; one thread receives."""
 
     carrier: str  # "inprocess", "grpc", "flight"
-    lasting: bool  # see [Note: who owns a payload]
     peer: str  # for messages: "127.0.0.1:6174"
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:

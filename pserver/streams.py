@@ -49,7 +49,7 @@ class _Watched:
     """A stream that knows whether it waits for its peer."""
 
     def __init__(self, stream: Stream, changed: Condition) -> None:
-        self.carrier, self.peer, self.lasting = stream.carrier, stream.peer, stream.lasting
+        self.carrier, self.peer = stream.carrier, stream.peer
         self.idle = False
         self._stream, self._changed = stream, changed
         self.send, self.close, self.cancel = stream.send, stream.close, stream.cancel

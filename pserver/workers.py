@@ -1,4 +1,4 @@
-"""The threads on which large steps are updated, slices side by side, while those that serve streams send what is updated already.
+"""The threads on which large steps are updated, slices side by side, where a server may use more than one.
 
 [Note: torch's threads]  Torch can divide one operation among threads, which meet again after each.  Slices that go side by side
 need no meeting, so here each has one thread, for which torch's own number is 1.  Where one slice is most of the work, operations
@@ -7,17 +7,13 @@ are divided as usual.  Never more threads compute than torch was told to use.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import torch
 
 DIVIDED = 0.5  # of a step's bytes: a batch of more is divided by torch, see [Note: torch's threads]
-
-Batch = tuple[str, ...]  # slices that are updated in one go
-Spread = Callable[[Callable[[Batch], None], Iterable[Batch]], None]  # calls the first for each of the second, in any order
 
 
 class Workers:
@@ -28,48 +24,21 @@ class Workers:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
+        self.threads = threads
         self._one = ThreadPoolExecutor(1, "update")
-        self._several = ThreadPoolExecutor(threads, "update", initializer=_undivided) if threads > 1 else self._one
+        self._several = ThreadPoolExecutor(threads, "update", initializer=_undivided)
 
-    def start(self, task: Callable[[Spread], None], sizes: Sequence[int]) -> None:
-        """Calls ``task(spread)`` in one of the threads; it raises nothing.
+    def start(self, task: Callable[[int], None], sizes: Sequence[int]) -> None:
+        """Calls ``task(n)`` in each of n threads.
 
         Args:
-            sizes: of the batches that it will spread, in bytes.  See [Note: torch's threads].
+            sizes: of the batches that the task is made of, in bytes.  See [Note: torch's threads].
         """
-        if self._threads == 1 or max(sizes) > DIVIDED * sum(sizes):
-            self._one.submit(task, in_turn)
+        if max(sizes) > DIVIDED * sum(sizes):
+            self._one.submit(task, 1)
         else:
-            self._several.submit(task, self._spread)
-
-    def _spread(self, work: Callable[[Batch], None], batches: Iterable[Batch]) -> None:
-        left = deque(batches)
-
-        def some() -> None:
-            while left:
-                try:
-                    batch = left.popleft()
-                except IndexError:  # another thread has taken the last one
-                    return
-                work(batch)
-
-        others = [self._several.submit(some) for _ in range(self._threads - 1)]
-        try:
-            some()
-        finally:
-            left.clear()
-            begun = [other for other in others if not other.cancel()]  # all threads may be at work for others, who wait for us
-            errors = [other.exception() for other in begun]
-        for error in errors:
-            if error is not None:
-                raise error
-
-
-def in_turn(work: Callable[[Batch], None], batches: Iterable[Batch]) -> None:
-    """The simplest :data:`Spread`."""
-    for batch in batches:
-        work(batch)
+            for _ in range(self.threads):
+                self._several.submit(task, self.threads)
 
 
 def _undivided() -> None:

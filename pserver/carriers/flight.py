@@ -43,7 +43,6 @@ class FlightStream:
     """One end of an exchange; the two kinds below differ in how it breaks and ends."""
 
     carrier = "flight"
-    lasting = True
 
     def __init__(self, peer: str, reader: Any, writer: Any) -> None:
         self.peer = peer

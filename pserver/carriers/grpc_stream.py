@@ -40,7 +40,6 @@ class GrpcStream:
     """One end of an Exchange call."""
 
     carrier = "grpc"
-    lasting = True
 
     def __init__(self, peer: str) -> None:
         self.peer = peer

@@ -26,7 +26,6 @@ class InprocessStream:
     """One end of a pair of pipes.  The accepting end's ``close`` ends both directions, as the end of an RPC does."""
 
     carrier = "inprocess"
-    lasting = True
 
     def __init__(self, peer: str, incoming: Pipe, outgoing: Pipe, accepting: bool) -> None:
         self.peer = peer

@@ -57,7 +57,6 @@ class ShmStream:
     """One end.  The accepting end's ``close`` ends both directions, as the end of an RPC does."""
 
     carrier = "shm"
-    lasting = False  # a slot is used again
 
     def __init__(self, peer: str, outgoing: Way, incoming: Way, accepting: bool) -> None:
         self.peer = peer

@@ -130,23 +130,6 @@ def test_frames_arrive_whole_and_in_order(carrier: Carrier) -> None:
         assert finish(stream) == []
 
 
-def test_what_lasts_stays_as_it_came(carrier: Carrier) -> None:
-    """Where a carrier's payloads are lasting, later frames leave alone what is still held."""
-    with listening(carrier, echo) as listener:
-        stream = open_stream(carrier, listener)
-        held: list[memoryview] = []
-        for index in range(20):
-            stream.send(Frame(kind=VALUE), [bytes([index]) * 300_000])
-            got = stream.receive()
-            assert got is not None
-            held.append(got[1])
-        if stream.lasting:
-            assert [bytes(payload) for payload in held] == [bytes([index]) * 300_000 for index in range(20)]
-        held.clear()
-        del got
-        finish(stream)
-
-
 def test_headers_travel_alone(carrier: Carrier) -> None:
     """Frames need no payload."""
     with listening(carrier, echo) as listener:

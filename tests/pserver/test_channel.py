@@ -54,7 +54,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 class Scripted:
     """A stream that receives what a test wrote down."""
 
-    carrier, lasting, peer = "scripted", True, "nobody"
+    carrier, peer = "scripted", "nobody"
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = list(numbers)

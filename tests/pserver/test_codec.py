@@ -141,27 +141,6 @@ def test_a_wrong_part_leaves_the_right_ones_before_it_unwritten() -> None:
     assert torch.equal(target, torch.zeros(2))
 
 
-def test_what_lasts_is_taken_where_it_lies() -> None:
-    """A large variable that is whole in its frame is a view of the payload; a small one, and a part of one, are copied."""
-    large = torch.arange(codec.ALONE_BYTES // 4, dtype=torch.float32).view(2, -1)
-    small, cut = torch.arange(3, dtype=torch.int16), torch.ones(2 * large.numel())
-    (header, pieces), *_ = codec.frames(VALUE, 1, [("small", small)])
-    header.parts.add(name="large", dtype="float32", shape=large.shape, size=large.nbytes)
-    header.parts.add(name="cut", dtype="float32", shape=cut.shape, size=large.nbytes)
-    payload = bytearray(b"".join([*pieces, codec.buffer_of(large), codec.buffer_of(cut[: large.numel()])]))  # at any address
-    copied = {"small": torch.zeros_like(small), "cut": torch.zeros_like(cut)}
-    forms = {"small": small, "large": large, "cut": cut}
-
-    taken = codec.adopt(header, payload, lambda part: (forms[part.name].dtype, forms[part.name].shape), lambda p: copied[p.name])
-
-    assert set(taken) == {"large"} and torch.equal(taken["large"], large)
-    assert torch.equal(copied["small"], small) and copied["cut"].sum() == large.numel()
-    payload[6:10] = bytes(codec.buffer_of(torch.tensor([7.0])))
-    assert taken["large"][0, 0] == 7
-    with pytest.raises(CorruptFrame, match="'small': expected shape"):
-        codec.adopt(header, payload, lambda part: (forms[part.name].dtype, (6,)), lambda part: copied[part.name])
-
-
 @pytest.mark.parametrize(
     "part",
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ import torch
 from pserver import entry, installation
 from pserver.client import Client, Identity
 from pserver.config import ServerConfig
+from pserver.progress import Batch, Progress
 from pserver.server import Server
 from pserver.wire_pb2 import Commit, Done, Kind, Part, Row
-from pserver.workers import Batch, Spread, Workers
+from pserver.workers import Workers
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.plan import Deployment, Plan, Rule
 from transpiler.plan_message import numbers_to_proto
@@ -109,55 +109,47 @@ def test_slices_are_updated_side_by_side(server: Server, monkeypatch: pytest.Mon
     assert all(torch.equal(value, torch.full((ELEMENTS,), 0.5)) for value in trainer.values.values())
 
 
-def test_tasks_that_fill_all_threads_do_not_wait_for_each_other() -> None:
-    """As many steps at once as there are threads: each finishes what nobody helps it with."""
-    workers, together = Workers(2), threading.Barrier(2)
-    ended, done = threading.Semaphore(0), list[tuple[int, Batch]]()
-
-    def task(number: int, spread: Spread) -> None:
-        together.wait(SECONDS)
-        spread(lambda batch: done.append((number, batch)), [(f"{index}",) for index in range(8)])
-        ended.release()
-
-    for number in range(2):
-        workers.start(partial(task, number), [1] * 8)
-    assert all(ended.acquire(timeout=SECONDS) for _ in range(2))
-
-    assert sorted(done) == [(number, (f"{index}",)) for number in range(2) for index in range(8)]
-
-
-def test_a_failing_update_is_heard_of() -> None:
-    """What fails in another thread is raised where the work was spread, and the rest is left undone."""
-    workers, heard = Workers(2), threading.Event()
-    both = threading.Barrier(2)
+def test_an_update_that_fails_ends_for_everybody() -> None:
+    """What is left of it is not done, it is never over, and its end is told once, when nothing of it runs any more."""
+    changed, both, ends = threading.Condition(), threading.Barrier(2), list[BaseException | None]()
 
     def work(batch: Batch) -> None:
         both.wait(SECONDS)
         if batch == ("1",):
             raise ValueError("no update")
 
-    def task(spread: Spread) -> None:
-        try:
-            spread(work, [("0",), ("1",)])
-        except ValueError:
-            heard.set()
+    progress = Progress(changed, [("0",), ("1",), ("2",)], work, ends.append)
+    failed: list[bool] = []
 
-    workers.start(task, [1, 1])
-    assert heard.wait(SECONDS)
+    def advance() -> None:
+        try:
+            progress.advance(2)
+        except ValueError:
+            failed.append(True)
+
+    threads = [threading.Thread(target=advance) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+
+    assert failed == [True] and not progress.over and isinstance(progress.failure, ValueError)
+    assert ends == [progress.failure] and not progress.advance(2)
 
 
 def test_only_the_updating_threads_divide_nothing() -> None:
     """Threads that go side by side compute alone, and torch's number stays what it is for everybody else."""
-    before, numbers, ended = torch.get_num_threads(), list[int](), threading.Event()
+    before, numbers, ended = torch.get_num_threads(), list[int](), threading.Semaphore(0)
     torch.set_num_threads(2)
     try:
 
-        def task(spread: Spread) -> None:
-            spread(lambda batch: numbers.append(torch.get_num_threads()), [("0",), ("1",)])
-            ended.set()
+        def task(number: int) -> None:
+            numbers.append(torch.get_num_threads())
+            ended.release()
 
-        Workers(2).start(task, [1, 1])
-        assert ended.wait(SECONDS)
+        workers = Workers(2)
+        workers.start(task, [1, 1])
+        assert ended.acquire(timeout=SECONDS) and ended.acquire(timeout=SECONDS)
         later = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
         later.start()
         later.join(SECONDS)
