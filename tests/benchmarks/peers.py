@@ -262,9 +262,16 @@ def trainer(number: int, trainers: int, endpoints: str, transport: str, width: i
     fleet.finish()
 
 
+def sharded(*arguments: Any) -> None:
+    """One rank of a sharded model."""
+    from sharded_rank import sharded as rank
+
+    rank(*arguments)
+
+
 ROLES: dict[str, Callable[..., None]] = {
     "raw": raw, "flight": flight, "rpc": rpc, "plain": plain, "ddp": ddp, "trainer": trainer,
-    "data_parallel": data_parallel,
+    "data_parallel": data_parallel, "sharded": sharded,
 }  # fmt: skip
 
 
