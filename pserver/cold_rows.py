@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -120,24 +120,20 @@ class ColdRows:
         """
         prefix = _CHANGED if changed else _ROW
         keys: list[bytes] = []
-        last = -1
-        for key in self._after(prefix, begin):
-            place = int.from_bytes(key, "big") >> 2
-            if len(keys) >= most and place != last:
-                return self._of(keys), place
-            keys.append(key)
-            last = place
-        return self._of(keys), -1
-
-    def _after(self, prefix: bytes, begin: int) -> Iterator[bytes]:
-        for key in self._db.keys(from_key=prefix + (begin << 2).to_bytes(8, "big")):
+        records: list[bytes] = []
+        after, last = -1, -1
+        for key, record in self._db.items(from_key=prefix + (begin << 2).to_bytes(8, "big")):
             if key[:1] != prefix:
-                return
-            yield key[1:]
-
-    def _of(self, keys: list[bytes]) -> Chunk:
+                break
+            place = int.from_bytes(key[1:], "big") >> 2
+            if len(keys) >= most and place != last:
+                after = place
+                break
+            keys.append(key[1:])
+            records.append(record)
+            last = place
         ids = np.frombuffer(b"".join(keys), ">u8").astype(np.uint64).view(np.int64)
-        return self.get(ids)
+        return (self.get(ids) if changed else self._chunk(ids, records)), after
 
     def _chunk(self, ids: Array, records: list[bytes]) -> Chunk:
         held = np.frombuffer(bytearray(b"".join(records)), self.record)

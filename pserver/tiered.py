@@ -57,14 +57,13 @@ class TieredTable(SparseTable):
         root: below which this table's directory on disk is made; None: where temporary files go.
 
     Raises:
-        ValueError: there is a capacity, too.
+        ValueError: the table has no ``memory_bytes``.
         ImportError: rocksdict is not installed.
     """
 
     def __init__(self, table: Table, rules: Sequence[Rule], server: int = 0, servers: int = 1, root: Path | None = None) -> None:
-        if table.memory_bytes is None or table.capacity is not None:
-            said = f"memory_bytes={table.memory_bytes}, capacity={table.capacity}"
-            raise ValueError(f"table {table.name!r}: expected memory_bytes, and no capacity with it, got {said}")
+        if table.memory_bytes is None:
+            raise ValueError(f"table {table.name!r}: expected memory_bytes, got None")
         super().__init__(table, rules, server, servers)
         self._rules = tuple(rules)
         self._budget = table.memory_bytes / servers
