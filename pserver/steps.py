@@ -127,7 +127,9 @@ class Steps:
             if self.lane.rounds and not again:
                 self._add(current, member, contribution)
             if not self.lane.rounds and again:
-                self._wait(member, step, lambda: mark.applied >= step)
+                while mark.applied < step:  # for its own first coming: nobody else is waited for
+                    self._job.check_standing()
+                    self._job.changed.wait(WAKE_SECONDS)
                 return Progress()
         return self._together(member, step, current) if self.lane.rounds else self._alone(member, contribution)
 

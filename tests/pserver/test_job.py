@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from pserver import codec
 from pserver.carriers import inprocess
 from pserver.config import ServerConfig
+from pserver.entry import Entry
 from pserver.errors import Busy, FingerprintMismatch, JobFailed, PServerError, Refused, TrainerLost, from_wire
 from pserver.exchange import handle
 from pserver.job import PROTOCOL, Job
@@ -357,6 +359,31 @@ def test_a_barrier_and_a_step_that_wait_for_one_another_end_the_job(served) -> N
         for future in (step, barrier):
             with pytest.raises(JobFailed, match="different numbers of steps"):
                 future.result(timeout=20)
+
+
+def test_a_step_that_comes_again_while_it_is_applied_waits_for_nobody_else(served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow update, asked for twice, beside a trainer at a barrier: nobody waits for one another, and the job stands."""
+    job, listener = served
+    plan = plan_of(trainers=2, mode="async")
+    first, second = Trainer(job, listener, plan, 0), Trainer(job, listener, plan, 1)
+    updating, released, update = threading.Event(), threading.Event(), Entry.update
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        updating.set()
+        assert released.wait(20)
+        update(*arguments, **named)
+
+    monkeypatch.setattr(Entry, "update", slow)
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(first.step, 1, w=torch.ones(2, 3), b=torch.ones(3))
+        assert updating.wait(20)
+        first.stream = inprocess.connect("127.0.0.1", listener.port, deadline_seconds=DEADLINE)
+        first.stream.send(Frame(kind=Kind.HELLO, hello=Hello(session=first.session, trainer_id=0, stream=2)))
+        again = pool.submit(first.step, 1, w=torch.ones(2, 3), b=torch.ones(3))
+        assert not job.installed().barrier(job.member(second.session), "x", 0.3)
+        assert job.failure is None
+        released.set()
+        assert again.result(timeout=20)[0].version == 1
 
 
 def test_a_program_with_an_unknown_op_is_refused(served) -> None:
