@@ -2,11 +2,12 @@
 
 ::
 
-    one memfd:   | slot 0 | slot 1 | ... from the connecting end | slot 0 | slot 1 | ... to it |
+    one memfd:   | slot | slot | slot ...  from the connecting end | slot | slot ...  to it |
 
 A segment has no name: it lives as long as a process holds it, so one that was killed leaves nothing behind, and the size of
-/dev/shm does not matter.  Both ends use the slots of a direction in turn, so nothing has to be said but how many were
-filled, and how many were read.
+/dev/shm does not matter.  A slot is as long as what it holds; it stands behind the one before it, or at the direction's begin
+where the rest is too short.  So both ends know where each is, and nothing has to be said but how many were filled, how long they
+are, and how many were read.
 
 [Note: a segment may come from a stranger]  Whoever maps a file that another process can shorten dies of a bus error when that
 happens.  So the end that makes a segment seals its size, and the end that takes it looks at the seals before it maps.
@@ -18,13 +19,16 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from pserver.codec import copy_bytes
 
-SLOTS = 2  # a direction: one is filled while another is read.  Four were no faster, and each is memory of both ends
-SLOT_BYTES = 2**21  # a frame of codec.CHUNK_BYTES fills one
-SEGMENT_BYTES = 2 * SLOTS * SLOT_BYTES
+SLOT_BYTES = 2**21  # the longest: a frame of codec.CHUNK_BYTES
+SLOTS = 2  # of that length a direction: one is filled while another is read.  More were no faster, and are memory of both ends
+WAY_BYTES = SLOTS * SLOT_BYTES
+SEGMENT_BYTES = 2 * WAY_BYTES
+ALIGNMENT = 64  # of a slot's begin: a line of the processor's caches
 
 
 def make() -> int:
@@ -54,7 +58,7 @@ def attach(descriptor: int) -> tuple[memoryview, memoryview]:
     if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() != _seals() or os.fstat(descriptor).st_size != SEGMENT_BYTES:
         raise OSError(f"expected a sealed segment of {SEGMENT_BYTES} bytes")
     memory = memoryview(mmap.mmap(descriptor, SEGMENT_BYTES, mmap.MAP_SHARED))
-    return memory[: SEGMENT_BYTES // 2], memory[SEGMENT_BYTES // 2 :]
+    return memory[:WAY_BYTES], memory[WAY_BYTES:]
 
 
 def _seals() -> int:
@@ -62,24 +66,42 @@ def _seals() -> int:
 
 
 class Ring:
-    """One direction's slots, as one end sees them: which is the next, and how many are in use."""
+    """One direction's slots, as one end sees them: where the next begins, and which are in use."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         self._next = 0
-        self.used = 0  # filled, and not yet said to be read
+        self._taken: deque[int] = deque()  # bytes of each slot that is in use, with what had to be left out before it
+        self._left = WAY_BYTES
 
     @property
-    def full(self) -> bool:
-        """Whether the writer has to wait."""
-        return self.used == SLOTS
+    def used(self) -> int:
+        """Slots that are filled, and not yet said to be read."""
+        return len(self._taken)
 
-    def take(self) -> memoryview:
-        """The next slot, to fill or to read."""
-        start = self._next * SLOT_BYTES
-        self._next = (self._next + 1) % SLOTS
-        self.used += 1
-        return self._memory[start : start + SLOT_BYTES]
+    def has_room(self, size: int) -> bool:
+        """Whether the next slot may be of this size; otherwise the writer has to wait."""
+        return self._of(size)[1] <= self._left
+
+    def _of(self, size: int) -> tuple[int, int]:
+        """Where the next slot, of this size, begins, and the bytes that it takes."""
+        taken = size + -size % ALIGNMENT
+        if self._next + taken <= WAY_BYTES:
+            return self._next, taken
+        return 0, WAY_BYTES - self._next + taken
+
+    def take(self, size: int) -> memoryview:
+        """The next slot, of ``SLOT_BYTES`` at most, to fill or to read."""
+        begin, taken = self._of(size)
+        self._next = begin + size + -size % ALIGNMENT
+        self._taken.append(taken)
+        self._left -= taken
+        return self._memory[begin : begin + size]
+
+    def free(self, slots: int) -> None:
+        """The slots that were taken first are free again."""
+        for _ in range(slots):
+            self._left += self._taken.popleft()
 
     def release(self) -> None:
         """Lets go of the memory; views that were given out keep it."""

@@ -45,6 +45,7 @@ PRELUDE = struct.Struct("<BIQ")  # of a frame: how its payload travels, bytes of
 END, INLINE, IN_SLOTS = 0, 1, 2
 FILLED = b"+"  # one more slot of the same payload
 FREE = b"-"  # one for each slot that has been read
+MOST_FREED = 2**10  # that are heard of at once: a direction has fewer slots
 INLINE_BYTES = 2**14  # up to here two copies by the kernel cost less than a slot's round
 FRAME_BYTES = 2**26  # the most that is believed of a header, or of a payload
 MAX_PORT = 2**32 - 1  # of JoinReply.data_port
@@ -96,12 +97,12 @@ class ShmStream:
     def _send_in_slots(self, news: bytes, pieces: Sequence[memoryview], size: int) -> None:
         source = Pieces(pieces)
         for filled in ring.slots_of(size):
-            while self._filling.full:
-                freed = self._out.recv(ring.SLOTS)
+            while not self._filling.has_room(filled):
+                freed = self._out.recv(MOST_FREED)
                 if not freed or len(freed) > self._filling.used:
                     raise ConnectionError("the peer is gone")
-                self._filling.used -= len(freed)
-            source.fill(self._filling.take()[:filled])
+                self._filling.free(len(freed))
+            source.fill(self._filling.take(filled))
             self._out.sendall(news)
             news = FILLED
 
@@ -122,7 +123,7 @@ class ShmStream:
         if self._reading.used:
             with suppress(BrokenPipeError, ConnectionResetError):  # the peer has ended; what it sent can still be read
                 self._in.sendall(FREE * self._reading.used)
-            self._reading.used = 0
+            self._reading.free(self._reading.used)
 
     def _frame(self) -> tuple[Frame, memoryview] | None:
         kind, head_size, size = PRELUDE.unpack(self._exactly(PRELUDE.size))
@@ -137,7 +138,7 @@ class ShmStream:
         if kind == INLINE:
             return head, memoryview(self._exactly(size))
         if size <= SLOT_BYTES:
-            return head, self._reading.take()[:size].toreadonly()
+            return head, self._reading.take(size).toreadonly()
         return head, self._joined(size)
 
     def _joined(self, size: int) -> memoryview:
@@ -146,7 +147,7 @@ class ShmStream:
         for filled in ring.slots_of(size):
             if position and self._exactly(len(FILLED)) != FILLED:
                 raise CorruptFrame(f"{self.peer}: expected the next slot of a payload of {size} bytes")
-            copy_bytes(whole[position : position + filled], self._reading.take()[:filled])
+            copy_bytes(whole[position : position + filled], self._reading.take(filled))
             self._give_back()
             position += filled
         return whole

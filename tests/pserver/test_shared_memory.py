@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import random
 import resource
 import secrets
 import signal
@@ -153,7 +154,7 @@ def test_a_payload_stays_until_the_next_receive() -> None:
     stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
     first = stream.receive()
     assert first is not None
-    assert until(lambda: senders[0]._filling.full)
+    assert until(lambda: not senders[0]._filling.has_room(ring.SLOT_BYTES))
     assert not sent.is_set()  # the sender waits for a slot
     assert (bytes(first[1][:1]), bytes(first[1][-1:])) == (b"\0", b"\0")
     again = [stream.receive() for _ in range(ring.SLOTS + 1)]
@@ -164,6 +165,25 @@ def test_a_payload_stays_until_the_next_receive() -> None:
     assert stream.receive() is None
     assert last[1][0] == ring.SLOTS + 1  # the memory outlives the stream
     listener.close(1.0)
+
+
+def test_slots_are_as_long_as_what_they_hold() -> None:
+    """Both ends find the same places whatever the sizes are; no two slots in use overlap, and a full direction takes no more."""
+    memory, draw = memoryview(bytearray(ring.WAY_BYTES)), random.Random(0)
+    writer, reader = ring.Ring(memory), ring.Ring(memory)
+    waiting: list[tuple[int, int]] = []  # size, mark
+    for mark in range(2000):
+        size = draw.choice((1, 65, 300_000, ring.SLOT_BYTES - 1, ring.SLOT_BYTES))
+        while not writer.has_room(size):
+            read, expected = waiting.pop(0)
+            slot = reader.take(read)
+            assert (slot[0], slot[-1]) == (expected, expected)
+            reader.free(1)
+            writer.free(1)
+        slot = writer.take(size)
+        slot[0] = slot[-1] = mark % 251
+        waiting.append((size, mark % 251))
+        assert len(waiting) == writer.used
 
 
 def test_slots_and_inline_frames_keep_their_order() -> None:
