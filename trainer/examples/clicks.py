@@ -1,13 +1,15 @@
 """Clicks on advertisements, batch by batch: files in Criteo's format, or a generator with a known ground truth.
 
 A batch is ``(labels, numbers, ids)``: float32 [batch], float32 [batch, 13], int64 [batch, 26].  The ids of a slot (a column of
-categories) share no id with another slot's.
+categories) share no id with another slot's.  ``shard`` gives a trainer every n-th batch, and everyone as many: the batches of the
+others are not generated, and of files their lines are counted but not parsed.
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,10 @@ import torch
 
 NUMBERS, SLOTS = 13, 26
 SLOT_BITS = 32  # of an id: the category; above them the slot
+READ_BYTES = 2**22
+NAMES = ("label", *(f"number {i + 1}" for i in range(NUMBERS)), *(f"category {i + 1}" for i in range(SLOTS)))
+KINDS = {name: pa.string() if name.startswith("category") else pa.float64() for name in NAMES}
+HEXADECIMAL = frozenset(string.hexdigits)
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -38,9 +44,16 @@ class Generated:
     categories: int = 1_000_000
     zipf: float = 1.2
     seed: int = 0
+    number: int = 0
+    of: int = 1
+
+    def shard(self, number: int, of: int) -> Generated:
+        """Trainer ``number``'s part, of ``of``."""
+        return replace(self, number=number, of=of)
 
     def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
+        """Batches of this trainer."""
+        return -(-self.samples // self.batch_size) // self.of
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, _ in self.with_truth():
@@ -48,7 +61,7 @@ class Generated:
 
     def with_truth(self) -> Iterator[tuple[Batch, np.ndarray]]:
         """Batches, each with the true logits of its samples."""
-        for index in range(len(self)):
+        for index in range(self.number, len(self) * self.of, self.of):
             size = min(self.batch_size, self.samples - index * self.batch_size)
             yield self._batch(np.random.default_rng((self.seed, index)), size)
 
@@ -91,64 +104,120 @@ class Files:
         paths: read one after the other.
 
     Raises:
-        ValueError: while reading: a line has another number of fields, or a field that is no number.
+        OSError: while reading: there is no such file, or its compressed bytes are torn.
+        ValueError: while reading: a line, which is named, has another number of fields, a label that is neither 0 nor 1, or a
+            field that is no number.
     """
 
     paths: Sequence[str]
     batch_size: int
+    number: int = 0
+    of: int = 1
+
+    def shard(self, number: int, of: int) -> Files:
+        """Trainer ``number``'s part, of ``of``."""
+        return replace(self, number=number, of=of)
 
     def __iter__(self) -> Iterator[Batch]:
-        left: list[tuple[np.ndarray, ...]] = []
+        group: list[list[_Lines]] = []
+        for batch in self._batches():
+            group.append(batch)
+            if len(group) == self.of:
+                yield _parsed(group[self.number])
+                group = []
+
+    def _batches(self) -> Iterator[list[_Lines]]:
+        """The lines of each batch; it may begin in one file and end in another."""
+        held, missing = list[_Lines](), self.batch_size
         for path in self.paths:
-            for rows in _read(path):
-                left.append(rows)
-                while sum(len(rows[0]) for rows in left) >= self.batch_size:
-                    whole = tuple(np.concatenate(columns) for columns in zip(*left, strict=True))
-                    left = [tuple(column[self.batch_size :] for column in whole)]
-                    yield _tensors(tuple(column[: self.batch_size] for column in whole))
-        if sum(len(rows[0]) for rows in left):
-            yield _tensors(tuple(np.concatenate(columns) for columns in zip(*left, strict=True)))
+            for piece in _pieces(path):
+                while piece.count:
+                    own, piece = piece.split(missing)
+                    held.append(own)
+                    missing -= own.count
+                    if not missing:
+                        yield held
+                        held, missing = [], self.batch_size
+        if held:
+            yield held
 
 
-def _tensors(columns: tuple[np.ndarray, ...]) -> Batch:
-    labels, numbers, ids = (torch.from_numpy(np.ascontiguousarray(column)) for column in columns)
+@dataclass(frozen=True)
+class _Lines:
+    """Whole lines of a file: the number of the first, from 1, the text, and where each line begins in it, and the last ends."""
+
+    path: str
+    first: int
+    text: memoryview
+    bounds: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.bounds) - 1
+
+    def split(self, count: int) -> tuple[_Lines, _Lines]:
+        """The first ``count`` lines, and the others."""
+        return replace(self, bounds=self.bounds[: count + 1]), replace(
+            self, first=self.first + min(count, self.count), bounds=self.bounds[min(count, self.count) :]
+        )
+
+    def parse(self) -> tuple[np.ndarray, ...]:
+        """Labels, numbers, ids."""
+        try:
+            return _columns(self.text[self.bounds[0] : self.bounds[-1]])
+        except ValueError as error:
+            if self.count == 1:
+                raise ValueError(f"{self.path}: line {self.first}: {error}") from error
+        halves = self.split(self.count // 2)  # so the first line that is wrong is found
+        columns = zip(*(half.parse() for half in halves), strict=True)
+        return tuple(np.concatenate(pair) for pair in columns)
+
+
+def _pieces(path: str) -> Iterator[_Lines]:
+    """A file's lines, some megabytes at a time."""
+    rest, first = b"", 1
+    with pa.input_stream(path, compression="detect") as stream:
+        while True:
+            block = stream.read(READ_BYTES)
+            text = rest + (block or b"\n" * bool(rest))  # the last line may lack its end
+            cut = text.rfind(b"\n") + 1
+            bounds = np.append(0, np.flatnonzero(np.frombuffer(text, np.uint8, cut) == ord("\n")) + 1)
+            yield _Lines(path, first, memoryview(text), bounds)
+            if not block:
+                return
+            rest, first = text[cut:], first + len(bounds) - 1
+
+
+def _parsed(pieces: Sequence[_Lines]) -> Batch:
+    whole = (np.concatenate(columns) for columns in zip(*(piece.parse() for piece in pieces), strict=True))
+    labels, numbers, ids = map(torch.from_numpy, whole)
     return labels, numbers, ids
 
 
-def _read(path: str) -> Iterator[tuple[np.ndarray, ...]]:
-    """Blocks of a file: labels, numbers, ids."""
-    names = ["label", *(f"number {i}" for i in range(NUMBERS)), *(f"category {i}" for i in range(SLOTS))]
-    kinds = {name: pa.string() if name.startswith("category") else pa.float64() for name in names}
-    try:
-        blocks = pa.csv.open_csv(
-            path,
-            pa.csv.ReadOptions(column_names=names, block_size=2**22),
-            pa.csv.ParseOptions(delimiter="\t", quote_char=False),
-            pa.csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True),
-        )
-        for block in blocks:
-            yield _columns(block, path)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path}: expected lines of {len(names)} fields separated by tabs: {error}") from error
-
-
-def _columns(block: pa.RecordBatch, path: str) -> tuple[np.ndarray, ...]:
-    if block.column(0).null_count:
-        raise ValueError(f"{path}: expected a label in every line")
+def _columns(text: memoryview) -> tuple[np.ndarray, ...]:
+    """Labels, numbers and ids of whole lines; ValueError without saying of which."""
+    block = pa.csv.read_csv(
+        pa.BufferReader(text),
+        pa.csv.ReadOptions(column_names=NAMES, use_threads=False),
+        pa.csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),
+        pa.csv.ConvertOptions(column_types=KINDS, null_values=[""], strings_can_be_null=True),
+    ).combine_chunks()
     labels = block.column(0).to_numpy().astype(np.float32)
-    numbers = np.stack([column.to_numpy(zero_copy_only=False) for column in block.columns[1 : 1 + NUMBERS]], axis=1)
-    numbers = np.nan_to_num(numbers)
-    ids = np.stack([_ids(column, slot, path) for slot, column in enumerate(block.columns[1 + NUMBERS :])], axis=1)
+    if not np.isin(labels, (0, 1)).all():
+        raise ValueError("label: expected 0 or 1")
+    numbers = np.nan_to_num(np.stack([column.to_numpy() for column in block.columns[1 : 1 + NUMBERS]], axis=1))
+    ids = np.stack([_ids(column.chunk(0), slot) for slot, column in enumerate(block.columns[1 + NUMBERS :])], axis=1)
     return labels, (np.sign(numbers) * np.log1p(np.abs(numbers))).astype(np.float32), ids
 
 
-def _ids(column: pa.Array, slot: int, path: str) -> np.ndarray:
+def _ids(column: pa.Array, slot: int) -> np.ndarray:
     """A slot's ids: each distinct category is read once."""
     encoded = column.dictionary_encode()
-    try:
-        values = [int(text, 16) & (2**SLOT_BITS - 1) for text in encoded.dictionary.to_pylist()]
-    except ValueError as error:
-        raise ValueError(f"{path}: category {slot}: expected hexadecimal digits ({error})") from error
+    values = []
+    for text in encoded.dictionary.to_pylist():
+        if len(text) > SLOT_BITS // 4 or not HEXADECIMAL.issuperset(text):
+            raise ValueError(f"category {slot + 1}: expected at most 8 hexadecimal digits, got {text!r}")
+        values.append(int(text, 16))
     missing = 2**SLOT_BITS  # one above all categories: its own id
     codes = encoded.indices.fill_null(len(values)).to_numpy()
     return np.asarray(np.array([*values, missing], dtype=np.int64)[codes] + (slot << (SLOT_BITS + 1)))

@@ -1,0 +1,190 @@
+"""Will this advertisement be clicked?  DeepFM, or Wide & Deep, with its embeddings on parameter servers.
+
+pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py                          generated clicks: the best AUC is known
+pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py day_0.gz day_1.gz        files in Criteo's format
+python trainer/examples/ctr.py --model wide_deep                                         this process alone
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer import DistributedEmbedding, Uniform, fleet
+from trainer.examples.clicks import NUMBERS, SLOTS, Batch, Files, Generated, auc
+from trainer.row_optimizers import Adagrad, Ftrl
+
+
+class DeepFM(nn.Module):
+    """Guo et al.: DeepFM, 2017: first-order weights, products of pairs of embeddings, and a deep network over them."""
+
+    def __init__(self, dim: int, hidden: int, rate: float) -> None:
+        super().__init__()
+        self.embedding = DistributedEmbedding(dim, init=Uniform(-0.01, 0.01), optimizer=Adagrad(lr=rate), name="embedding")
+        self.first_order = DistributedEmbedding(1, init=Uniform(0, 0), optimizer=Adagrad(lr=rate), name="first_order")
+        self.numbers = nn.Linear(NUMBERS, 1)
+        self.deep = _network(SLOTS * dim + NUMBERS, hidden)
+
+    def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """float32 [batch, 13], int64 [batch, 26] -> logits [batch]."""
+        rows = self.embedding(ids)  # [batch, 26, dim]
+        pairs = 0.5 * (rows.sum(1).square() - rows.square().sum(1)).sum(1)
+        first = self.first_order(ids).sum((1, 2)) + self.numbers(numbers).squeeze(1)
+        deep = self.deep(torch.cat([rows.flatten(1), numbers], 1)).squeeze(1)
+        logits: torch.Tensor = first + pairs + deep
+        return logits
+
+
+class WideDeep(nn.Module):
+    """Cheng et al.: Wide & Deep, 2016: a linear model (by Ftrl, as there) beside a deep network over embeddings."""
+
+    def __init__(self, dim: int, hidden: int, rate: float) -> None:
+        super().__init__()
+        self.wide = DistributedEmbedding(1, init=Uniform(0, 0), optimizer=Ftrl(lr=rate), name="wide")
+        self.embedding = DistributedEmbedding(dim, init=Uniform(-0.01, 0.01), optimizer=Adagrad(lr=rate), name="embedding")
+        self.deep = _network(SLOTS * dim + NUMBERS, hidden)
+
+    def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """float32 [batch, 13], int64 [batch, 26] -> logits [batch]."""
+        deep = self.deep(torch.cat([self.embedding(ids).flatten(1), numbers], 1)).squeeze(1)
+        logits: torch.Tensor = self.wide(ids).sum((1, 2)) + deep
+        return logits
+
+
+def _network(width: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+
+class Progress:
+    """A line every so many steps: samples, samples a second, and over these steps loss and AUC; rows, and the memory of them."""
+
+    def __init__(self, every: int) -> None:
+        self._every, self._samples, self._steps = every, 0, 0
+        self._began = time.perf_counter()
+        self._labels, self._logits = list[np.ndarray](), list[np.ndarray]()
+
+    def step(self, label: torch.Tensor, logits: torch.Tensor) -> None:
+        """A batch was learned from."""
+        self._samples += len(label) * fleet.worker_num()
+        self._steps += 1
+        self._labels.append(label.numpy())
+        self._logits.append(logits.detach().numpy())
+        if self._steps % self._every == 0:
+            labels, scores = np.concatenate(self._labels), np.concatenate(self._logits)
+            self._labels, self._logits = [], []
+            if fleet.is_first_worker():
+                self._say(labels, scores)
+
+    def _say(self, labels: np.ndarray, scores: np.ndarray) -> None:
+        loss = F.binary_cross_entropy_with_logits(torch.from_numpy(scores), torch.from_numpy(labels)).item()
+        tables = fleet.table_status().values()
+        rows, held = (sum(table[key] for table in tables) for key in ("rows", "bytes_held"))
+        rate = self._samples / (time.perf_counter() - self._began)
+        print(
+            f"{self._samples:>10} samples  {rate:7.0f}/s  loss {loss:.4f}  auc {auc(labels, scores):.4f}  "
+            f"{rows:>9} rows, {held / 2**20:.0f} MiB  ({fleet.carrier()})",
+            flush=True,
+        )
+
+
+def train(model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    """One epoch."""
+    for label, numbers, ids in batches:
+        logits = model(numbers, ids)
+        F.binary_cross_entropy_with_logits(logits, label).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        progress.step(label, logits)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """The AUC over these batches; nobody's rows are made by it."""
+    model.eval()
+    pairs = [(label.numpy(), model(numbers, ids).numpy()) for label, numbers, ids in batches]
+    model.train()
+    labels, scores = zip(*pairs, strict=True)
+    return auc(np.concatenate(labels), np.concatenate(scores))
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="Every trainer is given the same flags."
+    )
+    parser.add_argument("files", nargs="*", help="in Criteo's format, *.gz decompressed; none: clicks are generated")
+    parser.add_argument("--test", nargs="+", default=[], help="files to evaluate on after each epoch")
+    parser.add_argument("--model", choices=("deepfm", "wide_deep"), default="deepfm", help="default: deepfm")
+    parser.add_argument("--mode", choices=MODES, default="async", help="of updates on the servers; default: async")
+    parser.add_argument("--epochs", type=int, default=1, help="in all, those before a resumption too; default: 1")
+    parser.add_argument("--batch", type=int, default=512, help="samples of a trainer's step; default: 512")
+    parser.add_argument("--samples", type=int, default=1_000_000, help="to generate for an epoch; default: 1000000")
+    parser.add_argument("--categories", type=int, default=10_000, help="of each generated slot; default: 10000")
+    parser.add_argument("--dim", type=int, default=16, help="of an embedding; default: 16")
+    parser.add_argument("--hidden", type=int, default=128, help="width of the network's two hidden layers; default: 128")
+    parser.add_argument("--rate", type=float, default=0.05, help="of the embeddings' Adagrad; default: 0.05")
+    parser.add_argument("--dense-rate", type=float, default=1e-3, help="of the network's Adam; default: 0.001")
+    parser.add_argument("--every", type=int, default=100, help="steps between two lines of progress; default: 100")
+    parser.add_argument("--save", metavar="DIRECTORY", help="to save to after each epoch, and to go on from if it was saved to")
+    parser.add_argument("--export", metavar="FILE", help="written at the end for plain PyTorch (.pt or .safetensors)")
+    return parser.parse_args(arguments)
+
+
+MODES: dict[str, dict[str, object] | None] = {  # a_sync_configs; None: sync
+    "sync": None,
+    "async": {},
+    "half_async": {"half_async": True, "max_merge_var_num": 4},
+    "k_step": {"k_steps": 10},
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains, evaluates, saves and exports."""
+    asked = parsed(arguments)
+    torch.manual_seed(0)
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync, strategy.a_sync_configs = asked.mode != "sync", MODES[asked.mode] or {}
+    fleet.init(strategy=strategy)
+    made = DeepFM if asked.model == "deepfm" else WideDeep
+    model = made(asked.dim, asked.hidden, asked.rate)
+    model.register_buffer("epochs", torch.zeros((), dtype=torch.int64))  # that are over; saved with the rest
+    model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=asked.dense_rate))
+    if asked.save and os.path.exists(os.path.join(asked.save, "checkpoint.json")):
+        step = fleet.load(asked.save)
+        print(f"going on from step {step}, after epoch {int(model.epochs)}", flush=True)
+    generated = Generated(asked.samples, asked.batch, asked.categories)
+    unseen = replace(generated, samples=min(asked.samples, 50_000), batch_size=4096, seed=1)
+    learned = Files(asked.files, asked.batch) if asked.files else generated
+    test = Files(asked.test, 4096) if asked.test else None if asked.files else unseen
+    progress = Progress(asked.every)
+    for epoch in range(int(model.epochs) + 1, asked.epochs + 1):
+        train(model, learned.shard(fleet.worker_index(), fleet.worker_num()), optimizer, progress)
+        model.epochs.fill_(epoch)
+        fleet.barrier_worker()
+        if test is not None and fleet.is_first_worker():
+            optimizer.flush()
+            print(f"epoch {epoch}: test auc {evaluate(model, test):.4f}{_best(test)}", flush=True)
+        if asked.save:
+            fleet.save(asked.save)
+    if asked.export:
+        fleet.export(asked.export)
+    fleet.finish()
+
+
+def _best(test: Files | Generated) -> str:
+    """Of generated clicks, the AUC of the true logits: nobody does better."""
+    if isinstance(test, Files):
+        return ""
+    labels, truth = zip(*((batch[0].numpy(), logits) for batch, logits in test.with_truth()), strict=True)
+    return f" (the truth itself: {auc(np.concatenate(labels), np.concatenate(truth)):.4f})"
+
+
+if __name__ == "__main__":
+    main()
