@@ -4,7 +4,7 @@
 
     bits 0 to 35: its slot + 1, 0 for an empty entry | 36 to 47: the epoch of its last change | 48 to 62: the call that made it
 
-An id's hash gives its part (7 bits) and, by the product of 32 other bits with the part's size, its place there; what finds its
+An id's hash gives its part (8 bits) and, by the product of 32 other bits with the part's size, its place there; what finds its
 place taken stands behind.  The product keeps the order of the hashes, so a part that grows is read and written nearly from front
 to back.  No place is computed modulo the size: a part runs over its end into memory that is reserved for it anyway.
 
@@ -21,18 +21,21 @@ import numpy as np
 
 from pserver.ids import mix
 from pserver.kernels import Array, kernel, prefetch
-from pserver.records import Memory
+from pserver.records import LARGE_PAGE, Memory
 
-PARTS = 128
-PART_SHIFT = 57
-FIRST = 24  # entries of the smallest part at first
-SIDE = 2**24  # entries that are reserved for a side
+PARTS = 256
+PART_SHIFT = 56
+FIRST = 16  # entries of the smallest part at first
+SIDE = 2**23  # entries that are reserved for a side
 ROOM = 2**12  # entries that a side has beyond its part's size, at least
-AHEAD = 16  # ids whose entries are being fetched
+AHEAD = 32  # ids whose entries are being fetched
+LINE = 64  # bytes that are fetched at once
+FETCHED = 256  # bytes of a record that are, at most, when its slot is found
+NOTHING = (0, 0, 0)
 SLOT = (1 << 36) - 1
 EPOCH_SHIFT, EPOCHS = 36, 1 << 12
 CALL_SHIFT, CALLS = 48, 1 << 15
-UNUSED = 2**20  # bytes of a side below which it is emptied by hand
+UNUSED = 2**15  # bytes of a side below which it is emptied by hand
 ANYWHERE = (-(2**63), 2**63 - 1)
 
 
@@ -59,7 +62,15 @@ def _find(entries: Array, base: Array, sizes: Array, value: int) -> int:
 
 
 @kernel
-def _locate(entries: Array, base: Array, sizes: Array, ids: Array, slots: Array) -> int:
+def _fetch(fetched: tuple[int, int, int], slot: int) -> None:
+    """Has what lies in a slot fetched.  ``fetched``: the first slot's address, bytes from one to the next, bytes wanted."""
+    address = np.uint64(fetched[0]) + np.uint64(slot * fetched[1])
+    for line in range(0, fetched[2], LINE):
+        prefetch(address + np.uint64(line))
+
+
+@kernel
+def _locate(entries: Array, base: Array, sizes: Array, ids: Array, slots: Array, fetched: tuple[int, int, int]) -> int:
     """Slots of ids, -1 where there is none; returns how many have none."""
     n = len(ids)
     start = entries.ctypes.data
@@ -79,6 +90,7 @@ def _locate(entries: Array, base: Array, sizes: Array, ids: Array, slots: Array)
                 break
             if entries[2 * place] == value:
                 slot = (word & SLOT) - 1
+                _fetch(fetched, slot)
                 break
             place += 1
         slots[i] = slot
@@ -86,7 +98,9 @@ def _locate(entries: Array, base: Array, sizes: Array, ids: Array, slots: Array)
 
 
 @kernel
-def _mark(entries: Array, base: Array, sizes: Array, ids: Array, slots: Array, epoch: int, call: int) -> tuple[int, bool]:
+def _mark(
+    entries: Array, base: Array, sizes: Array, ids: Array, slots: Array, fetched: tuple[int, int, int], epoch: int, call: int
+) -> tuple[int, bool]:
     """As ``_locate``, and notes the change in the entries; also whether some id seems to have come twice."""
     n = len(ids)
     start = entries.ctypes.data
@@ -107,6 +121,7 @@ def _mark(entries: Array, base: Array, sizes: Array, ids: Array, slots: Array, e
                 break
             if entries[2 * place] == value:
                 slot = (word & SLOT) - 1
+                _fetch(fetched, slot)
                 twice |= (word >> CALL_SHIFT) == call
                 entries[2 * place + 1] = (word & SLOT) | bits
                 break
@@ -256,12 +271,16 @@ class Index:
         self._reset()
 
     def _reset(self) -> None:
-        self._sizes = (FIRST * 1.5 ** (np.arange(PARTS) / PARTS)).astype(np.int64)
+        self._grown = np.arange(PARTS) / PARTS  # how often; each part began a little larger than the one before
+        self._sizes = self._sizes_of(self._grown)
         self._which = np.zeros(PARTS, np.int64)
         self._base = 2 * self._side * np.arange(PARTS, dtype=np.int64)
         self._counts, self._reach = np.zeros(PARTS, np.int64), np.zeros(PARTS, np.int64)
         self._heads = np.array([-1, 0], np.int64)
         self._count = 0
+
+    def _sizes_of(self, grown: Array) -> Array:
+        return (FIRST * 1.5**grown).astype(np.int64)
 
     def __len__(self) -> int:
         return self._count
@@ -276,15 +295,19 @@ class Index:
         """Of entries and ids."""
         return int(self._sizes.sum()) * 16 + self.used * 8
 
-    def locate(self, ids: Array) -> tuple[Array, int]:
-        """int64[n]: the slot of each id, -1 where it has none; and how many have none."""
-        slots = np.empty(len(ids), np.int64)
-        return slots, _locate(self._entries.array, self._base, self._sizes, ids, slots)
+    def locate(self, ids: Array, fetched: tuple[int, int, int] = NOTHING) -> tuple[Array, int]:
+        """int64[n]: the slot of each id, -1 where it has none; and how many have none.
 
-    def mark(self, ids: Array, epoch: int, call: int) -> tuple[Array, int, bool]:
+        ``fetched``: what lies in the slots is wanted soon: its first address, bytes from one slot to the next, bytes wanted.
+        """
+        slots = np.empty(len(ids), np.int64)
+        return slots, _locate(self._entries.array, self._base, self._sizes, ids, slots, fetched)
+
+    def mark(self, ids: Array, epoch: int, call: int, fetched: tuple[int, int, int] = NOTHING) -> tuple[Array, int, bool]:
         """As :meth:`locate`, noting a change; also whether an id may have come twice (or was noted in an equal call before)."""
         slots = np.empty(len(ids), np.int64)
-        missing, twice = _mark(self._entries.array, self._base, self._sizes, ids, slots, epoch % EPOCHS, call % CALLS)
+        state = (self._entries.array, self._base, self._sizes)
+        missing, twice = _mark(*state, ids, slots, fetched, epoch % EPOCHS, call % CALLS)
         return slots, missing, twice
 
     def insert(self, ids: Array, epoch: int, call: int) -> Array:
@@ -305,7 +328,8 @@ class Index:
         return slots
 
     def _grow(self, part: int) -> None:
-        size = int(self._sizes[part]) * 3 // 2 + 1
+        self._grown[part] += 1
+        size = int(self._sizes_of(self._grown[part]))
         if size + max(ROOM, size // 64) > self._side:
             self._widen()
         begin = int(self._base[part])
@@ -313,13 +337,15 @@ class Index:
         self._which[part] ^= 1
         self._base[part] = (2 * part + self._which[part]) * self._side
         self._sizes[part] = size
-        if size * 16 >= 2 * UNUSED:
-            self._entries.large(int(self._base[part]) * 16, -(-size * 16 // 2**21) * 2**21)
+        fresh = int(self._base[part])
+        if size * 16 >= LARGE_PAGE:
+            self._entries.large(fresh * 16, -(-size * 16 // LARGE_PAGE) * LARGE_PAGE)
+        self._entries.array[2 * fresh : 2 * (fresh + size)] = 0  # pages that are read before they are written come in small
         _move(self._entries.array, begin, end, self._base, self._sizes, self._reach, part)
         if (end - begin) * 16 < UNUSED:
             self._entries.array[2 * begin : 2 * end] = 0
         else:
-            self._entries.forget(begin * 16, -(-(end - begin) * 16 // 4096) * 4096)
+            self._entries.forget(begin * 16, -(-(end - begin) * 16 // LARGE_PAGE) * LARGE_PAGE)
 
     def _widen(self) -> None:
         """Doubles what is reserved for a side, which copies all entries: only where little could be reserved."""
@@ -359,7 +385,7 @@ class Index:
     def clear(self) -> None:
         """Takes everything out."""
         for part in range(PARTS):
-            size = -(-(int(self._reach[part]) * 16 + 1) // 4096) * 4096
+            size = -(-(int(self._reach[part]) * 16 + 1) // LARGE_PAGE) * LARGE_PAGE
             self._entries.forget(int(self._base[part]) * 16, size)
         self.ids.clear(self.used)
         self._reset()

@@ -189,11 +189,12 @@ class History:
 
     Args:
         widths: how many numbers each segment's rule has.
+        decay: which of them is weight decay; None: it has none.
         dtype: of the rows: what steps multiply with is rounded to it.
     """
 
-    def __init__(self, widths: Sequence[int], dtype: type[np.generic]) -> None:
-        self._dtype, self._widths = dtype, tuple(widths)
+    def __init__(self, widths: Sequence[int], decay: Sequence[int | None], dtype: type[np.generic]) -> None:
+        self._dtype, self._widths, self._decay = dtype, tuple(widths), tuple(decay)
         self._firsts = np.zeros(16, np.int64)
         self._past = [np.zeros((16, WIDTH)) for _ in widths]
         self._logs = [np.zeros((16, 4)) for _ in widths]  # before the stretch, of both states; and of each of its steps
@@ -226,6 +227,18 @@ class History:
             if at:
                 logs[at, :2] = logs[at - 1, :2] + logs[at - 1, 2:] * (step - self._firsts[at - 1])
 
+    @property
+    def decays(self) -> bool:
+        """Whether some step may have moved a row whose states are those of a new one."""
+        return any(most[at] > 0 for most, at in zip(self._most, self._decay, strict=True) if at is not None)
+
+    def forget_before(self, step: int) -> None:
+        """From here on nobody asks for what was before ``step``: drops the stretches that lie there."""
+        begin = max(int(np.searchsorted(self._firsts[: self._count], step, side="right")) - 1, 0)
+        for kept in (self._firsts, *self._past, *self._logs):
+            kept[: self._count - begin] = kept[begin : self._count].copy()
+        self._count -= begin
+
     def arguments(self, segment: int) -> tuple[Array, ...]:
         """What a kernel takes of the history of one segment."""
         count = self._count
@@ -239,10 +252,8 @@ class History:
             for at in range(self._count)
         ]
 
-    @classmethod
-    def of(cls, plain: Sequence[Any], widths: Sequence[int], dtype: type[np.generic]) -> History:
-        """What :meth:`plain` returned, as a history."""
-        history = cls(widths, dtype)
+    def restore(self, plain: Sequence[Any]) -> None:
+        """Takes over what :meth:`plain` returned; nothing was noted before."""
+        assert not self._count
         for first, lines in plain:
-            history.note(first, lines)
-        return history
+            self.note(first, lines)

@@ -51,6 +51,7 @@ class Memory:
 
     Attributes:
         array: [rows that have a place, columns], all of it zero until written.  It is replaced when growing has to copy.
+        address: where it begins.
     """
 
     def __init__(self, columns: int, dtype: type[np.generic], reserved: int | None = None, large: bool = True) -> None:
@@ -73,6 +74,7 @@ class Memory:
         size = -(-rows * self.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map = _mapped(size, reserve)
         flat = np.frombuffer(self._map, self.dtype)[: rows * max(self.columns, 1)]
+        self.address = int(flat.__array_interface__["data"][0])
         self.array: Array = flat.reshape(rows, self.columns) if self.columns else flat
 
     def need(self, rows: int) -> None:

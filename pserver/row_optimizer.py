@@ -73,6 +73,7 @@ class RowOptimizer:
         defaults: numbers where nobody gives them, as torch's constructor has them.
         missed: what a step does to the rows that it does not touch: see missed.py; None: nothing, ever.
         past: (a step's numbers) -> what that kernel takes.
+        decay: which of those is weight decay; None: it has none.
         always: whether steps move rows that they do not touch even without weight decay.
         initial: the number that states begin with; "": 0.
     """
@@ -83,6 +84,7 @@ class RowOptimizer:
     defaults: Mapping[str, Number]
     missed: Callable[..., None] | None = None
     past: Callable[[Mapping[str, Any]], Scalars] = lambda numbers: ()
+    decay: int | None = None
     always: bool = False
     initial: str = ""
 
@@ -98,7 +100,7 @@ _MOMENTS = {"exp_avg": True, "exp_avg_sq": True}
 
 ROW_OPTIMIZERS: Mapping[str, RowOptimizer] = MappingProxyType(
     {
-        "sgd": RowOptimizer(row_rules.sgd, _sgd, {}, _SGD, missed.sgd, lambda n: _sgd(n, 0)),
+        "sgd": RowOptimizer(row_rules.sgd, _sgd, {}, _SGD, missed.sgd, lambda n: _sgd(n, 0), decay=1),
         "momentum": RowOptimizer(
             row_rules.momentum,
             _momentum,
@@ -106,6 +108,7 @@ ROW_OPTIMIZERS: Mapping[str, RowOptimizer] = MappingProxyType(
             {**_SGD, "momentum": 0.9, "dampening": 0.0},
             missed.momentum,
             lambda n: _momentum(n, 0),
+            decay=3,
             always=True,
         ),
         "adagrad": RowOptimizer(
@@ -115,14 +118,15 @@ ROW_OPTIMIZERS: Mapping[str, RowOptimizer] = MappingProxyType(
             {**_ADAGRAD, "lr_decay": 0.0},
             missed.adagrad,
             _adagrad_past,
+            decay=2,
             initial="initial_accumulator_value",
         ),
         "rowwise_adagrad": RowOptimizer(
             row_rules.rowwise_adagrad, _rowwise, {"sum": False}, _ADAGRAD, initial="initial_accumulator_value"
         ),
-        "adam": RowOptimizer(row_rules.adam, adam_scalars, _MOMENTS, _ADAM, missed_adam.adam, _adam_past, always=True),
+        "adam": RowOptimizer(row_rules.adam, adam_scalars, _MOMENTS, _ADAM, missed_adam.adam, _adam_past, decay=4, always=True),
         "adamw": RowOptimizer(
-            row_rules.adam, _adamw, _MOMENTS, {**_ADAM, "weight_decay": 1e-2}, missed_adam.adam, _adamw_past, always=True
+            row_rules.adam, _adamw, _MOMENTS, {**_ADAM, "weight_decay": 1e-2}, missed_adam.adam, _adamw_past, decay=4, always=True
         ),
         "lazy_adam": RowOptimizer(row_rules.lazy_adam, _lazy_adam, _MOMENTS, {**_ADAM}),
         "ftrl": RowOptimizer(

@@ -16,7 +16,7 @@ import numpy as np
 
 from pserver.kernels import Array, kernel, prefetch
 
-AHEAD = 8  # rows whose records are being fetched
+AHEAD = 16  # rows whose records are being fetched
 LINE = 64  # bytes that are fetched at once
 
 

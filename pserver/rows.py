@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pserver.index import Index
+from pserver.index import FETCHED, Index
 from pserver.initial import numbers, seed_word, start_rows, write_initial
-from pserver.kernels import Array, kernel, prefetch
+from pserver.kernels import Array, copy, kernel, prefetch
 from pserver.records import Layout, Memory
 from pserver.row_rules import AHEAD, LINE
 from transpiler.tables import Table
@@ -26,20 +26,23 @@ def _gather(
 ) -> None:  # fmt: skip
     """Copies the first ``width`` columns of records; of rows that are not there, what they would begin with."""
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
+    into, size = out.ctypes.data, width * rows.itemsize
     for i in range(len(slots)):
         if i + AHEAD < len(slots):
             address = start + np.uint64(slots[i + AHEAD] * record)
-            for line in range(0, width * rows.itemsize, LINE):
+            for line in range(0, size, LINE):
                 prefetch(address + np.uint64(line))
-        target = out[i]
         if slots[i] < 0:
-            write_initial(target, dim, ids[i], seed, kind, low, high)
+            write_initial(out[i], dim, ids[i], seed, kind, low, high)
             for j in range(dim, width):
-                target[j] = template[j]
+                out[i, j] = template[j]
         else:
-            row = rows[slots[i]]
-            for j in range(width):
-                target[j] = row[j]
+            source, target = start + np.uint64(slots[i] * record), into + np.uint64(i * size)
+            for line in range(0, size - LINE + 1, LINE):
+                copy(target + np.uint64(line), source + np.uint64(line), LINE)
+            done = size - size % LINE
+            if done < size:
+                copy(target + np.uint64(done), source + np.uint64(done), size - done)
 
 
 class Rows:
@@ -119,10 +122,18 @@ class Rows:
         start = numbers(self.table.initial)
         _gather(self.records, slots, ids, out.shape[1], out, self.template, self.table.dim, self.seed, *start)
 
+    def _fetched(self, columns: int) -> tuple[int, int, int]:
+        """What the index may have fetched: so many columns of records."""
+        return self._memory.address, self._memory.row_bytes, min(columns * self.template.itemsize, FETCHED)
+
+    def locate(self, ids: Array) -> Array:
+        """The slots of ids, -1 for those that have none; their values are about to be read."""
+        return self.index.locate(ids, self._fetched(self.layout.dim))[0]
+
     def mark(self, ids: Array) -> tuple[Array, int, bool]:
         """A call changes these rows: their slots, how many there are not yet, and whether an id may have come twice."""
         self.calls += 1
-        return self.index.mark(ids, self.epoch, self.calls)
+        return self.index.mark(ids, self.epoch, self.calls, self._fetched(self.layout.columns))
 
     def make(self, ids: Array) -> Array:
         """Rows for ids that have none: their slots."""

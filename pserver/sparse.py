@@ -123,7 +123,7 @@ class SparseTable:
         ids = self._ids(ids)
         if self._array(out, (len(ids), self.table.dim), "out") is not out:
             raise ValueError(f"{self._what}: out: expected aligned memory that may be written")
-        slots, _ = self._stepper.rows.index.locate(ids)
+        slots = self._stepper.rows.locate(ids)
         if self.table.ttl is not None:
             slots[self._presence.outlived(slots, now)] = -1
         self._stepper.read(slots, ids, out)

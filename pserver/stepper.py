@@ -3,6 +3,11 @@
 [Note: rows that were always there]  Under rules that move every row at every step, a table whose ids are a range is the whole
 parameter: a row that no step has touched yet has missed all steps from the first on, and reads as torch's would.  Where ids may
 be anything, or rows come and go, a row begins with the push that makes it.
+
+[Note: a history that ends]  Where a schedule gives every step numbers of its own, what rows may have missed becomes long.  Once
+it has ``KEPT`` stretches, every step also makes up for what a few further rows have missed, in turn, so that all rows have had
+theirs after ``PERIOD`` steps; what was before the turn began is forgotten.  (Not where weights decay in a table whose ids are a
+range: there a row may have missed all steps from the first on.)
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from transpiler.plan import Number, Rule
 from transpiler.tables import Table
 
 Numbers = list[dict[str, Any]]
+KEPT, PERIOD = 4096, 16384
 
 
 class Stepper:
@@ -51,7 +57,8 @@ class Stepper:
         self._begun = [False] * len(rules)  # whether a segment has a velocity yet
         self._words = tuple(words)
         self.rows, self._states = self._made_rows()
-        self._history = self._remembered(())
+        self._history = self._no_history()
+        self._swept, self._sweep_began = 0, 0  # see [Note: a history that ends]
         self._ranged = table.rows is not None and table.entry is None and table.ttl is None and table.capacity is None
         self._fill_template()
 
@@ -74,9 +81,9 @@ class Stepper:
         """Whether a step with these numbers moves rows that it does not touch."""
         return any(optimizer.moves(held) for optimizer, held in zip(self._optimizers, numbers, strict=True))
 
-    def _remembered(self, plain: Sequence[Any]) -> History:
+    def _no_history(self) -> History:
         widths = [len(optimizer.past(held)) for optimizer, held in zip(self._optimizers, self._numbers, strict=True)]
-        return History.of(plain, widths, self.rows.dtype)
+        return History(widths, [optimizer.decay for optimizer in self._optimizers], self.rows.dtype)
 
     def _fill_template(self) -> None:
         parts = zip(self.table.segments, self._optimizers, self._states, self._numbers, strict=True)
@@ -154,6 +161,7 @@ class Stepper:
         if self._moves(numbers):
             self.know_steps()
         self.make_up(slots)
+        self._sweep()
         self.step, self._numbers = self.step + 1, numbers
         if self.step == 1:
             self._fill_template()
@@ -167,6 +175,19 @@ class Stepper:
             self._history.note(self.step, [each.past(held) for each, held in zip(self._optimizers, now, strict=True)])
             self.seen(slots[slots >= 0], self.step)
 
+    def _sweep(self) -> None:
+        """See [Note: a history that ends]."""
+        if len(self._history) < KEPT or (self._ranged and self._history.decays):
+            return
+        rows = self.rows
+        slots, after = rows.index.listed(self._swept, rows.index.used // PERIOD + 1)
+        self.make_up(slots)
+        rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)  # what was saved of them needs what is forgotten
+        self._swept = max(after, 0)
+        if after < 0:
+            self._history.forget_before(self._sweep_began)
+            self._sweep_began = self.step
+
     def _at_first(self, index: int, held: dict[str, Any]) -> dict[str, Any]:
         """torch's first step with a momentum takes the gradient as the velocity, whatever the dampening."""
         if self._begun[index] or not held.get("momentum"):
@@ -178,7 +199,9 @@ class Stepper:
 
     def facts(self) -> dict[str, Any]:
         """What of this is not in rows: JSON-able."""
-        return {"step": self.step, "numbers": self._numbers, "begun": self._begun, "history": self._history.plain()}
+        sweep = [self._swept, self._sweep_began]
+        history = self._history.plain()
+        return {"step": self.step, "numbers": self._numbers, "begun": self._begun, "history": history, "sweep": sweep}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Takes over what :meth:`facts` returned.
@@ -191,5 +214,7 @@ class Stepper:
         if facts["history"]:
             self.know_steps()
         self.step, self._begun = int(facts["step"]), list(facts["begun"])
-        self._history = self._remembered(facts["history"])
+        self._history = self._no_history()
+        self._history.restore(facts["history"])
+        self._swept, self._sweep_began = facts["sweep"]
         self._fill_template()

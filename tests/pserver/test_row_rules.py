@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pserver import stepper
 from pserver.sparse import SparseTable
 from transpiler.ftrl import Ftrl
 from transpiler.plan import Rule
@@ -204,6 +205,30 @@ def test_thousands_of_missed_steps_are_made_up_for(name: str, scheduled: bool, d
     optimizer.step()
     table.update(np.arange(ROWS), rows, [{}])
     np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum", "ftrl", "adagrad, all"])
+def test_a_history_ends(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Where every step has numbers of its own, those that no row needs any more are forgotten, and rows stay torch's; where
+    weights decay and rows may have missed everything, nothing is forgotten.  What is forgotten is not needed from a save."""
+    monkeypatch.setattr(stepper, "KEPT", 12)
+    monkeypatch.setattr(stepper, "PERIOD", 6)
+    rule = RULES[name]
+    table, saved = table_of({(0, DIM): rule}, "float64"), table_of({(0, DIM): rule}, "float64")
+    weight = torch.from_numpy(values_of(table))
+    optimizer = optimizer_of(rule, weight)
+    for step, (ids, rows) in enumerate(gradients(DIM, "float64", 120)):
+        optimizer.param_groups[0]["lr"] = rule.numbers["lr"] * (1 + 1 / (step + 1))
+        give(weight, rule, ids, rows)
+        optimizer.step()
+        table.update(ids, rows, [{"lr": optimizer.param_groups[0]["lr"]}])
+        if step in (40, 100):
+            saved.load(table.scan(0, 1000, changed=step > 40)[0])
+            saved.restore(table.facts())
+            table.mark_saved()
+            np.testing.assert_allclose(values_of(saved), weight.numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=1e-12, atol=1e-12)
+    assert len(table.facts()["history"]) == 120 if name == "adagrad, all" else len(table.facts()["history"]) < 40
 
 
 def test_a_schedule_may_begin_to_decay_weights():
