@@ -496,12 +496,41 @@ def test_compressed_gradients_take_fewer_bytes_and_train_as_well(
     assert loss < 0.5 * 0.7 and abs(loss - reference) < 0.05
 
 
+def test_compression_works_in_every_mode_in_which_gradients_travel(servers: Servers) -> None:
+    """A quarter of the bytes, and the loss falls; a k-step mode may stand beside it."""
+    endpoints = servers(2).split(",")
+    for configs in (
+        {"half_async": True, "max_merge_var_num": 2},
+        {"staleness": 2},
+        {"dc_asgd": 0.1, "send_queue_size": 1},
+        {"staleness": 0},
+        {"runtime_split_send_recv": True, "max_merge_var_num": 2, "send_queue_size": 2},
+        {"modes": {"0.*": "async", "*": "geo"}, "k_steps": 2, "send_queue_size": 1},
+    ):
+        model = net()
+        fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints))
+        fleet.distributed_model(model)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.005)
+        optimizer = fleet.distributed_optimizer(sgd, strategy_of(**configs), compression={"0.weight": "int8", "*": ""})
+        x, y = batches(1)[0]
+        before, sent = F.cross_entropy(model(x), y).item(), fleet.variable_bytes()["0.weight"]["bytes_out"]
+        train(model, optimizer, batches(1) * 8)
+        optimizer.flush()
+        fleet.barrier_worker()
+        messages = 4 if "half_async" in configs else 8
+        assert 0 < fleet.variable_bytes()["0.weight"]["bytes_out"] - sent <= messages * 0.26 * model[0].weight.nbytes
+        assert F.cross_entropy(model(x), y).item() < before, configs
+        fleet.finish()
+
+
 def test_compression_refuses_what_it_cannot_do(servers: Servers) -> None:
     """An unknown scheme, a pattern that matches nothing, a mode in which no gradients travel."""
     for compression, words, configs in (
         ({"*": "int4"}, "int4", {}),
         ({"embedding.*": "int8"}, "embedding", {}),
         ({"*": "int8"}, "no gradients travel", {"k_steps": 2}),
+        ({"*": "int8"}, "no gradients travel", {"k_steps": 2, "outer_optimizer": OUTER_SGD}),
+        ({"*": "int8"}, "no gradients travel", {"k_steps": 2, "modes": {"0.*": "async", "*": "geo"}}),
     ):
         fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(",")))
         model = fleet.distributed_model(net())
