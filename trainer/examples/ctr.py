@@ -24,10 +24,10 @@ from trainer.row_optimizers import Adagrad, Ftrl
 class DeepFM(nn.Module):
     """Guo et al.: DeepFM, 2017: first-order weights, products of pairs of embeddings, and a deep network over them."""
 
-    def __init__(self, dim: int, hidden: int, rate: float) -> None:
+    def __init__(self, dim: int, hidden: int, rate: float, linear_rate: float) -> None:
         super().__init__()
         self.embedding = DistributedEmbedding(dim, init=Uniform(-0.01, 0.01), optimizer=Adagrad(lr=rate), name="embedding")
-        self.first_order = DistributedEmbedding(1, init=Uniform(0, 0), optimizer=Adagrad(lr=rate), name="first_order")
+        self.first_order = DistributedEmbedding(1, init=Uniform(0, 0), optimizer=Adagrad(lr=linear_rate), name="first_order")
         self.numbers = nn.Linear(NUMBERS, 1)
         self.deep = _network(SLOTS * dim + NUMBERS, hidden)
 
@@ -44,9 +44,9 @@ class DeepFM(nn.Module):
 class WideDeep(nn.Module):
     """Cheng et al.: Wide & Deep, 2016: a linear model (by Ftrl, as there) beside a deep network over embeddings."""
 
-    def __init__(self, dim: int, hidden: int, rate: float) -> None:
+    def __init__(self, dim: int, hidden: int, rate: float, linear_rate: float) -> None:
         super().__init__()
-        self.wide = DistributedEmbedding(1, init=Uniform(0, 0), optimizer=Ftrl(lr=rate), name="wide")
+        self.wide = DistributedEmbedding(1, init=Uniform(0, 0), optimizer=Ftrl(lr=linear_rate), name="wide")
         self.embedding = DistributedEmbedding(dim, init=Uniform(-0.01, 0.01), optimizer=Adagrad(lr=rate), name="embedding")
         self.deep = _network(SLOTS * dim + NUMBERS, hidden)
 
@@ -125,10 +125,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1, help="in all, those before a resumption too; default: 1")
     parser.add_argument("--batch", type=int, default=512, help="samples of a trainer's step; default: 512")
     parser.add_argument("--samples", type=int, default=1_000_000, help="to generate for an epoch; default: 1000000")
-    parser.add_argument("--categories", type=int, default=10_000, help="of each generated slot; default: 10000")
+    parser.add_argument("--categories", type=int, default=2_000, help="of each generated slot; default: 2000")
     parser.add_argument("--dim", type=int, default=16, help="of an embedding; default: 16")
     parser.add_argument("--hidden", type=int, default=128, help="width of the network's two hidden layers; default: 128")
-    parser.add_argument("--rate", type=float, default=0.05, help="of the embeddings' Adagrad; default: 0.05")
+    parser.add_argument("--rate", type=float, default=0.01, help="of the embeddings' Adagrad; default: 0.01")
+    parser.add_argument("--linear-rate", type=float, default=0.05, help="of the weights of single categories; default: 0.05")
     parser.add_argument("--dense-rate", type=float, default=1e-3, help="of the network's Adam; default: 0.001")
     parser.add_argument("--every", type=int, default=100, help="steps between two lines of progress; default: 100")
     parser.add_argument("--save", metavar="DIRECTORY", help="to save to after each epoch, and to go on from if it was saved to")
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     strategy.a_sync, strategy.a_sync_configs = asked.mode != "sync", MODES[asked.mode] or {}
     fleet.init(strategy=strategy)
     made = DeepFM if asked.model == "deepfm" else WideDeep
-    model = made(asked.dim, asked.hidden, asked.rate)
+    model = made(asked.dim, asked.hidden, asked.rate, asked.linear_rate)
     model.register_buffer("epochs", torch.zeros((), dtype=torch.int64))  # that are over; saved with the rest
     model = fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=asked.dense_rate))
