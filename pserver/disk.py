@@ -72,6 +72,7 @@ def load(path: Path, installed: Installation, members: Members) -> Path:
         raise FingerprintMismatch(f"{path} was saved by a job with another plan")
     with installed.gate.closed():
         installed.table.load(tensors)
+        installed.forget()
         for name, held in installed.tables.items():
             held.restore(meta["tables"][name])
             for chunk in reader.chunks(name):

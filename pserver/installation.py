@@ -94,6 +94,11 @@ class Installation:
             self._meeting = place
         return self._meeting
 
+    def forget(self) -> None:
+        """Slices have been loaded: what readers have been given of them is no longer so."""
+        for steps in self.lanes:
+            steps.forget()
+
     def barrier(self, member: Member, name: str, patience: float) -> bool:
         """Waits until every trainer that has not left has come to the barrier of this name, or patience (seconds) ends."""
         with self._job.changed:

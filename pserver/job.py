@@ -228,6 +228,7 @@ class Job:
         with self.changed:
             table = self.installed().table
             table.loaded()
+            self.installed().forget()
             if self.state == "installing":
                 self.state = "serving"
                 log.info("installed: %d slices, %d bytes", len(table.values), table.bytes_held)

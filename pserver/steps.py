@@ -2,8 +2,8 @@
 
 [Note: who updates]  A sync step is merged and applied once: the first thread that finds the round ready moves its phase under
 the job's lock (``round.py`` draws the phases).  After that nothing changes a slice until every trainer has committed again, so
-replies are sent straight from the table's memory.  In async mode each slice has a lock: an update, or the copy that a reader
-takes, holds it, so that updates of a slice never race and nobody reads half of one.
+replies are sent straight from the table's memory.  In async mode each slice has a lock that an update holds, so that updates of a
+slice never race, and readers get a copy (``snapshot.py``).
 
 [Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had sent leaves no trace.  But once
 it is complete nothing can stop its update, so a slice may leave as soon as it has its new value.  With one thread for updates
@@ -29,6 +29,7 @@ from pserver.gate import WAKE_SECONDS, Gate
 from pserver.members import Member, Members, Wait
 from pserver.progress import Batch, Progress
 from pserver.round import Contribution, Phase, Round
+from pserver.snapshot import Snapshot
 from pserver.waits import Standing, wait
 from pserver.workers import Workers
 from transpiler.plan import Lane
@@ -98,6 +99,7 @@ class Steps:
         self._sizes = [self._size(batch) for batch in self._batches]
         self._measures = any(entry.scaled is not None for entry in entries.values())
         self._round = Round()
+        self._snapshots = {name: Snapshot(entry.value) for name, entry in entries.items()}
         self._handed: dict[tuple[int, str], torch.Tensor] = {}  # (trainer, slice) -> as last handed out; for compensation
 
     def commit(self, member: Member, step: int, contribution: Contribution) -> Progress | Clipping:
@@ -211,7 +213,7 @@ class Steps:
                     continue
                 gradient, entry = contribution.gradients.pop(name, None), self.entries[name]
                 if gradient is not None:
-                    with self._locks[name]:
+                    with self._locks[name], self._snapshots[name].updating():
                         entry.update(gradient, contribution.rows[entry.group], before=self._handed.get((member.trainer, name)))
 
         def applied() -> None:
@@ -314,11 +316,15 @@ class Steps:
         """A slice of this lane as nobody is updating it: the memory itself where steps are taken together, otherwise a copy."""
         if self.lane.rounds:
             return self.entries[name].value
-        with self._locks[name]:
-            copy = self.entries[name].value.clone()
+        copy = self._snapshots[name].read()
         if self.lane.dc_asgd:
             self._handed[member.trainer, name] = copy
         return copy
+
+    def forget(self) -> None:
+        """Slices have been loaded."""
+        for snapshot in self._snapshots.values():
+            snapshot.forget()
 
     def _wait(self, member: Member, step: int, done: Callable[[], bool], current: Round | None = None) -> None:
         """Waits under the job's lock until ``done``; says for whom when that takes long."""
