@@ -88,9 +88,10 @@ class Channel:
         with self._lock:
             self._requests += 1
             self._request, self._answer, self._norms = [], Future(), Future()
-            if self.failure is not None:
-                self._answer.set_exception(self.failure)
-                self._norms.set_exception(self.failure)
+            ended = Unreachable(f"{self._name}: this trainer has closed the connection") if self._closing else None
+            if (failure := self.failure or ended) is not None:
+                self._answer.set_exception(failure)
+                self._norms.set_exception(failure)
             return self._answer
 
     @property

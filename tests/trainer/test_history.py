@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from pserver import entry, installation, steps, workers
+from pserver.call_faults import CALL_ACTIONS, CallPoint
 from pserver.entry import Entry
 from pserver.errors import Unreachable
 from pserver.faults import ACTIONS, Point
+from pserver.held_table import HeldTable
 from pserver.members import Mark, Member
 from pserver.numbered import Numbered
 from pserver.round import Round
+from pserver.row_gradient import RowGradient
 from pserver.steps import Steps
 from pserver.wire_pb2 import Frame, Kind
 from trainer.history.__main__ import table
@@ -34,7 +37,9 @@ def test_fifty_stories_under_random_faults() -> None:
     assert {(verdict.scenario.mode, verdict.scenario.carrier) for verdict in verdicts} == {
         (m, c) for m in MODES for c in CARRIERS
     }
-    assert {action for verdict in verdicts for action, _, _ in verdict.faults} == set(ACTIONS)
+    assert {action for verdict in verdicts for action, _, _ in verdict.faults} == {*ACTIONS, *CALL_ACTIONS}
+    kinds = {kind for verdict in verdicts for _, _, kind in verdict.faults}
+    assert {"LOOKUP", "ROWS", "GRADIENT", "COMMIT", "VALUE", "DONE", "HELLO", "Join", "Leave", "Barrier"} <= kinds
     assert all(mode in table(verdicts) for mode in MODES)
 
 
@@ -114,6 +119,60 @@ def test_a_probe_that_is_lost_is_followed_by_another() -> None:
 
     assert not verdict.failure, verdict
     assert verdict.faults.total() == 2
+
+
+# ---- what tables add -------------------------------------------------------------------------------------------------
+
+ROW_MODES = ("sync", "async", "half_async", "staleness", "geo")
+ROW_POINTS = {
+    "rows lost with their connection": Point("reset", "out", Kind.ROWS, trainer=0),
+    "rows that are lost": Point("drop", "out", Kind.ROWS, trainer=0),
+    "rows that come twice": Point("duplicate", "out", Kind.ROWS, trainer=0),
+    "rows after their commit": Point("reorder", "out", Kind.ROWS, trainer=0),
+    "rows that come late over the old connection": Point("late", "out", Kind.ROWS, trainer=0),
+}
+LOOKUP_POINTS = {
+    "ids that are lost": Point("drop", "out", Kind.LOOKUP, trainer=0, occurrence=2),
+    "ids after the end of the request": Point("reorder", "out", Kind.LOOKUP, trainer=0, occurrence=2),
+    "ids that come late over the old connection": Point("late", "out", Kind.LOOKUP, trainer=0, occurrence=2),
+    "a request for rows that is lost": Point("drop", "out", Kind.PULL, trainer=0, tables=True, occurrence=2),
+    "rows that are not received": Point("drop", "in", Kind.VALUE, trainer=0, tables=True, occurrence=2),
+    "rows received after their end": Point("reorder", "in", Kind.VALUE, trainer=0, tables=True, occurrence=2),
+    "the end of the rows": Point("reset", "in", Kind.DONE, trainer=0, tables=True, occurrence=2),
+    "the stream of the tables": Point("reset", "out", Kind.HELLO, trainer=1, tables=True),
+}
+
+
+@pytest.mark.parametrize("mode", ROW_MODES)
+@pytest.mark.parametrize("what", ROW_POINTS)
+def test_no_row_is_updated_twice_after(what: str, mode: str) -> None:
+    """Nor is its update lost, in any mode that tables have."""
+    verdict = play(story(mode), [ROW_POINTS[what]])
+
+    assert not verdict.failure, verdict
+    assert verdict.faults.total() == 1
+
+
+@pytest.mark.parametrize("what", LOOKUP_POINTS)
+def test_rows_are_looked_up_again_after(what: str) -> None:
+    """A lookup changes nothing, and its answer is whole; in "mixed" that of tables in three lanes."""
+    verdict = play(story("mixed"), [LOOKUP_POINTS[what]])
+
+    assert not verdict.failure, verdict
+    assert verdict.faults.total() == 1
+
+
+# ---- control calls ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", [action for action in CALL_ACTIONS if action != "slow"])
+def test_control_calls_may_get_lost_or_come_twice(action: str) -> None:
+    """Each trainer joins once, the first one installs once, everybody meets once at a barrier, and leaves once."""
+    points = [CallPoint(action, call, occurrence) for call in ("Join", "Install", "Barrier", "Leave") for occurrence in (1, 2)]
+    verdict = play(story("async"), calls=points)
+
+    assert not verdict.failure, verdict
+    assert {(action, "call", call) for call in ("Join", "Install", "Barrier", "Leave")} <= set(verdict.faults)
 
 
 # ---- servers that do it wrongly --------------------------------------------------------------------------------------
@@ -201,6 +260,54 @@ def test_a_server_that_mistreats_one_update_is_caught(wrong: str, mode: str, mon
         return bool(play(scenario).failure)
 
     assert any(fails(scenario) for scenario in stories(mode))
+
+
+def drops_a_row(gradient: RowGradient) -> RowGradient:
+    return RowGradient(gradient.ids[1:], gradient.rows[1:].contiguous())
+
+
+def doubles_a_row(gradient: RowGradient) -> RowGradient:
+    gradient.rows[0] *= 2.0
+    return gradient
+
+
+def tears_a_row(gradient: RowGradient) -> RowGradient:
+    gradient.rows[0, gradient.rows.shape[1] // 2 :] = 0.0
+    return gradient
+
+
+@pytest.mark.parametrize("mode", ROW_MODES)
+@pytest.mark.parametrize("wrong", [drops_a_row, doubles_a_row, tears_a_row], ids=lambda wrong: wrong.__name__)
+def test_a_server_that_mistreats_one_row_is_caught(
+    wrong: Callable[[RowGradient], RowGradient], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row in one update of a table, without any fault of the network."""
+    update, left = HeldTable.update, [2]
+
+    def mistreats(held: HeldTable, gradient: RowGradient, *arguments: Any) -> None:
+        left[0] -= bool(len(gradient.ids))
+        if not left[0] and len(gradient.ids):
+            gradient, left[0] = wrong(gradient.clone()), -1
+        update(held, gradient, *arguments)
+
+    monkeypatch.setattr(HeldTable, "update", mistreats)
+
+    assert " row" in play(story(mode)).failure and left[0] < 0
+
+
+@pytest.mark.parametrize("mode", ROW_MODES)
+def test_a_server_whose_rows_go_back_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup that answers with what rows were some lookups before, though at the end every row is right."""
+    lookup, seen = HeldTable.lookup, [0]
+
+    def goes_back(held: HeldTable, ids: torch.Tensor) -> torch.Tensor:
+        rows = lookup(held, ids)
+        seen[0] += bool(rows.any())
+        return torch.zeros_like(rows) if seen[0] == 6 else rows
+
+    monkeypatch.setattr(HeldTable, "lookup", goes_back)
+
+    assert "reads" in play(story(mode)).failure
 
 
 def forgets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ in it: the ``ladder`` of a trainer is the list of values that its counter passes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from trainer.history.scenario import Scenario
@@ -15,21 +16,24 @@ Ladder = list[Fraction]
 
 
 class Law:
-    """The law of one lane.
+    """The law of what travels in one lane: of its parameters; or of one row of a table, which only some steps touch.
 
     Args:
-        scenario: the story; ``lane``: how the parameters in question travel.
+        scenario: the story; ``lane``: how what is in question travels.
+        changes: by trainer, step by step: what is added; 0 is none.  None: what the story adds to every parameter.
     """
 
-    def __init__(self, scenario: Scenario, lane: Lane) -> None:
+    def __init__(self, scenario: Scenario, lane: Lane, changes: Sequence[Sequence[int]] | None = None) -> None:
         self._lane = lane
+        self._of_row = changes is not None
         self._per_message = self._steps_per_message()
         self._trainers = scenario.trainers
         skipped = {step for _, step in scenario.overflows}
         self._changes = [
-            [Fraction(0 if step in skipped else change) for step, change in enumerate(changes, 1)] for changes in scenario.changes
+            [Fraction(0 if step in skipped else change) for step, change in enumerate(of_trainer, 1)]
+            for of_trainer in (scenario.changes if changes is None else changes)
         ]
-        self._ladders = [self._ladder(changes) for changes in self._changes]
+        self._ladders = [self._ladder(of_trainer) for of_trainer in self._changes]
 
     def _steps_per_message(self) -> int:
         if self._lane.local:
@@ -41,7 +45,8 @@ class Law:
         ladder, every = [Fraction(0)], self._per_message
         for first in range(0, len(changes), every):
             change = sum(changes[first : first + every], Fraction(0))
-            if self._lane.mode == "geo":  # what the trainer has by itself, less what it has told, divided by the trainers
+            travels = change > 0 or not self._of_row  # parameters always do, rows when they were trained since the last message
+            if self._lane.mode == "geo" and travels:  # what the trainer has by itself, less what it has told, over the trainers
                 change = sum(changes[: first + every], Fraction(0)) - ladder[-1]
             divisor = {"async": 1, "half_async": every}.get(self._lane.mode, self._trainers)
             ladder.append(ladder[-1] + change / divisor)
@@ -74,3 +79,18 @@ class Law:
         if self._lane.mode in ("sync", "diloco"):
             return messages - overflowed
         return messages * self._trainers if self._lane.max_merge_var_num == 1 or self._lane.mode == "half_async" else -1
+
+    def table_steps(self, sent: Sequence[Sequence[bool]]) -> int:
+        """How many steps a server must have counted for a table at the end; -1 where that depends on how steps were merged.
+
+        Args:
+            sent: by trainer, step by step: whether it sent a gradient of the table, if only of no rows, that counts.
+        """
+        if self._lane.mode == "geo":
+            return 0  # deltas are added, no rule takes a step
+        if self._lane.mode == "sync":
+            return sum(map(any, zip(*sent, strict=True)))
+        every = self._per_message
+        if self._lane.max_merge_var_num > 1 and self._lane.mode != "half_async":
+            return -1
+        return sum(any(steps[first : first + every]) for steps in sent for first in range(0, len(steps), every))

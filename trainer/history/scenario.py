@@ -12,11 +12,13 @@ from transpiler.distribute import plan_parameters
 from transpiler.modes import lanes_of
 from transpiler.plan import Clip, Plan, Rule
 from transpiler.strategy import DistributedStrategy
+from transpiler.tables import Constant, Segment, Table
 
 CARRIERS = ("inprocess", "grpc", "flight", "shm")
 RULE = Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
 UNCLIPPED = Clip("global_norm", 2.0**40)  # the norms travel, and the coefficient is 1
-COPIES = 2  # of each trainer's counter in a slice: an update of half a slice shows
+COPIES = 2  # of each trainer's counter in a slice, or in a row: an update of half of it shows
+IDS = (0, 1, 2, 3, 17, -1, -5, 2**40 + 3, 2**63 - 1, -(2**63))  # of rows: few, so that trainers meet
 
 # The settings of each mode; numbers are drawn from the tuples.
 MODES: Mapping[str, Mapping[str, Any] | None] = {
@@ -46,6 +48,7 @@ class Scenario:
         mode: a key of ``MODES``; ``carrier``: how tensors travel.
         steps: that each trainer takes; a multiple of 4.
         rate: the part of the frames that something happens to.
+        tables: whether there are sparse tables beside the parameters, in the modes that tables have.
     """
 
     seed: int
@@ -55,12 +58,13 @@ class Scenario:
     trainers: int
     steps: int
     rate: float
+    tables: bool = True
 
     def __str__(self) -> str:
         configs = "" if self.configs is None else f" {self.configs}"
         return (
             f"seed {self.seed}: {self.mode}{configs} over {self.carrier}, {self.servers} servers, {self.trainers} trainers, "
-            f"{self.steps} steps, faults in {self.rate:.0%} of the frames"
+            f"{self.steps} steps, {'no ' if not self.table_names else ''}tables, faults in {self.rate:.0%} of the frames"
         )
 
     @cached_property
@@ -72,9 +76,16 @@ class Scenario:
         draw = random.Random(f"{self.seed} configs")
         return {key: draw.choice(value) if isinstance(value, tuple) else value for key, value in settings.items()}
 
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """One, or one in each lane."""
+        if not self.tables or self.mode == "diloco":
+            return ()
+        return ("async.t", "geo.t", "sync.t") if self.mode == "mixed" else ("t",)
+
     @cached_property
     def plan(self) -> Plan:
-        """Two or three parameters; each has as many slices as there are servers."""
+        """Two or three parameters, each of as many slices as there are servers; and the tables."""
         names = ("async.a", "geo.b", "sync.c") if self.mode == "mixed" else ("a", "b")
         length = COPIES * self.trainers * self.servers
         strategy = None
@@ -89,6 +100,11 @@ class Scenario:
             servers=self.servers,
             min_block_size=COPIES * self.trainers,
             clip=UNCLIPPED if self.mode == "sync, clipped" else None,
+            tables=[
+                Table(name, width, (Segment(0, width, 0),), initial=Constant(0.0))
+                for name in self.table_names
+                for width in [COPIES * self.trainers]
+            ],
         )
 
     @cached_property
@@ -104,6 +120,17 @@ class Scenario:
         pairs = [(trainer, step) for trainer in range(self.trainers) for step in range(1, self.steps + 1)]
         return frozenset(pair for pair in pairs if self.mode.startswith("sync") and draw.random() < 0.08)
 
+    def looked_up(self, table: str, trainer: int, step: int) -> list[int]:
+        """The ids whose rows a trainer reads after its step of that number, before the next; each once."""
+        draw = random.Random(f"{self.seed} {table} {trainer} {step} reads")
+        return draw.sample(IDS, draw.randint(1, len(IDS)))
+
+    def trained(self, table: str, trainer: int, step: int) -> list[int] | None:
+        """The ids whose rows a step adds to, of those that were read before it; None where it has nothing of the table."""
+        draw = random.Random(f"{self.seed} {table} {trainer} {step} trains")
+        read = self.looked_up(table, trainer, step - 1)
+        return None if draw.random() < 0.15 else draw.sample(read, draw.randint(0, len(read)))
+
     def pause(self, trainer: int, step: int) -> float:
         """Seconds that a trainer computes before a step."""
         draw = random.Random(f"{self.seed} pause {trainer} {step}")
@@ -113,6 +140,7 @@ class Scenario:
         """Simpler stories, the simplest first, to look for the smallest one that fails."""
         simpler = [
             replace(self, rate=0.0),
+            replace(self, tables=False),
             replace(self, trainers=1),
             replace(self, servers=1),
             replace(self, steps=max(4, self.steps // 8 * 4)),

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,19 +14,22 @@ from fractions import Fraction
 import torch
 
 from pserver import channel
+from pserver.call_faults import CallInjector, CallPoint, faulty_calls
 from pserver.carriers import inprocess
-from pserver.config import ServerConfig
+from pserver.config import ServerConfig, split_endpoint
 from pserver.faults import Injector, Point, injected
 from pserver.server import Server
 from pserver.wire_pb2 import Done
 from trainer.communicator import Communicator
 from trainer.history.laws import Law
+from trainer.history.rows import TableLaws, TableReader
 from trainer.history.scenario import COPIES, RULE, Scenario
 from trainer.role import Connection
 from transpiler.plan import Deployment, Placement
 from transpiler.program import Program
 
 DEADLINE_SECONDS = 30.0  # of a whole story
+CALL_RATE = 0.1  # the part of the control calls that something happens to, where streams have random faults
 _shortening = threading.Lock()  # one story at a time shortens the waits of this process
 
 
@@ -83,6 +86,8 @@ class Trainer:
         self.scenario, self.number, plan = scenario, number, scenario.plan
         self.tensors = {placement.name: torch.zeros(placement.shape) for placement in plan.placements}
         self.laws = [Law(scenario, lane) for lane in plan.lanes]
+        self.table_laws = [TableLaws(scenario, name) for name in scenario.table_names]
+        self.tables: list[TableReader] = []
         self._lowest: dict[tuple[str, int, int], Fraction] = {}  # (parameter, slice, trainer) -> the last value read
         self._version = 0
         self.communicator = Communicator(
@@ -93,17 +98,26 @@ class Trainer:
 
     def run(self) -> None:
         """All of its steps, and a look at what stands when everybody has finished."""
+        self.tables = [TableReader(laws, self.number, self.communicator, self._expect) for laws in self.table_laws]
+        self._look_up(0)
         for step in range(1, self.scenario.steps + 1):
             time.sleep(self.scenario.pause(self.number, step))
             self._check_done(step, self._step(step))
             for placement in self.scenario.plan.placements:
                 self._check_read(step, placement)
+            self._look_up(step)
         for lane in self.communicator.lanes:
             lane.drain()
         self.communicator.barrier("end")
         self.communicator.pull()
         for name, tensor in self.tensors.items():
             self.check_final(name, tensor, "reads at the end")
+        for table in self.tables:
+            table.check_end()
+
+    def _look_up(self, step: int) -> None:
+        for table in self.tables:
+            table.read(step)
 
     def _step(self, step: int) -> Done:
         change = float(self.scenario.changes[self.number][step - 1])
@@ -114,6 +128,8 @@ class Trainer:
                 self.tensors[placement.name].add_(own)
             else:
                 self.communicator.send_whole(placement.name, -own)
+        for table in self.tables:
+            table.send(step)
         return self.communicator.commit({0: RULE.numbers}, overflow=(self.number, step) in self.scenario.overflows)
 
     def _check_done(self, step: int, done: Done) -> None:
@@ -156,8 +172,12 @@ class Trainer:
             raise Broken(f"trainer {self.number}, step {step}: {what}")
 
 
-def play(scenario: Scenario, points: Sequence[Point] = ()) -> Verdict:
-    """Runs a story to its end, with faults at these points beside the random ones.  Whatever goes wrong is in the verdict."""
+def play(scenario: Scenario, points: Sequence[Point] = (), calls: Sequence[CallPoint] = ()) -> Verdict:
+    """Runs a story to its end, with faults at these points beside the random ones.  Whatever goes wrong is in the verdict.
+
+    Args:
+        points: faults of streams; calls: of control calls.
+    """
     verdict = Verdict(scenario)
     with _short_waits(), ExitStack() as stack:
         transport = "grpc" if scenario.carrier == "inprocess" else scenario.carrier
@@ -168,6 +188,9 @@ def play(scenario: Scenario, points: Sequence[Point] = ()) -> Verdict:
         names = {port: f"server {index}" for index, server in enumerate(servers) for port in server.job.carriers.values()}
         injector = Injector(points, scenario.seed, scenario.rate, names)
         stack.enter_context(injected(injector, scenario.carrier))
+        call_names = {split_endpoint(server.endpoint)[1]: f"server {index}" for index, server in enumerate(servers)}
+        call_rate = CALL_RATE if scenario.rate else 0.0
+        call_injector = stack.enter_context(faulty_calls(CallInjector(calls, scenario.seed, call_rate, call_names)))
         trainers: list[Trainer] = []
         try:
             _run(scenario, servers, trainers)
@@ -175,7 +198,7 @@ def play(scenario: Scenario, points: Sequence[Point] = ()) -> Verdict:
             verdict.failure = f"{type(error).__name__}: {error}"
         for trainer in trainers:
             trainer.communicator.leave(verdict.failure)
-        verdict.faults = injector.done
+        verdict.faults = injector.done + call_injector.done
     return verdict
 
 
@@ -187,8 +210,10 @@ def _run(scenario: Scenario, servers: list[TwinServer], trainers: list[Trainer])
         for number in range(scenario.trainers):
             trainers.append(Trainer(scenario, endpoints, number))
             _result(pool.submit(trainers[-1].communicator.start), deadline)
-        for running in [pool.submit(trainer.run) for trainer in trainers]:
-            _result(running, deadline)
+        running = [pool.submit(trainer.run) for trainer in trainers]
+        failed = (each for each in wait(running, deadline - time.monotonic(), FIRST_EXCEPTION).done if each.exception())
+        for each in (*failed, *running):  # whoever waits for one that has failed is not waited for
+            _result(each, deadline)
     finally:
         pool.shutdown(wait=False)
     _check_servers(scenario, servers, trainers[0])
@@ -208,6 +233,9 @@ def _check_servers(scenario: Scenario, servers: list[TwinServer], trainer: Train
         installed = server.job.installed()
         for name, slice_ in installed.table.values.items():
             trainer.check_final(installed.table.entries[name].parameter, slice_, f"server {index} holds at the end")
+        for laws in trainer.table_laws:
+            if wrong := laws.check_held(installed.tables[laws.name], index):
+                raise Broken(wrong)
         for steps, law in zip(installed.lanes, trainer.laws, strict=True):
             expected = law.version(skipped)
             if expected not in (-1, steps.version):
