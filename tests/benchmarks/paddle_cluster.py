@@ -72,6 +72,11 @@ class PaddleCluster:
             raise
         return self
 
+    @property
+    def server_pids(self) -> list[int]:
+        """The process numbers of the servers."""
+        return [process.pid for process in self._processes["PSERVER"]]
+
     def _start(self, environment: dict[str, str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self._command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1
@@ -125,11 +130,15 @@ def is_played() -> bool:
     return ROLE in os.environ
 
 
-def play(build: Build, rate: float, configs: dict[str, Any]) -> None:
-    """Serves, or trains as many steps as each line of the input says, with plain SGD.
+def play(
+    build: Build, rule: Callable[[Any], Any], configs: dict[str, Any], configure: Callable[[Any], None] | None = None
+) -> None:
+    """Serves, or trains as many steps as each line of the input says.
 
     Args:
+        rule: paddle -> the optimizer.
         configs: Paddle's own ``a_sync_configs``.
+        configure: says more to Paddle's strategy.
     """
     import paddle
     from paddle.distributed import fleet
@@ -141,7 +150,9 @@ def play(build: Build, rate: float, configs: dict[str, Any]) -> None:
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = True
     strategy.a_sync_configs = configs
-    fleet.distributed_optimizer(paddle.optimizer.SGD(rate), strategy).minimize(loss)
+    if configure is not None:
+        configure(strategy)
+    fleet.distributed_optimizer(rule(paddle), strategy).minimize(loss)
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()

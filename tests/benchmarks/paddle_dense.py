@@ -58,7 +58,11 @@ def main() -> None:
     parser.add_argument("--k-steps", type=int, default=10)
     words = parser.parse_args()
     if is_played():
-        play(lambda paddle: build(paddle, words.width), RATE, {"k_steps": words.k_steps} if words.k_steps else {})
+        play(
+            lambda paddle: build(paddle, words.width),
+            lambda paddle: paddle.optimizer.SGD(RATE),
+            {"k_steps": words.k_steps} if words.k_steps else {},
+        )
         return
     if words.venv is None:
         parser.error("expected --venv DIRECTORY")

@@ -1,6 +1,6 @@
 """What we are compared with, and trainers beside ours: each role is a process that answers lines.  See processes.py.
 
-    python tests/benchmarks/peers.py ROLE ARGUMENTS...
+python tests/benchmarks/peers.py ROLE ARGUMENTS...
 """
 
 from __future__ import annotations
@@ -277,8 +277,10 @@ ROLES: dict[str, Callable[..., None]] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Plays the role."""
+    from ctr_roles import ROLES as CLICKS
+
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    ROLES[arguments[0]](*(int(word) if word.lstrip("-").isdigit() else word for word in arguments[1:]))
+    (ROLES | CLICKS)[arguments[0]](*(int(word) if word.lstrip("-").isdigit() else word for word in arguments[1:]))
 
 
 if __name__ == "__main__":

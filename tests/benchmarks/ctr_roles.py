@@ -1,0 +1,167 @@
+"""Processes of the click benchmarks: each answers lines, as those of peers.py do.
+
+A line is a number of steps; the answer: the seconds that they took, until every step was applied, and the CPU seconds since the
+process began.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import torch
+import torch.nn.functional as F
+from ctr_data import DIM, SLOTS, WIDTH, batches
+from processes import READY
+from torch import nn
+
+RATE, DENSE_RATE = 0.05, 0.01
+PLACES: dict[str, dict[str, Any] | None] = {  # a_sync_configs; None: sync
+    "async": {},
+    "sync": None,
+    "k_step": {"k_steps": 10},
+    "mixed": {"modes": {"emb*": "async", "*": "collective"}},
+    "mixed_sync": {"modes": {"emb*": "sync", "*": "collective"}},
+}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=DENSE_RATE),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=DENSE_RATE),
+}
+
+
+class Clicks(nn.Module):
+    """Embeddings of all slots, and a network over them."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.emb = embedding
+        self.net = network()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """int64 [batch, slots] -> logits [batch, 1]."""
+        logits: torch.Tensor = self.net(self.emb(ids).flatten(1))
+        return logits
+
+
+def network() -> nn.Sequential:
+    """Two wide layers and a logit."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(SLOTS * DIM, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)
+    )  # fmt: skip
+
+
+def stepping(model: nn.Module, optimizers: list[Any], seed: int, rows: int) -> Callable[[], None]:
+    """One step of the ordinary loop; its batches are made beforehand."""
+    made = [(torch.from_numpy(ids), torch.from_numpy(label)) for ids, label in batches(seed, rows)]
+    upcoming: Iterator[tuple[torch.Tensor, torch.Tensor]] = itertools.cycle(made)
+
+    def step() -> None:
+        ids, label = next(upcoming)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(model(ids), label).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return step
+
+
+def answer(step: Callable[[], None], drain: Callable[[], None] = lambda: None) -> None:
+    """Takes as many steps as each line says."""
+    print(READY, flush=True)
+    for line in sys.stdin:
+        began = time.perf_counter()
+        for _ in range(int(line)):
+            step()
+        drain()
+        print(time.perf_counter() - began, time.process_time(), flush=True)
+
+
+def plain(seed: int, rows: int) -> None:
+    """Plain torch in one process."""
+    model = Clicks(nn.Embedding(rows, DIM, sparse=True))
+    embedding = torch.optim.Adagrad(model.emb.parameters(), lr=RATE)
+    answer(stepping(model, [embedding, OPTIMIZERS["adagrad"](model.net.parameters())], seed, rows))
+
+
+def ddp(rank: int, world: int, port: int, rows: int) -> None:
+    """One rank of DDP for the network; its rows are its own: nobody exchanges them."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    model = Clicks(nn.Embedding(rows, DIM, sparse=True))
+    model.net = nn.parallel.DistributedDataParallel(model.net)  # type: ignore[assignment]
+    embedding = torch.optim.Adagrad(model.emb.parameters(), lr=RATE)
+    answer(stepping(model, [embedding, OPTIMIZERS["adagrad"](model.net.parameters())], rank, rows))
+    dist.destroy_process_group()
+
+
+def trainer(number: int, trainers: int, endpoint: str, carrier: str, place: str, rows: int, rule: str = "adagrad") -> None:
+    """One of ours.  ``rule``: of the network, and where it is "sgd" of the rows."""
+    from trainer import DistributedEmbedding, Uniform, fleet
+    from trainer.row_optimizers import SGD, Adagrad
+
+    os.environ["PSERVER_TRANSPORT"] = carrier
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync, strategy.a_sync_configs = PLACES[place] is not None, PLACES[place] or {}
+    fleet.init(fleet.UserDefinedRoleMaker(number, worker_num=trainers, server_endpoints=[endpoint]), strategy=strategy)
+    own = SGD(lr=RATE) if rule == "sgd" else Adagrad(lr=RATE)
+    model = fleet.distributed_model(Clicks(DistributedEmbedding(DIM, init=Uniform(-0.01, 0.01), optimizer=own)))
+    optimizer = fleet.distributed_optimizer(OPTIMIZERS[rule](model.parameters()))
+
+    def drain() -> None:
+        assert optimizer.communicator is not None
+        for lane in optimizer.communicator.lanes:
+            lane.drain()
+
+    answer(stepping(model, [optimizer], number, rows), drain if place != "sync" else lambda: None)
+    fleet.finish()
+
+
+# ---- rows alone ----------------------------------------------------------------------------------------------------------
+
+SCHEMA = pa.schema([pa.field("payload", pa.uint8(), nullable=False)])
+
+
+def message(memory: Any) -> Any:
+    """Bytes as one record batch, not copied."""
+    held = pa.py_buffer(memory)
+    return pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.uint8(), held.size, [None, held], null_count=0)], schema=SCHEMA)
+
+
+class _Answers(fl.FlightServerBase):
+    """Answers each message with as many bytes as are due, in turn."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__("grpc+tcp://127.0.0.1:0")
+        self._answers = [message(bytes(size)) for size in sizes]
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        writer.begin(SCHEMA)
+        try:
+            for due in itertools.cycle(self._answers):
+                reader.read_chunk()
+                writer.write_batch(due)
+        except (StopIteration, fl.FlightError, pa.ArrowException):
+            return
+
+
+def answers(*sizes: int) -> None:
+    """A bare Flight server."""
+    server = _Answers(*sizes)
+    print(READY, server.port, flush=True)
+    sys.stdin.read()
+    os._exit(0)  # its shutdown would wait for the open exchange
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    "ctr_plain": plain, "ctr_ddp": ddp, "ctr_trainer": trainer, "flight_answers": answers,
+}  # fmt: skip
