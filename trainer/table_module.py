@@ -21,6 +21,7 @@ class TableModule(RowState):
     """See the module's docstring; what the attributes are is said by :class:`trainer.embedding.DistributedEmbedding`."""
 
     name: str | None
+    known_as: str | None = None  # in the job that it is part of
     dim: int
     num_embeddings: int | None
     padding_idx: int | None
@@ -100,7 +101,8 @@ class TableModule(RowState):
 
     def whose(self) -> str:
         """The table, in words."""
-        return f"table {self.name!r}" if self.name else f"DistributedEmbedding({self.dim})"
+        name = self.name or self.known_as
+        return f"table {name!r}" if name else f"DistributedEmbedding({self.dim})"
 
     def extra_repr(self) -> str:
         """What differs from the defaults, and where the rows are."""

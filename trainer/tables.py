@@ -47,7 +47,8 @@ class Tables:
         self._sharing: dict[str, list[DistributedEmbedding]] = {}  # table -> the embeddings that look it up
         for path, module in modules:
             if isinstance(module, DistributedEmbedding) and not any(module is known for known in self.embeddings()):
-                self._sharing.setdefault(module.name or path, []).append(module)
+                module.known_as = module.name or path
+                self._sharing.setdefault(module.known_as, []).append(module)
                 self._paths.append((path, module))
         self._own: list[RowOptimizer] = []  # of the plan's groups behind the script's, in order
         self._first_own = 0
