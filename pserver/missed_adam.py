@@ -37,30 +37,44 @@ def _still(row: Array, mean: Array, square: Array, step: int, least: Array, most
 
 @kernel
 def _steps(
-    row: Array, mean: Array, square: Array, begun: int, stop: int, past: Array, scalars: Array,
+    row: Array, mean: Array, square: Array, begun: int, last: int, firsts: Array, past: Array, scalars: Array,
     fades: bool, least: Array, most: Array, tiny: float,
 ) -> int:  # fmt: skip
-    """Takes the steps from ``begun`` to ``stop``, with the numbers ``past``; returns the step before which values were still."""
-    first, second = past[1] ** begun, past[2] ** begun
-    decoupled = past[5] != 0
-    scalars[0], scalars[1], scalars[2], scalars[3] = 1 - past[1], past[2], 1 - past[2], past[3]
-    scalars[4] = 0 if decoupled else past[4]
-    scalars[5] = 1 - past[0] * past[4] if decoupled else 1
-    gain, keep_square, gain_square, eps, decay, shrink = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4], scalars[5]
-    for step in range(begun, stop + 1):
-        if fades and (step == begun or step % EACH == 0) and _still(row, mean, square, step, least, most, tiny):
-            return step
-        scalars[6], scalars[7] = past[0] / (1 - first), math.sqrt(1 - second)
-        rate, root = scalars[6], scalars[7]
-        for j in range(len(row)):
-            slope = decay * row[j]
-            value = row[j] * shrink
-            mean[j] += gain * (slope - mean[j])
-            square[j] = square[j] * keep_square + gain_square * slope * slope
-            row[j] = value - rate * mean[j] / (math.sqrt(square[j]) / root + eps)
-        first *= past[1]
-        second *= past[2]
-    return stop + 1
+    """Takes steps from ``begun`` on until values are still, or to the last; returns the step after."""
+    step, run = begun, run_of(firsts, begun)
+    beta, beta_square, first, second = -1.0, -1.0, 0.0, 0.0
+    while step <= last:
+        stop = end_of(firsts, run, last)
+        if past[run, 1] != beta or past[run, 2] != beta_square:
+            beta, beta_square = past[run, 1], past[run, 2]
+            first, second = beta**step, beta_square**step
+            scalars[0], scalars[1], scalars[2] = 1 - beta, beta_square, 1 - beta_square
+        scalars[3], scalars[4] = past[run, 3], past[run, 4] * (1 - past[run, 5])
+        scalars[5] = 1 - past[run, 0] * past[run, 4] * past[run, 5]
+        gain, keep_square, gain_square, eps, decay, shrink = (
+            scalars[0],
+            scalars[1],
+            scalars[2],
+            scalars[3],
+            scalars[4],
+            scalars[5],
+        )
+        while step <= stop:
+            if fades and (step == begun or step % EACH == 0) and _still(row, mean, square, step, least, most, tiny):
+                return step
+            scalars[6], scalars[7] = past[run, 0] / (1 - first), math.sqrt(1 - second)
+            rate, root = scalars[6], scalars[7]
+            for j in range(len(row)):
+                slope = decay * row[j]
+                value = row[j] * shrink
+                mean[j] += gain * (slope - mean[j])
+                square[j] = square[j] * keep_square + gain_square * slope * slope
+                row[j] = value - rate * mean[j] / (math.sqrt(square[j]) / root + eps)
+            first *= beta
+            second *= beta_square
+            step += 1
+        run += 1
+    return step
 
 
 @kernel
@@ -113,11 +127,7 @@ def adam(
         row, mean = record[begin:end], record[states[0] : states[0] + end - begin]
         square = record[states[1] : states[1] + end - begin]
         step = max(words[slots[i], word] + 1, firsts[0])
-        run = run_of(firsts, step)
-        while step <= last:
-            stop = end_of(firsts, run, last)
-            step = _steps(row, mean, square, step, stop, past[run], scalars, fades, least, most, tiny)
-            if step <= stop:
-                _fade(row, mean, square, step, last, firsts, past, logs, scalars, most[4] != 0)
-                step = last + 1
-            run += 1
+        if step <= last:
+            step = _steps(row, mean, square, step, last, firsts, past, scalars, fades, least, most, tiny)
+        if step <= last:
+            _fade(row, mean, square, step, last, firsts, past, logs, scalars, most[4] != 0)

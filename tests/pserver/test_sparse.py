@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pserver import index, records
+from pserver.ids import owners
 from pserver.initial import initial_rows
 from pserver.sparse import SparseTable
 from transpiler.plan import Rule
@@ -96,6 +98,27 @@ def test_a_table_grows_and_every_row_is_found_again():
     assert (read(table, others) == -1.0).all()
 
 
+def test_where_no_memory_can_be_reserved_a_table_grows_by_copying(monkeypatch: pytest.MonkeyPatch):
+    """With a bound on addresses, or without overcommitting, rows and index are found again all the same."""
+    mapped = records._mapped
+
+    def refusing(size: int, reserve: bool) -> Any:
+        if reserve:
+            raise OSError("Cannot allocate memory")
+        return mapped(size, reserve)
+
+    monkeypatch.setattr(records, "_mapped", refusing)
+    monkeypatch.setattr(index, "SIDE", 512)
+    monkeypatch.setattr(index, "ROOM", 64)
+    table, ids = made(2), random_ids(150_000)
+    values = np.random.default_rng(3).normal(size=(len(ids), 2)).astype(np.float32)
+    for begin in range(0, len(ids), 10_000):
+        table.assign(ids[begin : begin + 10_000], values[begin : begin + 10_000])
+    assert np.array_equal(read(table, ids), values)
+    table.clear()
+    assert len(table) == 0 and not np.array_equal(read(table, ids[:5]), values[:5])
+
+
 def test_a_scanned_table_is_loaded_on_any_number_of_servers():
     """Whole records travel: after loading, each id reads the same from its owner, and the next step does the same to it."""
     table, ids = made(), random_ids(5000)
@@ -107,8 +130,6 @@ def test_a_scanned_table_is_loaded_on_any_number_of_servers():
         for part in parts:
             part.load(chunk)
     assert sum(map(len, parts)) == len(ids)
-    from pserver.ids import owners
-
     owned = owners(ids, 3)
     push(table, ids, 0.25)
     for server, part in enumerate(parts):
