@@ -227,6 +227,43 @@ def eventually(holds: Callable[[], bool]) -> None:
         threading.Event().wait(0.005)
 
 
+@pytest.mark.parametrize(
+    ("configs", "copies"),
+    [
+        ({}, 1),
+        ({"runtime_split_send_recv": True}, 1),
+        ({"half_async": True, "max_merge_var_num": 3}, 1),
+        ({"staleness": 2}, 0),
+        ({"modes": {"*": "sync"}}, 0),
+        ({"k_steps": 2, "send_queue_size": 1}, 1),
+        ({"k_steps": 2, "outer_optimizer": OUTER_SGD}, 0),
+    ],
+    ids=str,
+)
+def test_a_lane_holds_one_copy_of_its_parameters_where_servers_answer(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, configs: dict[str, Any], copies: int
+) -> None:
+    """What comes back lands where its gradient left, and the next step's leaves from there; none where the script waits."""
+    monkeypatch.setattr("trainer.queued.SOFT_SECONDS", 30.0)  # as if the servers had answered
+    monkeypatch.setattr("trainer.queued.SMALL_BYTES", 0)
+    blank, made = LiveSlices.blank, []
+
+    def counted(self: LiveSlices, name: str) -> torch.Tensor:
+        made.append(blank(self, name))
+        return made[-1]
+
+    monkeypatch.setattr(LiveSlices, "blank", counted)
+    mine = net()
+    optimizer = joined(servers(2), mine, torch.optim.SGD(mine.parameters(), lr=0.1), **configs)
+    for batch in batches(12):
+        train(mine, optimizer, [batch])
+        if "k_steps" in configs:
+            optimizer.communicator.lanes[0].drain()
+    optimizer.flush()
+
+    assert sum(tensor.nbytes for tensor in made) == copies * sum(parameter.nbytes for parameter in mine.parameters())
+
+
 def test_max_merge_var_num_merges_steps(server: Server) -> None:
     """Server held, 12 steps, 4: 3 messages arrive, and every step is in the sum."""
     bare = Bare(server.endpoint, max_merge_var_num=4, send_wait_times=100)
