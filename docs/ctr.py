@@ -44,7 +44,8 @@ def trainer(mode: str, samples: int, out: Path) -> None:
     clicks = Generated(samples, BATCH // trainers, CATEGORIES).shard(fleet.worker_index(), trainers)
     curve, every = [(0, 0.5)], len(clicks) // POINTS
     for step, (label, numbers, ids) in enumerate(clicks, start=1):
-        F.binary_cross_entropy_with_logits(model(numbers, ids), label).backward()
+        loss = F.binary_cross_entropy_with_logits(model(numbers, ids), label)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         optimizer.step()
         optimizer.zero_grad()
         if step % every == 0:

@@ -38,7 +38,8 @@ class RowGradient:
 
     def mul_(self, factor: float) -> RowGradient:
         """Multiplies the rows; statistics stay counts."""
-        self.rows.mul_(factor)
+        if factor != 1.0:  # the mean of one trainer's, most often
+            self.rows.mul_(factor)
         return self
 
     def divide(self, servers: int) -> list[RowGradient]:

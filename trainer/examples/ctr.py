@@ -153,21 +153,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     strategy.a_sync, strategy.a_sync_configs = asked.mode != "sync", MODES[asked.mode] or {}
     fleet.init(strategy=strategy)
     made = DeepFM if asked.model == "deepfm" else WideDeep
-    model = made(asked.dim, asked.hidden, asked.rate, asked.linear_rate)
-    model.register_buffer("epochs", torch.zeros((), dtype=torch.int64))  # that are over; saved with the rest
-    model = fleet.distributed_model(model)
+    epochs = torch.zeros((), dtype=torch.int64)  # that are over; saved with the rest
+    net = made(asked.dim, asked.hidden, asked.rate, asked.linear_rate)
+    net.register_buffer("epochs", epochs)
+    model = fleet.distributed_model(net)
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=asked.dense_rate))
     if asked.save and os.path.exists(os.path.join(asked.save, "checkpoint.json")):
         step = fleet.load(asked.save)
-        print(f"going on from step {step}, after epoch {int(model.epochs)}", flush=True)
+        print(f"going on from step {step}, after epoch {int(epochs)}", flush=True)
     generated = Generated(asked.samples, asked.batch, asked.categories)
     unseen = replace(generated, samples=min(asked.samples, 50_000), batch_size=4096, seed=1)
     learned = Files(asked.files, asked.batch) if asked.files else generated
     test = Files(asked.test, 4096) if asked.test else None if asked.files else unseen
     progress = Progress(asked.every)
-    for epoch in range(int(model.epochs) + 1, asked.epochs + 1):
+    for epoch in range(int(epochs) + 1, asked.epochs + 1):
         train(model, learned.shard(fleet.worker_index(), fleet.worker_num()), optimizer, progress)
-        model.epochs.fill_(epoch)
+        epochs.fill_(epoch)
         fleet.barrier_worker()
         if test is not None and fleet.is_first_worker():
             optimizer.flush()
