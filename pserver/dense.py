@@ -14,6 +14,7 @@ import torch
 from pserver.codec import DTYPES, NAMES
 from pserver.entry import Entry, OuterEntry, join_small
 from pserver.errors import CorruptFrame, Unprepared
+from transpiler.laws import table_of_block
 from transpiler.ops import rule_of_op, states_of_op
 from transpiler.optimizers import RULES, SliceUpdater
 from transpiler.program import Block, Op, Program, Ref, Role, Variable
@@ -33,7 +34,8 @@ class DenseTable:
         held = program.main.variables_of(Role.PARAMETER, Role.BUFFER)
         self.variables: dict[str, Variable] = {variable.name: variable for variable in held}
         self.values = {variable.name: _zeros(variable) for variable in held}
-        self.entries = {entry.slice: entry for entry in map(self._entry, program.blocks[1:]) if entry is not None}
+        blocks = [block for block in program.blocks[1:] if not table_of_block(block, program.main)]
+        self.entries = {entry.slice: entry for entry in map(self._entry, blocks) if entry is not None}
         join_small(self.entries.values())
         self._states = {variable: (entry, state) for entry in self.entries.values() for state, variable in entry.states.items()}
         self._shapes = {variable.name: _extents(variable) for variable in program.main.variables_of(Role.STATE)}

@@ -14,14 +14,18 @@ from pserver.entry import Entry
 from pserver.errors import Refused
 from pserver.gate import Gate
 from pserver.members import Member, Members, Wait
+from pserver.row_gradient import RowGradient
 from pserver.steps import Steps
 from pserver.waits import Standing, wait
 from pserver.workers import Workers
 from transpiler.plan import Plan
-from transpiler.program import Program
+from transpiler.program import Program, Storage
 
 if TYPE_CHECKING:
     from pserver.held_table import HeldTable
+
+
+CHUNK_ROWS = 65536  # that a table takes over at a time
 
 
 class Installation:
@@ -45,6 +49,8 @@ class Installation:
         self._job = job
         self.gate = Gate(job)
         self.tables = _held(program, scratch)
+        assert program.deployment is not None and program.deployment.server_index is not None, "a pserver program"
+        self._server = program.deployment.server_index
         workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.table.values}
         self.lanes = [
@@ -53,6 +59,15 @@ class Installation:
         ]
         self._meeting = ""
         self._barriers: dict[str, set[int]] = {}
+
+    def begin_with(self, values: Storage) -> None:
+        """Takes over the values of slices, and those rows of tables that this server holds."""
+        self.table.load(values.tensors)
+        for name, (ids, rows) in values.rows.items():
+            for begin in range(0, len(ids), CHUNK_ROWS):
+                chunk = RowGradient(ids[begin : begin + CHUNK_ROWS], rows[begin : begin + CHUNK_ROWS])
+                own = chunk.divide(self.plan.servers)[self._server]
+                self.tables[name].load({"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()})
 
     def _entries(self, lane: int) -> dict[str, Entry]:
         return {name: entry for name, entry in self.table.entries.items() if entry.lane == lane}

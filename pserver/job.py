@@ -19,8 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-import torch
-
 from pserver import disk
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
@@ -41,7 +39,7 @@ from pserver.steps import Outcome
 from pserver.traffic import Traffic
 from transpiler.ops import check_server_program
 from transpiler.plan import differences
-from transpiler.program import Program
+from transpiler.program import Program, Storage
 
 PROTOCOL = 1
 
@@ -67,7 +65,7 @@ class Job:
         self._clock = clock
         self._started = clock()
         self.changed = threading.Condition(threading.RLock())
-        self._preset: tuple[Program, Mapping[str, torch.Tensor]] | None = None
+        self._preset: tuple[Program, Storage] | None = None
         self._draining = False
         self._reset()
 
@@ -85,16 +83,16 @@ class Job:
 
     # ---- the life of a job ---------------------------------------------------------------------------------------
 
-    def preset(self, program: Program, values: Mapping[str, torch.Tensor]) -> None:
+    def preset(self, program: Program, values: Storage) -> None:
         """Installs a program without a trainer: from a file, or in a script whose role is PSERVER."""
         with self.changed:
             self._preset = (program, values)
             self._serve(program, values)
 
-    def _serve(self, program: Program, values: Mapping[str, torch.Tensor]) -> None:
+    def _serve(self, program: Program, values: Storage) -> None:
         self._members = Members(program.deployment.plan.trainers if program.deployment else 1, self._clock())
         installation = self.installation = self._made(program)
-        installation.table.load(values)
+        installation.begin_with(values)
         self._manifest, self._fingerprint = installation.plan.manifest(), installation.plan.fingerprint()
         self.state = "serving"
 

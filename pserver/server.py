@@ -34,7 +34,7 @@ from pserver.job import Job
 from pserver.stream import Listener, Stream
 from pserver.streams import OpenStreams
 from pserver.wire_pb2 import StatusRequest
-from transpiler.program import Program
+from transpiler.program import Program, Storage
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Server:
             ports["grpc"] = self._control.port
         self.job = Job(self.config, ports)
         if program is not None:
-            self.job.preset(program, program.storage.tensors if program.storage else {})
+            self.job.preset(program, program.storage or Storage({}, None))
         self._ready.set()
         self._control.start(self.job, exchanges)
         self._clock.start()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -99,6 +100,18 @@ class Anchor(nn.Parameter):
         self._parts.clear()  # of passes that were for other gradients, as of torch.autograd.grad
         scaled = self._scaled()
         return scaled.clone() if scaled is not None and scaled is self._pending else scaled
+
+    @contextmanager
+    def lend(self, gradient: RowGradient) -> Iterator[None]:
+        """In this context ``gradient`` is what waits for the step; what waited before is put back."""
+        before = self._pending, self._recorded, self.grad
+        self._pending = gradient
+        self.grad = torch.full_like(self, float(torch.linalg.vector_norm(gradient.rows)), requires_grad=False)
+        self._recorded = float(self.grad)
+        try:
+            yield
+        finally:
+            self._pending, self._recorded, self.grad = before
 
     def drop(self) -> None:
         """Forgets what is pending."""

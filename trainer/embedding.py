@@ -23,6 +23,7 @@ from trainer.local_rows import LocalRows
 from trainer.row_cache import RowCache
 from trainer.table_module import DTYPES, TableModule
 from transpiler.plan import Rule
+from transpiler.table_trace import Lookup, table_of
 from transpiler.tables import CountFilterEntry, Initial, Normal, ProbabilityEntry, ShowClickEntry, TableEntry
 
 
@@ -167,6 +168,8 @@ class DistributedEmbedding(TableModule):
             TypeError: ids are no whole numbers, or there is another keyword argument.
             ValueError: an id is out of range, or shapes do not fit.
         """
+        if (table := table_of(self)) is not None:
+            return self._traced(table, ids, offsets, per_sample_weights, statistics)
         ids = self._checked(ids)
         counted = self._counted(ids, statistics)
         if self.pooling is None:
@@ -180,11 +183,31 @@ class DistributedEmbedding(TableModule):
         rows, inverse = self._pulled(bags.ids, counted)
         return pool(rows, inverse.to(torch.int64), bags, self.pooling).to(self._output)
 
-    def _checked(self, ids: Tensor) -> Tensor:
+    def _traced(
+        self, table: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, statistics: Mapping[str, Tensor]
+    ) -> Tensor:
+        """In a step that is captured: an op in place of the lookup, which finds ids out of range when it runs."""
+        ids = self._whole_numbers(ids)
+        counted = self._counted(ids, statistics)
+        if offsets is not None or (weights is not None and self.pooling is None):
+            which = "bags of one size, as ids [bags, size]" if self.pooling else "offsets and weights with pooling only"
+            raise ValueError(f"{self.whose()}: a captured program has {which}; got offsets or per_sample_weights")
+        lookup = Lookup(table, self.anchor, self.dim, self.dtype, self.padding_idx, self.padding_idx)
+        if self.pooling is not None:
+            return lookup.pooled(ids, weights, self.pooling, counted).to(self._output)
+        rows = lookup.rows(ids, counted)
+        if self.padding_row is not None and self.padding_idx is not None:
+            rows = torch.where(torch.eq(ids, self.padding_idx).unsqueeze(-1), self.padding_row.to(rows), rows)
+        return rows.to(self._output)
+
+    def _whole_numbers(self, ids: Tensor) -> Tensor:
         if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
             raise TypeError(f"{self.whose()}: ids: expected a tensor of int64, got {kind}")
-        ids = ids.detach().to(torch.int64)
+        return ids.detach().to(torch.int64)
+
+    def _checked(self, ids: Tensor) -> Tensor:
+        ids = self._whole_numbers(ids)
         if self.num_embeddings is not None and ids.numel():
             low, high = (int(bound) for bound in torch.aminmax(ids))
             if low < 0 or high >= self.num_embeddings:

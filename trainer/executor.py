@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,10 @@ from transpiler.naming import default_main_program
 from transpiler.ops import is_optimizer
 from transpiler.plan import Deployment
 from transpiler.program import PERSISTENT, Op, Program, Role, Storage
+from transpiler.rows import SparseRows
+
+if TYPE_CHECKING:
+    from trainer.table_runtime import HeldRows
 
 
 @dataclass
@@ -48,6 +52,7 @@ class _Loaded:
 
     program: weakref.ref[Program]
     tensors: Mapping[str, Tensor]
+    tables: Mapping[str, HeldRows]
     updates: list[Update] = field(default_factory=list)
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     binds: tuple[str, ...] = ()  # what its init ops name
@@ -70,6 +75,7 @@ class Executor:
         self._compile = bool(compile)
         self._loaded: dict[int, _Loaded] = {}
         self._scope: dict[str, Tensor] = {}  # what startup programs bound, for programs that hold no values of their own
+        self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # what the tables of a server begin with
         self._runtimes: list[ClusterRuntime] = []
         self._collectives: list[CollectiveRuntime] = []
         self._closed = False
@@ -99,10 +105,12 @@ class Executor:
             return []
         fetches = _check_fetches(program, fetch_list)
         loaded = self._load(program)
-        values: dict[str, Any] = {**loaded.tensors, **check_feed(program, feed, self._device_of(program))}
+        values: dict[str, Any] = {**loaded.tensors, **loaded.tables, **check_feed(program, feed, self._device_of(program))}
         with torch.no_grad():
             for segment in self._segments(program, loaded, fetches):
                 _advance(segment, values, loaded.tensors)
+        if loaded.tables and program.deployment is not None:
+            self._runtime(program, program.deployment).settle()
         self._scope.update((name, loaded.tensors[name]) for name in loaded.binds)
         return [_fetched(program, loaded, name, values) for name in fetches]
 
@@ -119,7 +127,12 @@ class Executor:
         while self._collectives:
             self._collectives.pop().close(failure)
         while self._runtimes:
-            self._runtimes.pop().close()
+            runtime = self._runtimes.pop()
+            try:
+                if not failure:
+                    runtime.write_back()
+            finally:
+                runtime.close()
 
     def __enter__(self) -> Executor:
         return self
@@ -138,14 +151,31 @@ class Executor:
         """What this Executor knows of a program; bound to the device."""
         loaded = self._loaded.get(id(program))
         if loaded is None or loaded.program() is not program:
-            tensors = self._bind(program)
-            kernels = {**self._kernels_for(program), "init": lambda op: tensors[op.outputs[0]]}
-            binds = tuple(name for op in program.main.ops if op.type == "init" for name in op.outputs)
-            loaded = _Loaded(self._watch(program), tensors, kernels=kernels, binds=binds)
+            tensors, tables = self._bind(program), self._tables_of(program)
+            bound: dict[str, Any] = {**tensors, **tables}
+            kernels = {**self._kernels_for(program), "init": lambda op: bound.get(op.outputs[0])}
+            if tables:
+                kernels = {**_row_kernels(tables), **kernels}
+            binds = tuple(name for op in program.main.ops if op.type == "init" for name in op.outputs if name in tensors)
+            loaded = _Loaded(self._watch(program), tensors, tables, kernels=kernels, binds=binds)
             self._loaded[id(program)] = loaded
         elif program.storage is not None:
             _move(program.storage, self._device_of(program))
         return loaded
+
+    def _tables_of(self, program: Program) -> Mapping[str, HeldRows]:
+        """The rows behind the program's tables, if it has some."""
+        if not program.main.variables_of(Role.TABLE):
+            return {}
+        from trainer.table_runtime import local_tables  # which imports what compiles the kernels of rows
+
+        deployment = program.deployment
+        if deployment is None:
+            return local_tables(program)
+        if deployment.server_index is not None:  # it begins with these rows
+            self._rows.update(program.storage.rows if program.storage is not None else {})
+            return {}
+        return self._runtime(program, deployment).tables
 
     def _watch(self, program: Program) -> weakref.ref[Program]:
         """A reference that forgets the program's code when the program goes."""
@@ -173,17 +203,18 @@ class Executor:
         """The communication ops' meaning: that of the connection of the program's deployment, which lasts until ``close``."""
         if program.deployment is None or program.deployment.trainer_id is None:
             return {}
-        if program.storage is None:
-            raise ValueError(
-                "the trainer program holds no values: capture and transpile it in this process, or load it from a file"
-            )
+        _stored(program)
         if program.deployment.plan.collective is not None:
             return self._collective(program, program.deployment).kernels_of(program)
-        runtime = next((known for known in self._runtimes if known.serves(program.deployment)), None)
+        return self._runtime(program, program.deployment).kernels_of(program)
+
+    def _runtime(self, program: Program, deployment: Deployment) -> ClusterRuntime:
+        """The connection of a trainer's deployment."""
+        runtime = next((known for known in self._runtimes if known.serves(deployment)), None)
         if runtime is None:
-            runtime = ClusterRuntime(program, program.storage)
+            runtime = ClusterRuntime(program, _stored(program))
             self._runtimes.append(runtime)
-        return runtime.kernels_of(program)
+        return runtime
 
     def _collective(self, program: Program, deployment: Deployment) -> CollectiveRuntime:
         """This Executor's part in a job without servers."""
@@ -215,7 +246,7 @@ class Executor:
             deadline_seconds=connection.deadline_seconds,
         )
         values = {variable.name: self._scope[variable.name] for variable in held}
-        if serve(config, replace(program, storage=Storage(values, None))):
+        if serve(config, replace(program, storage=Storage(values, None, rows=self._rows))):
             raise JobFailed("the server's job failed; the line before says why")
 
     def _segments(self, program: Program, loaded: _Loaded, fetches: tuple[str, ...]) -> list[_Segment]:
@@ -242,7 +273,7 @@ class Executor:
 
     def _update(self, program: Program, loaded: _Loaded, ops: Sequence[Op]) -> Update:
         optimizer = program.storage.optimizer if program.storage is not None else None
-        update = Update(ops, loaded.tensors, optimizer)
+        update = Update(ops, loaded.tensors, optimizer, loaded.tables)
         loaded.updates.append(update)
         return update
 
@@ -251,6 +282,18 @@ class Executor:
             return "update"
         compute = op.type.startswith(("aten.", "sym.")) or op.type == "assign"
         return "compiled" if self._compile and compute else "plain"
+
+
+def _stored(program: Program) -> Storage:
+    if program.storage is None:
+        raise ValueError("the trainer program holds no values: capture and transpile it in this process, or load it from a file")
+    return program.storage
+
+
+def _row_kernels(tables: Mapping[str, HeldRows]) -> Mapping[str, Kernel]:
+    from trainer.table_runtime import row_kernels
+
+    return row_kernels(tables)
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -340,6 +383,12 @@ def _fetched(program: Program, loaded: _Loaded, name: str, values: Mapping[str, 
     if name not in values:
         raise ValueError(f"fetch_list: {name!r} is given no value by this program")
     value = values[name]
+    if variable.role is Role.TABLE:
+        raise ValueError(f"fetch_list: {name!r} is a table: look its rows up")
+    if isinstance(value, SparseRows):
+        from trainer.table_runtime import as_tensor
+
+        return as_tensor(name, value, program)
     if not isinstance(value, Tensor):
         return torch.tensor(value)
     held = {tensor.untyped_storage().data_ptr() for tensor in loaded.tensors.values()}

@@ -20,9 +20,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from transpiler.optimizers import rule_of
 from transpiler.plan import Rule
-from transpiler.table_planning import row_rule
+from transpiler.table_planning import group_rule as group_rule
 from transpiler.tables import ROW_RULES
 
 __all__ = [
@@ -295,22 +294,3 @@ def _from_mapping(given: Mapping[str, Any]) -> RowOptimizer:
         known = ", ".join((*ROW_RULES[name].numbers, *ROW_RULES[name].flags))
         raise ValueError(f"optimizer: {name} has no {unknown[0]!r}: it has {known}")
     return BY_TYPE[name](**rest)
-
-
-def group_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], whose: str) -> Rule:
-    """The rule for the rows of a table whose anchor is in this parameter group, with the group's present numbers.
-
-    Args:
-        whose: the table, for the message of an error.
-
-    Raises:
-        ValueError: rows have no such rule.
-    """
-    if type(optimizer) is torch.optim.SparseAdam:
-        numbers = {name: group[name] for name in ("lr", "betas", "eps")}
-        return LazyAdam(**numbers, maximize=bool(group.get("maximize"))).rule()
-    try:
-        rule = rule_of(optimizer, group)
-    except ValueError as error:
-        raise ValueError(f"{whose}: {error}; or give the table an optimizer of its own") from error
-    return row_rule(rule, whose)

@@ -10,16 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.communicator import Communicator
 from trainer.lane import Rows
 from transpiler.lower import Kernel
-from transpiler.optimizers import row_of
-from transpiler.plan import Deployment
+from transpiler.optimizers import RULES, row_of
+from transpiler.plan import Deployment, Number
 from transpiler.program import Op, Program, Storage, refs
+from transpiler.tables import ROW_RULES
+
+if TYPE_CHECKING:
+    from trainer.served_tables import ServedTables
+    from trainer.table_runtime import HeldRows
 
 
 class ClusterRuntime:
@@ -34,7 +39,13 @@ class ClusterRuntime:
         assert program.deployment is not None, "a single-node program has no runtime"
         self._deployment = program.deployment
         self._storage = storage
-        self._communicator = Communicator(program.deployment, storage.tensors, storage.optimizer)
+        self._tables: ServedTables | None = None
+        if program.deployment.plan.tables:
+            from trainer.served_tables import ServedTables  # which imports what compiles the kernels of rows
+
+            self._tables = ServedTables(program.deployment.plan, storage, lambda: self.communicator)
+        rows = None if self._tables is None else self._tables.start_rows()
+        self._communicator = Communicator(program.deployment, storage.tensors, storage.optimizer, start_rows=rows)
         self._started = False
 
     def serves(self, deployment: Deployment) -> bool:
@@ -44,6 +55,7 @@ class ClusterRuntime:
     def kernels_of(self, program: Program) -> Mapping[str, Kernel]:
         """The kernels of one program's communication ops."""
         return {
+            **({} if self._tables is None else self._tables.kernels()),
             "send": partial(self._send, program),
             "send_barrier": self._send_barrier,
             "recv": self._recv,
@@ -57,7 +69,28 @@ class ClusterRuntime:
         if not self._started:
             self._communicator.start()
             self._started = True
+            if self._tables is not None:
+                self._tables.connect(self._communicator)
         return self._communicator
+
+    @property
+    def tables(self) -> Mapping[str, HeldRows]:
+        """The values of the tables' variables, by name."""
+        return {} if self._tables is None else self._tables.handles
+
+    def settle(self) -> None:
+        """A program has run: a lane that has sent rows and receives no parameters, whose recv would do it, ends its step."""
+        lanes = range(len(self._deployment.plan.lanes))
+        if not self._started:
+            return
+        self._close([index for index in lanes if self.communicator.has_sent(index)], "async", "half_async")
+        if any(self.communicator.is_closed(index) for index in lanes):
+            self._finish()
+
+    def write_back(self) -> None:
+        """Weights whose rows were the servers' get them back."""
+        if self._started and self._tables is not None:
+            self._tables.write_back(self._communicator)
 
     def close(self, failure: str = "") -> None:
         """Leaves the servers."""
@@ -67,18 +100,23 @@ class ClusterRuntime:
     def _rows(self) -> Rows:
         """The present hyper-parameters: the live optimizer's, or the plan's in a process that has none."""
         groups = self._deployment.plan.groups
-        if self._storage.optimizer is None:
-            return {index: rule.numbers for index, rule in enumerate(groups)}
-        live = self._storage.optimizer.param_groups
-        return {index: row_of(rule.type, group) for index, (rule, group) in enumerate(zip(groups, live, strict=True))}
+        rows: dict[int, Mapping[str, Number]] = {index: rule.numbers for index, rule in enumerate(groups)}
+        if self._storage.optimizer is not None:
+            for index, group in enumerate(self._storage.optimizer.param_groups):
+                rows[index] = _numbers(groups[index].type, group)
+        return rows if self._tables is None else rows | self._tables.numbers()
 
-    def _send(self, program: Program, op: Op, x: Sequence[torch.Tensor], **_: Any) -> tuple[()]:
-        plan = self._deployment.plan
-        placement = plan.placement(program.main.variables[next(refs(op.arguments["x"]))].of or next(refs(op.arguments["x"])))
-        if plan.lane_of(placement).local:  # the optimizer ops before it have stepped
-            self._close([placement.lane], "geo", "diloco")
+    def _send(self, program: Program, op: Op, x: Sequence[Any], **_: Any) -> tuple[()]:
+        plan, first = self._deployment.plan, next(refs(op.arguments["x"]))
+        if self._tables is not None and "table" in op.arguments:
+            self._tables.send(str(op.arguments["table"]), x)
+            return ()
+        if "delta" in op.arguments:  # the optimizer ops before it have stepped
+            held = plan.table(first) if first in self.tables else plan.placement(first)
+            self._close([held.lane], "geo", "diloco")
             self._finish()
             return ()
+        placement = plan.placement(program.main.variables[first].of or first)
         if len(x) < len(placement.slices):  # split here, at run time
             self.communicator.send_whole(placement.name, x[0])
         else:
@@ -120,3 +158,8 @@ class ClusterRuntime:
 
     def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
         return self._storage.tensors[op.outputs[0]]
+
+
+def _numbers(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Number]:
+    """The present numbers of a parameter group."""
+    return row_of(op_type, group) if op_type in RULES else {name: group[name] for name in ROW_RULES[op_type].numbers}

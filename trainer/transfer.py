@@ -19,6 +19,7 @@ from trainer.slices import LiveSlices
 from transpiler.optimizers import RULES, slice_state
 from transpiler.plan import Placement, Plan
 from transpiler.program import Program, Ref
+from transpiler.table_ops import updates_rows
 
 
 class Transfer:
@@ -144,7 +145,7 @@ class Transfer:
 def _states(program: Program) -> dict[str, dict[str, str]]:
     """Slice name -> state name -> variable name, as a server's program has them."""
     found: dict[str, dict[str, str]] = {}
-    for op in (op for block in program.blocks[1:] for op in block.ops if op.type in RULES):
+    for op in (op for block in program.blocks[1:] for op in block.ops if op.type in RULES and not updates_rows(op)):
         refs = {key: value.name for key, value in op.arguments.items() if isinstance(value, Ref)}
         found[refs.pop("param")] = {key: name for key, name in refs.items() if key != "grad"}
     return found

@@ -7,7 +7,8 @@ meet have the same shape.  A program that passes allocates what its variables sa
 [Note: the shape of a pserver's program]  Block 0 defines variables and ends in its only op, ``listen_and_serv``, whose
 ``optimize_blocks`` name every other block once.  Other blocks refer to no block, so there is no cycle.  Each slice that the plan
 gives to this server is a variable of its shape and dtype; each trained one is updated by exactly one optimizer op, by the rule
-of its group or its lane's outer one, or, where the lane's trainers step by themselves, by one sum of it and a delta.
+of its group or its lane's outer one, or, where the lane's trainers step by themselves, by one sum of it and a delta.  Each table
+of the plan has two blocks, one that updates its rows and one that looks rows up (``table_admission.py``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from transpiler.plan import Deployment, Lane, Placement, Plan
 from transpiler.plan_admission import check_deployment, check_extent, check_unique, expect
 from transpiler.program import Block, Op, Program, Ref, Role, Variable, refs
 from transpiler.schema import where
+from transpiler.table_admission import blocks_of_tables, check_table_variable, check_tables, is_of_table
 
 
 def _check_listen(program: Program, deployment: Deployment) -> None:
@@ -34,18 +36,24 @@ def _check_listen(program: Program, deployment: Deployment) -> None:
         expect(
             got == value, f"block 0, op 'listen_and_serv', argument {name!r}: expected {value!r} as the plan says, got {got!r}"
         )
-    named = arguments["optimize_blocks"]
-    indices = [index for index in named if isinstance(index, int)] if isinstance(named, tuple) else []
-    expected = list(range(1, len(program.blocks)))
-    what = f"expected each of the {len(expected)} other blocks once, got {indices[:8]}"
-    expect(sorted(indices) == expected, f"block 0, op 'listen_and_serv', argument 'optimize_blocks': {what}")
+    lookups, _ = blocks_of_tables(program)
+    updates = [index for index in range(1, len(program.blocks)) if index not in lookups]
+    for key, expected in (("optimize_blocks", updates), ("prefetch_blocks", lookups)):
+        named = arguments.get(key)
+        indices = [index for index in named if isinstance(index, int)] if isinstance(named, tuple) else []
+        which = "other blocks" if key == "optimize_blocks" else "blocks that look rows up"
+        what = f"expected each of the {len(expected)} {which} once, got {indices[:8]}"
+        expect(sorted(indices) == expected, f"block 0, op 'listen_and_serv', argument {key!r}: {what}")
 
 
-def _check_variables(block: Block) -> None:
+def _check_variables(block: Block, plan: Plan) -> None:
     for name, variable in block.variables.items():
         what = f"block {block.index}, variable {name!r}"
         expect(name != "" and name == variable.name, f"{what}: expected its own name, got {variable.name!r}")
-        check_extent(what, variable.shape, variable.dtype)
+        if is_of_table(variable, plan):
+            check_table_variable(what, variable)
+        else:
+            check_extent(what, variable.shape, variable.dtype)
 
 
 def _alike(
@@ -193,7 +201,9 @@ def _kept(op: Op) -> Iterable[str]:
 def _check_slices(program: Program, deployment: Deployment) -> None:
     """What the plan places here is defined, and updated once if it is trained."""
     scope = program.main.variables
-    ops = [op for block in program.blocks for op in block.ops if is_optimizer(op.type) or op.type == "dc_compensate"]
+    _, of_tables = blocks_of_tables(program)
+    slices = [block for block in program.blocks if block.index not in of_tables]
+    ops = [op for block in slices for op in block.ops if is_optimizer(op.type) or op.type == "dc_compensate"]
     check_unique("optimizer ops of parameter", (_named(op, "param") for op in ops if is_optimizer(op.type)))
     check_unique("state", (name for op in ops for name in _kept(op)))
     groups = _updates(program)
@@ -231,15 +241,18 @@ def check_server_program(program: Program) -> None:
     expect(len(program.blocks) >= 1, "expected a program with one block or more, got none")
     for index, block in enumerate(program.blocks):
         expect(block.index == index, f"block {index}: expected its own index, got {block.index}")
-        _check_variables(block)
+        _check_variables(block, deployment.plan)
     check_unique("variable", (name for block in program.blocks for name in block.variables))
     for op in program.main.ops:
         check(op)
     _check_listen(program, deployment)
     shared = dict(program.main.variables)
     placements = {piece.name: placement for placement in deployment.plan.placements for piece in placement.slices}
+    check_tables(program, deployment.plan)
+    _, of_tables = blocks_of_tables(program)
     for block in program.blocks[1:]:
-        _check_block(block, ChainMap(dict(block.variables), shared), deployment.plan, placements)
+        if block.index not in of_tables:
+            _check_block(block, ChainMap(dict(block.variables), shared), deployment.plan, placements)
     # Blocks may run in any order or together.
     check_unique(
         "variable that blocks write,", (name for b in program.blocks for name in {n for op in b.ops for n in op.outputs})

@@ -20,8 +20,10 @@ from transpiler.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValu
 from transpiler.lower import lower
 from transpiler.naming import set_defaults
 from transpiler.plan import Clip
-from transpiler.program import Argument, Block, Op, Program, Ref, Role, Storage, Variable, freeze
+from transpiler.program import Argument, Block, Op, Program, Ref, Role, Ruled, Storage, Variable, freeze
 from transpiler.rehearsal import Result, buffers, eager, rehearse, rows, unchanged
+from transpiler.rows import SparseRows
+from transpiler.table_capture import Captured, as_compared, find_tables
 
 if TYPE_CHECKING:
     from transpiler.guards import Variant
@@ -64,15 +66,17 @@ def capture(
     from transpiler.write import write
 
     names = _input_names(step, batch)
+    tables, own = find_tables(model, optimizer)
     groups = _groups(model, optimizer)
     names_in_order = [name for name, _ in model.named_parameters() if name in groups]
     with _recurrent(model), unchanged(model) as restore:
         eager(model, step, names_in_order, rows(batch, [len(tensor) if tensor.dim() else None for tensor in batch]))
         restore()
-        found = trace(model, step, names_in_order, names, _at_least_two(batch))
+        found = trace(model, step, names_in_order, names, _at_least_two(batch), {each.name: each.modules for each in tables})
         restore()
-        minimum = _prove(model, step, restore, found, names, names_in_order, batch)
-    program, startup = _programs(model, optimizer, write(found, model, names, set(groups), minimum), groups, grad_clip)
+        minimum = _prove(model, step, restore, found, names, names_in_order, batch, tables)
+    written = write(found, model, names, set(groups), minimum, tables)
+    program, startup = _programs(model, optimizer, written, groups, grad_clip, tables, own)
     set_defaults(program, startup)
     return program, startup
 
@@ -100,11 +104,6 @@ def _check(model: Any, optimizer: Any, example: Any, grad_clip: Any, scheduler: 
 
 def _check_modules(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            raise ValueError(
-                f"capture: {name or 'the model'} is {type(module).__name__}(sparse=True), whose gradient has a size that depends "
-                "on data; this version captures dense embeddings only: use sparse=False"
-            )
         if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
             raise ValueError(f"capture: {name or 'the model'} has parameters without a shape yet; run the model once first")
 
@@ -177,6 +176,7 @@ def _prove(
     names: Sequence[str],
     trained: Sequence[str],
     batch: Sequence[Tensor],
+    tables: Sequence[Captured],
 ) -> int:
     """Rehearses at every size that matters; returns the smallest batch for which the program holds.
 
@@ -185,7 +185,7 @@ def _prove(
     """
     from transpiler import guards
 
-    captured = _runner(model, found, names, trained)
+    captured = _runner(model, found, names, trained, tables)
 
     def run(*of: Variant) -> tuple[str, float]:
         sizes = [guards.sizes_at(found, variant.values) for variant in of]
@@ -208,19 +208,28 @@ def _prove(
     return minimum
 
 
-def _runner(model: nn.Module, found: Trace, names: Sequence[str], trained: Sequence[str]) -> Callable[[Sequence[Tensor]], Result]:
+def _runner(
+    model: nn.Module, found: Trace, names: Sequence[str], trained: Sequence[str], tables: Sequence[Captured]
+) -> Callable[[Sequence[Tensor]], Result]:
     """The captured step as a function of a batch, on the module's own tensors."""
     from transpiler.write import write
 
-    written = write(found, model, names, set(trained), 1)
-    wanted = [*found.outputs, *(f"{name}@GRAD" for name in found.gradients)]
-    lowered = lower(written.ops, wanted, _device(model))
+    written = write(found, model, names, set(trained), 1, tables)
+    of_rows = {table.anchor: table for table in tables}
+    keys = {f"{name}@GRAD": of_rows[name].gradient if name in of_rows else f"{name}@GRAD" for name in found.gradients}
+    keys = {**{name: name for name in found.outputs}, **keys}
+    held = {table.name: table.rows() for table in tables}
+    kernels = {"sparse_table": lambda op, **settings: held[op.outputs[0]]}
+    lowered = lower(written.ops, list(keys.values()), _device(model), kernels)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
     def captured(given: Sequence[Tensor]) -> Result:
         with torch.no_grad():
             values = lowered({**tensors, **dict(zip(names, given, strict=True))})
-        kept = {name: value.detach().clone() for name, value in zip(wanted, values, strict=True)}
+        kept: dict[str, Tensor] = {}
+        for key, value in zip(keys, values, strict=True):
+            found = isinstance(value, SparseRows)
+            kept |= as_compared(key.removesuffix("@GRAD"), value) if found else {key: value.detach().clone()}
         return Result({**kept, **buffers(model)})
 
     return captured
@@ -251,17 +260,26 @@ def _programs(
     written: Written,
     groups: Mapping[str, int],
     grad_clip: GradClip | None,
+    tables: Sequence[Captured],
+    own: Sequence[Ruled],
 ) -> tuple[Program, Program]:
     variables, ops = dict(written.variables), list(written.ops)
-    present = [name for name, _ in model.named_parameters() if f"{name}@GRAD" in variables]
+    anchors = {table.anchor: table for table in tables}
+    named = {name: anchors[name].name if name in anchors else name for name, _ in model.named_parameters()}
+    present = [name for name in named.values() if f"{name}@GRAD" in variables]
     final = {name: f"{name}@GRAD" for name in present}
     if grad_clip is not None:
         final = _clip(grad_clip.to_clip(), present, variables, ops)
     for name, index in groups.items():
-        if name in final:
+        if named[name] not in final:
+            continue
+        if name in anchors:
+            ops += anchors[name].updates(final[named[name]])
+        else:
             ops.append(_update(optimizer, name, index, final[name], variables))
-    storage = Storage({**dict(model.named_parameters()), **dict(model.named_buffers())}, optimizer)
-    held = {v.name: v for v in variables.values() if v.role in (Role.PARAMETER, Role.BUFFER)}
+    dense = {name: each for name, each in model.named_parameters() if name not in anchors}
+    storage = Storage({**dense, **dict(model.named_buffers())}, optimizer, {table.name: table.modules for table in tables}, own)
+    held = {v.name: v for v in variables.values() if v.role in (Role.PARAMETER, Role.BUFFER, Role.TABLE)}
     startup = tuple(Op("init", {}, (name,)) for name in held)
     return (
         Program((Block(0, freeze(variables), tuple(ops)),), storage=storage),

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from transpiler.plan import Clip
+from transpiler.rows import on_rows, rows_of
 
 
 def _positive(what: str, value: float) -> float:
@@ -127,9 +128,9 @@ def apply(clip: Clip, grads: Sequence[Tensor]) -> list[Tensor]:
 # What the clip ops of a program do; a kernel is called with its op and the op's arguments by name.
 KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "clip": lambda op, x, min, max: clip_value(x, min, max),
-        "clip_by_norm": lambda op, x, max_norm: scale_by(x, coefficient([x], max_norm)),
-        "global_norm_scale": lambda op, x, max_norm: coefficient(x, max_norm),
-        "scale_by": lambda op, x, coefficient: scale_by(x, coefficient),
+        "clip": lambda op, x, min, max: on_rows(lambda rows: clip_value(rows, min, max), x),
+        "clip_by_norm": lambda op, x, max_norm: on_rows(lambda rows: scale_by(rows, coefficient([rows], max_norm)), x),
+        "global_norm_scale": lambda op, x, max_norm: coefficient(list(map(rows_of, x)), max_norm),
+        "scale_by": lambda op, x, coefficient: on_rows(lambda rows: scale_by(rows, coefficient), x),
     }
 )

@@ -114,6 +114,10 @@ def _check_belongs(plan: Plan, startup: Program) -> None:
                 f"{placement.dtype}{list(placement.shape)}; got {got}"
             )
 
+    for table in plan.tables:
+        if table.name not in startup.main.variables:
+            raise ValueError(f"startup_program: expected the one that belongs to the main program, with {table.name}; got none")
+
 
 def _programs(program: Program | None, startup: Program | None) -> tuple[Program, Program]:
     """The single-node programs that ``transpile`` was given or, for None, means.
@@ -127,7 +131,7 @@ def _programs(program: Program | None, startup: Program | None) -> tuple[Program
         return default_main_program(), default_startup_program() if startup is None else startup
     if startup is not None:
         return program, startup
-    held = {variable.name: variable for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER)}
+    held = {variable.name: variable for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.TABLE)}
     block = Block(0, freeze(held), tuple(Op("init", {}, (name,)) for name in held))
     return program, Program((block,), None, program.storage)
 

@@ -38,7 +38,10 @@ COLOURS = {
     UPDATE: ("#e6f5e3", "#4b9c3f", "update"),
 }
 SEND, RECV = "#e08a1e", "#4a86c5"
-_WIRE = ("send", "recv", "send_barrier", "fetch_barrier", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream")
+_WIRE = frozenset(
+    {"send", "recv", "send_barrier", "fetch_barrier", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream"}
+    | {"prefetch", "distributed_lookup_table"}  # which ask and have an answer
+)
 STYLE = """
   text { font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #24292f; }
   .head { font-size: 15px; font-weight: bold; } .title { font-weight: bold; font-size: 12px; } .quiet { fill: #6a737d; }
@@ -106,7 +109,8 @@ def _panels(program: Program, top: float) -> list[Panel]:
 
 
 def _title(block: Block) -> str:
-    updated = [op.outputs[0] for op in block.ops if is_optimizer(op.type) and op.outputs]
+    updated = [op.outputs[0] for op in block.ops if is_optimizer(op.type) and op.outputs][:1]
+    updated += [f"lookups of {op.inputs[0]}" for op in block.ops if op.type == "lookup_table" and op.inputs]
     return f"block {block.index}" + (f": {', '.join(updated[:3])}" if updated and block.index else "")
 
 
@@ -149,7 +153,7 @@ def _arcs(panel: Panel) -> Iterator[str]:
     """From the op that computed it to the exchange that needs it, in the left gutter."""
     writer: dict[str, int] = {}
     for number, op in enumerate(panel.block.ops):
-        if op.type in ("split", "send", "concat", "c_allreduce_sum"):
+        if op.type in ("split", "send", "concat", "split_ids", "prefetch", "merge_ids", "c_allreduce_sum"):
             for source in sorted({writer[name] for name in op.inputs if name in writer}):
                 start, end, x = panel.middle(source), panel.middle(number), panel.left
                 depth = min(10 + (number - source) * 2.2, GUTTER - 4)
@@ -158,8 +162,13 @@ def _arcs(panel: Panel) -> Iterator[str]:
         writer.update(dict.fromkeys(filter(None, op.outputs), number))
 
 
+_ARRIVES = frozenset(
+    {"recv", "concat", "fetch_barrier", "c_sync_comm_stream", "prefetch", "merge_ids", "distributed_lookup_table"}
+)
+
+
 def _end(op: Op) -> str:
-    return "blue" if op.type in ("recv", "concat", "fetch_barrier", "c_sync_comm_stream") else "orange"
+    return "blue" if op.type in _ARRIVES else "orange"
 
 
 def _colour(op: Op) -> str:
@@ -179,7 +188,7 @@ def _servers(program: Program) -> list[str]:
     if program.deployment is not None and program.deployment.plan.collective is not None:
         rings = program.deployment.plan.collective.rings
         return [f"ring {ring}" for ring in range(rings)] if any(op.type in _WIRE for op in program.main.ops) else []
-    named = [endpoint for op in program.main.ops if op.type in ("send", "recv") for endpoint in _endpoints(op)]
+    named = [endpoint for op in program.main.ops if op.type in ("send", "recv", "prefetch") for endpoint in _endpoints(op)]
     planned = program.deployment.endpoints if program.deployment and program.deployment.trainer_id is not None else ()
     return list(dict.fromkeys([*planned, *named]))
 
@@ -212,7 +221,7 @@ def _sequence(panel: Panel, servers: list[str], trainers: int) -> Iterator[str]:
 
 
 def _arrow(op: Op, box: float, server: float, y: float) -> str:
-    start, end = (server - 1, box + 2) if op.type in ("recv", "c_sync_comm_stream") else (box, server - 2)
+    start, end = (server - 1, box + 2) if op.type in _ARRIVES - {"fetch_barrier"} else (box, server - 2)
     waits = " wait" if op.type.endswith("barrier") else ""
     return f'<path d="M{start:g} {y:g}H{end:g}" class="line{waits}" stroke="{_colour(op)}" marker-end="url(#{_end(op)})"/>'
 
@@ -221,9 +230,10 @@ def _branches(panels: list[Panel]) -> Iterator[str]:
     """From listen_and_serv to the blocks that it runs."""
     main = panels[0]
     for number, op in enumerate(main.block.ops):
-        named = op.arguments.get("optimize_blocks", ())
+        lists = [op.arguments.get(key, ()) for key in ("optimize_blocks", "prefetch_blocks")]
+        named = {index for each in lists if isinstance(each, tuple) for index in each}
         for panel in panels[1:]:
-            if isinstance(named, tuple) and panel.block.index in named:
+            if panel.block.index in named:
                 x, y, to = main.right, main.middle(number), panel.y + 16
                 middle = main.x + PANEL + GAP
                 curve = f"M{x:g} {y:g}C{middle:g} {y:g} {middle:g} {to:g} {middle + GAP / 2:g} {to:g}H{panel.x - 3:g}"

@@ -48,9 +48,17 @@ def numbered(program: Program, *types: str) -> list[tuple[int, Op]]:
 def _given(program: Program) -> set[str]:
     """What is there before the first op runs: fed, held, or (on a server) received."""
     given = {v.name for v in program.main.variables.values() if v.role in PERSISTENT or v.role is Role.INPUT}
+    if program.deployment is not None:
+        given.update(v.name for v in program.main.variables_of(Role.TABLE))
     if program.deployment is not None and program.deployment.server_index is not None:
         given.update(v.name for v in program.main.variables_of(Role.GRADIENT, Role.DELTA))
     return given
+
+
+def table_of_block(block: Block, main: Block) -> str:
+    """The table that a block of a server's program is for; "" for one of a slice."""
+    names = (name for op in block.ops for name in (*op.inputs, *op.outputs))
+    return next((name for name in names if name in main.variables and main.variables[name].role is Role.TABLE), "")
 
 
 def _unheld(block: Block, main: Block) -> Iterator[tuple[int, Op, str]]:

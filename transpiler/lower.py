@@ -20,7 +20,11 @@ from torch import Tensor, fx
 from transpiler.clip import KERNELS as CLIP_KERNELS
 from transpiler.ops import aten_overload
 from transpiler.program import Argument, Literal, Op, Ref, Symbol
+from transpiler.rows import RowKernels
 from transpiler.schema import DTYPES
+from transpiler.table_ops import SEVERAL as SEVERAL_OF_TABLES
+
+SEVERAL = frozenset({"split", "recv"}) | SEVERAL_OF_TABLES  # whose results are a list, also of one
 
 Kernel = Callable[..., Any]  # called with the op, then the op's arguments by name; gives its result, or a sequence of its results
 
@@ -56,6 +60,7 @@ def split(op: Op, x: Tensor, sections: Sequence[int]) -> list[Tensor]:
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
     {
         **CLIP_KERNELS,
+        **RowKernels().kernels(),
         "split": split,
         "concat": lambda op, x, axis: torch.cat(x, dim=axis),
         "sum": lambda op, x: sum(x[1:], start=x[0]),
@@ -203,7 +208,7 @@ class _Lowering:
             raise ValueError(f"op {op.type!r}: expected an op that this process can run, got one without a kernel")
         # fx may name a plain string or number; lists of names stay lists
         arguments = {key: self.argument(value) for key, value in op.arguments.items()}
-        several = len(op.outputs) > 1 or op.type in ("split", "recv")
+        several = len(op.outputs) > 1 or op.type in SEVERAL
         self._define(op, self.graph.call_function(_Bound(op, self._kernels[op.type]), (), arguments), several)
 
     def _define(self, op: Op, node: fx.Node, several: bool) -> None:

@@ -42,6 +42,9 @@ from transpiler.schema import (
     optional,
     where,
 )
+from transpiler.table_ops import LOOKUPS, expect_counts, row_rule_of_op, update_schema, updates_rows
+from transpiler.table_ops import SCHEMAS as TABLE_SCHEMAS
+from transpiler.tables import ROW_RULES
 
 
 def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:
@@ -84,13 +87,15 @@ _OWN: dict[str, Schema] = {
     # communication: one endpoint for each variable (or, split at run time, for each section)
     "split":            _schema(None, 1, x=VARIABLE, sections=_SECTIONS),
     "concat":           _schema(1, x=VARIABLES, axis=INTEGER),
-    # (with delta: what k steps changed of every x leaves, slice by slice under these names)
+    # (with delta: what k steps changed of every x leaves, slice by slice under these names; of a table, which has sections of
+    # 0, the rows that they touched; with table: a gradient of its rows)
     "send":             _with(_schema(0, x=VARIABLES, endpoints=_ENDPOINTS, trainer_id=INDEX),
-                              sections=_SECTIONS, delta=_NAMES, mode=NAME, k_steps=COUNT),
+                              sections=_SECTIONS, delta=_NAMES, mode=NAME, k_steps=COUNT, table=NAME),
     "send_barrier":     _with(_schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX), half_async=BOOLEAN),
     "recv":             _with(_schema(None, 1, param=NAME, endpoints=_ENDPOINTS), trainer_id=INDEX, sections=_SECTIONS),
     "fetch_barrier":    _schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
-    "listen_and_serv":  _schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT, mode=NAME, optimize_blocks=many(INDEX)),
+    "listen_and_serv":  _with(_schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT, mode=NAME,
+                                      optimize_blocks=many(INDEX)), prefetch_blocks=many(INDEX)),
     # among trainers without servers (trainer 0 tells the others its ids); a result of one marked * is on its way until
     # c_sync_comm_stream has it
     "gen_nccl_id":      _schema(None, 1, endpoints=_ENDPOINTS, trainer_id=INDEX, nccl_comm_num=COUNT,
@@ -99,13 +104,16 @@ _OWN: dict[str, Schema] = {
     "c_broadcast":      _schema(1, x=VARIABLE, root=INDEX, ring_id=INDEX),  # *
     "c_allreduce_sum":  _schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),  # * those of a bucket travel together
     "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
+    **TABLE_SCHEMAS,
 }
 # fmt: on
 
 COLLECTIVE = frozenset({"gen_nccl_id", "c_comm_init", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream"})
-COMMUNICATION = frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"}) | COLLECTIVE
+COMMUNICATION = (
+    frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"}) | COLLECTIVE | LOOKUPS - {"lookup_table"}
+)
 SERVER_OPS = frozenset(
-    {"listen_and_serv", "sum", "scale", "dc_compensate", "clip", "norm_scale", "init"}
+    {"listen_and_serv", "sum", "scale", "dc_compensate", "clip", "norm_scale", "init", "lookup_table"}
 )  # and every optimizer op
 
 
@@ -128,8 +136,8 @@ def _number_parameter(default: object) -> Parameter:
 
 
 def is_optimizer(op_type: str) -> bool:
-    """Whether the op is an update rule."""
-    return op_type in _rules()
+    """Whether the op is an update rule, of parameters or of rows."""
+    return op_type in _rules() or op_type in ROW_RULES
 
 
 def allowed_on_server(op_type: str) -> bool:
@@ -157,6 +165,8 @@ def _states(op_type: str, numbers: tuple[tuple[str, Number], ...], flags: tuple[
 
 def rule_of_op(op: Op) -> Rule:
     """The numbers and flags of an optimizer op, as a rule."""
+    if updates_rows(op):
+        return row_rule_of_op(op)
     from transpiler.optimizers import RULES
 
     spec = RULES[op.type]
@@ -172,12 +182,14 @@ def _number(value: Argument) -> Number:
 
 
 def states_of_op(op: Op) -> dict[str, bool]:
-    """The states that an optimizer op keeps: True for those with the parameter's shape, False for scalars.
+    """The states that an optimizer op keeps: True for those with the parameter's shape, False for scalars; of rows none.
 
     Raises:
         ValueError: torch refuses the numbers.
     """
     rule = rule_of_op(op)
+    if updates_rows(op):
+        return {}
     try:
         return dict(_states(rule.type, tuple(rule.numbers.items()), tuple(rule.flags.items())))
     except (ValueError, TypeError, RuntimeError) as error:
@@ -190,12 +202,16 @@ def check_rule(rule: Rule) -> None:
     Raises:
         ValueError: naming the rule, the number or flag, what was expected and what came.
     """
-    if not is_optimizer(rule.type):
+    if rule.type not in _rules():
         raise ValueError(f"rule {rule.type!r}: expected one of {', '.join(_rules())}")
     _optimizer_schema(Op(rule.type, {**rule.numbers, **rule.flags, "group": 0}))
 
 
 def _optimizer_schema(op: Op) -> Schema:
+    if updates_rows(op):
+        return update_schema(op.type)
+    if op.type not in _rules():
+        raise ValueError(f"{where(op)}: it is a rule for rows: expected columns")
     attributes = {"group": Parameter(INDEX), **_rules()[op.type]}
     check_against(Op(op.type, op.attributes, (), op.location), Schema(attributes, 0))
     tensors = {name: Parameter(VARIABLE) for name in ("param", "grad", *states_of_op(op))}
@@ -225,9 +241,14 @@ def _count(op: Op, name: str) -> int:
 def _expect_counts(op: Op) -> str:
     """What is wrong with how many endpoints, sections and results an op of ours has; nothing for most."""
     results = len(op.outputs)
+    if op.type in TABLE_SCHEMAS:
+        return expect_counts(op)
     if op.type == "split" and _count(op, "sections") != results:
         return f"argument 'sections': expected one for each of the {results} results, got {_count(op, 'sections')}"
     if op.type in ("send", "recv"):
+        if "table" in op.arguments:
+            wanted, got = _count(op, "endpoints"), _count(op, "x")  # every server has a part, cut before or by the send
+            return "" if got in (1, wanted) else f"argument 'x': expected 1 or {wanted}, one for each server, got {got}"
         parts = _count(op, "sections") if "sections" in op.arguments else _count(op, "x") if op.type == "send" else results
         for name in ("endpoints", *({"delta"} & set(op.arguments))):
             if _count(op, name) != parts:
@@ -265,7 +286,9 @@ def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argum
     """
     if op_type in _OWN:
         order = list(_OWN[op_type].parameters)
-    elif is_optimizer(op_type):
+    elif "columns" in arguments and is_optimizer(op_type):
+        order = list(update_schema(op_type).parameters)
+    elif op_type in _rules():
         attributes = ["group", *_rules()[op_type]]
         order = ["param", "grad", *sorted(set(arguments) - {"param", "grad", *attributes}), *attributes]
     else:

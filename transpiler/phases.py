@@ -11,7 +11,7 @@ EXCHANGE = "exchange"  # with servers or trainers
 MERGE = "merge"  # of gradients: sum, scale, clip
 UPDATE = "update"
 
-_EXCHANGE = COMMUNICATION | {"split", "concat"}
+_EXCHANGE = COMMUNICATION | {"split", "concat", "split_ids", "merge_ids"}
 _MERGE = frozenset({"sum", "scale", "clip", "clip_by_norm", "global_norm_scale", "scale_by", "norm_scale", "dc_compensate"})
 
 

@@ -15,8 +15,9 @@ from transpiler.placement import Dispatcher, RoundRobin, place
 from transpiler.plan import COMPRESSIONS, Clip, Collective, Lane, Placement, Plan, Rule
 from transpiler.plan_admission import check_unique
 from transpiler.program import Op, Program, Ref, Role
+from transpiler.table_ops import segment_of, table_of, updates_rows
 from transpiler.table_planning import check_table, rules_of
-from transpiler.tables import ROW_RULES, Table
+from transpiler.tables import ROW_RULES, Segment, Table
 
 
 class Named(NamedTuple):
@@ -142,8 +143,13 @@ def compressed(placements: Sequence[Placement], lanes: Sequence[Lane], patterns:
 
 
 def optimizer_ops(program: Program) -> list[Op]:
-    """The optimizer ops of a program's block 0, in order."""
-    return [op for op in program.main.ops if is_optimizer(op.type)]
+    """The optimizer ops on parameters of a program's block 0, in order."""
+    return [op for op in program.main.ops if is_optimizer(op.type) and not updates_rows(op)]
+
+
+def row_updates(program: Program) -> list[Op]:
+    """The optimizer ops on rows of tables, in order."""
+    return [op for op in program.main.ops if updates_rows(op)]
 
 
 def parameter_of(op: Op) -> str:
@@ -173,7 +179,8 @@ def _rules(program: Program) -> list[Rule]:
         ValueError: ops of one group disagree, or nothing tells the rule of a group.
     """
     found: dict[int, Rule] = {}
-    for op in optimizer_ops(program):
+    dense = {_group_of(op) for op in optimizer_ops(program)}
+    for op in (*optimizer_ops(program), *(op for op in row_updates(program) if _group_of(op) not in dense)):
         group, rule = _group_of(op), rule_of_op(op)
         if found.setdefault(group, rule) != rule:
             raise ValueError(
@@ -215,7 +222,7 @@ def clip_of(program: Program) -> Clip | None:
     if not found:
         return None
     clipped = {name for op in program.main.ops if op.type in ("clip", "clip_by_norm", "scale_by") for name in op.outputs}
-    for op in optimizer_ops(program):
+    for op in (*optimizer_ops(program), *row_updates(program)):
         if gradient_of(op) not in clipped:
             raise ValueError(f"expected one way of clipping all gradients, got {gradient_of(op)} unclipped among clipped ones")
     return found.pop()
@@ -235,6 +242,29 @@ def _variables(program: Program) -> list[Named]:
             raise ValueError(f"{name}: expected a parameter of fixed shape, got {list(variable.shape)}")
         named.append(Named(name, shape, variable.dtype, groups.get(name)))
     return named
+
+
+def tables_of(program: Program, trained: bool = False) -> list[Table]:
+    """The tables that a single-node program declares, with the groups of the ops that update their rows.
+
+    Args:
+        trained: each has to be updated; otherwise the columns of one that is not are in group 0.
+
+    Raises:
+        ValueError: settings make no sense, or ops do not update all columns.
+    """
+    segments: dict[str, list[Segment]] = {}
+    for op in row_updates(program):
+        segments.setdefault(parameter_of(op), []).append(segment_of(op))
+    found = []
+    for op in program.main.ops:
+        if op.type == "sparse_table":
+            (name,), width = op.outputs, op.arguments["dim"]
+            assert isinstance(width, int), "the catalogue checks it"
+            if trained and name not in segments:
+                raise ValueError(f"table {name!r}: no op updates its rows, and servers hold only tables that are trained")
+            found.append(table_of(op, sorted(segments.get(name, [Segment(0, width, 0)]), key=lambda each: each.begin)))
+    return found
 
 
 def plan_program(
@@ -266,6 +296,7 @@ def plan_program(
         split_method=split_method,
         clip=clip_of(program),
         graph=program.fingerprint(),
+        tables=tables_of(program, trained=True),
     )
 
 
@@ -276,6 +307,8 @@ def plan_collective(program: Program, collective: Collective, trainers: int) -> 
         ValueError: the program has no optimizer op, or is already one of a cluster, or clips in several ways.
     """
     _check_single_node(program)
+    if tables := program.main.variables_of(Role.TABLE):
+        raise ValueError(f"transpile: table {tables[0].name!r} needs servers: a mode without them has no place for its rows")
     placements = tuple(Placement(v.name, v.shape, v.dtype, v.group, ()) for v in _variables(program))
     graph, clip = program.fingerprint(), clip_of(program)
     return Plan((), trainers, 0, tuple(_rules(program)), placements, clip, graph, collective=collective)
@@ -284,5 +317,5 @@ def plan_collective(program: Program, collective: Collective, trainers: int) -> 
 def _check_single_node(program: Program) -> None:
     if program.deployment is not None:
         raise ValueError("transpile: expected a single-node program, got one that was transpiled already")
-    if not optimizer_ops(program):
+    if not optimizer_ops(program) and not row_updates(program):
         raise ValueError("transpile: expected a program with optimizer ops, got one that updates nothing")

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 if TYPE_CHECKING:
     from transpiler import program_pb2
-    from transpiler.plan import Deployment
+    from transpiler.plan import Deployment, Rule
 
 
 class Role(enum.Enum):
@@ -39,6 +39,7 @@ class Role(enum.Enum):
     DELTA = 6  # what k steps changed
     SIZE = 7  # a whole number: the extent of a free dimension
     OUTPUT = 8  # what a step returns
+    TABLE = 9  # rows by id, which are looked up and trained a few at a time: nobody holds it as one tensor
 
 
 PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE})
@@ -124,6 +125,13 @@ class Block:
         return [variable for variable in self.variables.values() if variable.role in roles]
 
 
+class Ruled(Protocol):
+    """What has an update rule whose numbers may move."""
+
+    def rule(self) -> Rule:
+        """With the present numbers."""
+
+
 class Storage:
     """The live side of a program in the process that captured it.
 
@@ -131,11 +139,24 @@ class Storage:
         tensors: parameters, buffers and frozen parameters by name.  They are the module's own tensors: training the program
             trains the module.
         optimizer: the user's optimizer, whose ``param_groups`` a scheduler moves and whose ``state`` a single-node run fills.
+        tables: the modules that look a table up, by its name: their rows are the table's.
+        own: the optimizers of tables' own, in the order of the groups that they add to the optimizer's.
+        rows: what a server's tables begin with, by name: ids, int64 [n], and values, [n, dim].
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer | None,
+        tables: Mapping[str, Sequence[torch.nn.Module]] | None = None,
+        own: Sequence[Ruled] = (),
+        rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+    ) -> None:
         self.tensors = dict(tensors)
         self.optimizer = optimizer
+        self.tables = dict(tables or {})
+        self.own = tuple(own)
+        self.rows = dict(rows or {})
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DELTA: _ClassVar[Role]
     SIZE: _ClassVar[Role]
     OUTPUT: _ClassVar[Role]
+    TABLE: _ClassVar[Role]
 TEMPORARY: Role
 INPUT: Role
 PARAMETER: Role
@@ -27,6 +28,7 @@ STATE: Role
 DELTA: Role
 SIZE: Role
 OUTPUT: Role
+TABLE: Role
 
 class Program(_message.Message):
     __slots__ = ("blocks", "deployment")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from transpiler.lanes import applied, backup_names, delta_name
-from transpiler.laws import Fault, at
+from transpiler.laws import Fault, at, table_of_block
 from transpiler.ops import allowed_on_server, is_optimizer
 from transpiler.placement import name_beside
 from transpiler.plan import Placement, Plan, Slice
@@ -49,6 +49,10 @@ def only_server_ops(program: Program, plan: Plan) -> Iterator[Fault]:
                 yield Fault(at(block.index, index, op), next(iter(op.outputs), ""), "servers do not run this op")
 
 
+def _types(block: Block) -> list[str]:
+    return [op.type for op in block.ops]
+
+
 def listens_once(program: Program, plan: Plan) -> Iterator[Fault]:
     """Block 0 of a server's main program holds exactly one op, a listen_and_serv for this server and all blocks after it."""
     types = [op.type for op in program.main.ops]
@@ -60,7 +64,8 @@ def listens_once(program: Program, plan: Plan) -> Iterator[Fault]:
         "server_index": _index(program),
         "trainers": plan.trainers,
         "mode": plan.mode,
-        "optimize_blocks": tuple(range(1, len(program.blocks))),
+        "optimize_blocks": tuple(block.index for block in program.blocks[1:] if "lookup_table" not in _types(block)),
+        "prefetch_blocks": tuple(b.index for b in program.blocks[1:] if "lookup_table" in _types(b)) if plan.tables else None,
     }
     for key, value in expected.items():
         if op.arguments.get(key) != value:
@@ -120,11 +125,11 @@ def _block_faults(block: Block, placement: Placement, piece: Slice, plan: Plan) 
 def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
     """Each slice that a server updates has exactly one block, complete for the mode; without any there is one empty block."""
     due = {name: pair for name, pair in _held(program, plan).items() if pair[0].group is not None}
-    blocks, trained = program.blocks[1:], set(due)
-    if not due and (len(blocks) != 1 or blocks[0].ops):
+    blocks, trained = [block for block in program.blocks[1:] if not table_of_block(block, program.main)], set(due)
+    if not due and not plan.tables and (len(blocks) != 1 or blocks[0].ops):
         yield Fault("", "", f"a server that updates nothing has one empty block; got {len(blocks)} blocks")
         return
-    for block in blocks if due else []:
+    for block in blocks if due or plan.tables else []:
         updates = [(i, op) for i, op in enumerate(block.ops) if is_optimizer(op.type) or trained & set(op.outputs)]
         if len(updates) != 1:
             yield Fault(
@@ -142,9 +147,9 @@ def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
 
 
 def slices_initialised(program: Program, plan: Plan) -> Iterator[Fault]:
-    """A server's startup program initialises each of its slices exactly once."""
+    """A server's startup program initialises each of its slices, and each table, exactly once."""
     counts = Counter(name for op in program.main.ops if op.type == "init" for name in op.outputs)
-    held = _held(program, plan)
+    held = {**_held(program, plan), **{table.name: table for table in plan.tables}}
     for name in {**held, **counts}:
         if counts[name] != 1 or name not in held:
             yield Fault("", name, f"expected one init of a slice that lives here, got {counts[name]}")

@@ -25,6 +25,9 @@ from transpiler.placement import name_beside
 from transpiler.plan import Deployment, Placement, Plan, Slice
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Storage, Variable, freeze
 from transpiler.pserver_laws import listens_once, only_server_ops, optimize_blocks_complete, slices_held
+from transpiler.table_capture import table_variable
+from transpiler.table_laws import table_blocks_complete, tables_held
+from transpiler.table_server import append_table_blocks, define_tables, looks_up, rows_at_start
 from transpiler.verify import Stage, run, verify
 
 
@@ -154,12 +157,12 @@ def _optimize_ops(placement: Placement, piece: Slice, plan: Plan) -> list[Op]:
 
 
 def append_optimize_blocks(program: Program, plan: Plan) -> Program:
-    """One block for each slice that the server updates, in the order of the plan; a single empty one if there is none."""
+    """One block for each slice that the server updates, in the order of the plan; a single empty one if it updates nothing."""
     updates = [
         tuple(_optimize_ops(placement, piece, plan))
         for placement, piece in held(plan, server_of(program))
         if placement.group is not None
-    ] or [()]
+    ] or ([] if plan.tables else [()])
     return program.with_blocks(program.main, *(Block(index, freeze({}), ops) for index, ops in enumerate(updates, start=1)))
 
 
@@ -172,8 +175,10 @@ def listen(program: Program, plan: Plan) -> Program:
         "server_index": server,
         "trainers": plan.trainers,
         "mode": plan.mode,
-        "optimize_blocks": tuple(block.index for block in program.blocks[1:]),
+        "optimize_blocks": tuple(block.index for block in program.blocks[1:] if not looks_up(block)),
     }
+    if plan.tables:
+        arguments["prefetch_blocks"] = tuple(block.index for block in program.blocks[1:] if looks_up(block))
     main = replace(program.main, ops=(*program.main.ops, Op("listen_and_serv", arguments)))
     return program.with_blocks(main, *program.blocks[1:])
 
@@ -181,6 +186,8 @@ def listen(program: Program, plan: Plan) -> Program:
 PSERVER_PASSES: tuple[Stage, ...] = (
     Stage(define_slices, (slices_held, only_server_ops)),
     Stage(append_optimize_blocks, (optimize_blocks_complete,)),
+    Stage(define_tables, (tables_held,)),
+    Stage(append_table_blocks, (table_blocks_complete,)),
     Stage(listen, (listens_once,)),
 )
 
@@ -205,7 +212,7 @@ def _slice_values(placement: Placement, piece: Slice, storage: Storage) -> torch
 
 
 def pserver_startup(deployment: Deployment, storage: Storage | None = None) -> Program:
-    """The startup program of the server ``deployment.server_index``: one ``init`` for each slice that it holds.
+    """The startup program of the server ``deployment.server_index``: one ``init`` for each slice and table that it holds.
 
     States are not initialised: the update rule makes them at its first step, or they are loaded.
 
@@ -219,9 +226,11 @@ def pserver_startup(deployment: Deployment, storage: Storage | None = None) -> P
     program = Program((Block(0, freeze({}), ()),), deployment)
     slices = list(held(deployment.plan, server_of(program)))
     variables = freeze({piece.name: _variable(placement, piece) for placement, piece in slices})
-    program = program.with_blocks(Block(0, variables, tuple(Op("init", {}, (piece.name,)) for _, piece in slices)))
+    tables = {table.name: table_variable(table) for table in deployment.plan.tables}
+    names = [*variables, *tables]
+    program = program.with_blocks(Block(0, freeze({**variables, **tables}), tuple(Op("init", {}, (name,)) for name in names)))
     verify(program, deployment.plan)
     if storage is None:
         return program
     values = {piece.name: _slice_values(placement, piece, storage) for placement, piece in slices}
-    return replace(program, storage=Storage(values, storage.optimizer))
+    return replace(program, storage=Storage(values, storage.optimizer, rows=rows_at_start(deployment.plan, storage)))

@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transpiler.rows import SparseRows
+from transpiler.table_capture import as_compared, eager_gradient
+
 LOG = logging.getLogger(__name__)
 CLOSE = 1e-6  # relative difference that kernels may have in eager form and in parts (GRU)
 CLOSE_ON_A_GPU = 1e-4  # where sums are added up in no fixed order
@@ -64,7 +67,7 @@ def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
-    members = [(vars(module), _members(module)) for module in model.modules()]
+    members = [(vars(each), _members(each)) for each in (*model.modules(), *model.parameters())]
     devices = sorted({tensor.get_device() for tensor in tensors.values() if tensor.is_cuda})
     generators = (torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices])
     others = (random.getstate(), np.random.get_state())
@@ -90,10 +93,10 @@ def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
         restore()
 
 
-def _members(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """A module's own attributes, and copies of those that are plain containers (its tables of parameters among them)."""
+def _members(owner: Any) -> dict[str, tuple[Any, Any]]:
+    """The own attributes of a module or parameter, and copies of those that are plain containers (a module's parameters, say)."""
     containers = (dict, OrderedDict, list, set)
-    return {key: (value, value.copy() if type(value) in containers else None) for key, value in vars(module).items()}
+    return {key: (value, value.copy() if type(value) in containers else None) for key, value in vars(owner).items()}
 
 
 def _restore_members(present: dict[str, Any], found: Mapping[str, tuple[Any, Any]]) -> None:
@@ -131,7 +134,10 @@ def eager(model: nn.Module, step: Callable[..., Any], trained: Sequence[str], ba
     if before != _python_generators():
         raise ValueError("cannot capture this step: it draws from random or numpy.random; draw from torch's generator instead")
     for name in trained:
-        if (grad := parameters[name].grad) is not None:
+        grad = eager_gradient(parameters[name])
+        if isinstance(grad, SparseRows):
+            kept |= as_compared(name, grad)
+        elif grad is not None:
             kept[f"{name}@GRAD"] = grad.detach().clone()
     return Result({**kept, **buffers(model)})
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import torch
+
+from transpiler.optimizers import rule_of
 from transpiler.plan import Lane, Rule
 from transpiler.tables import ROW_RULES, Table
 
@@ -39,6 +43,25 @@ def row_rule(rule: Rule, whose: str) -> Rule:
         raise ValueError(f"{whose}: expected a learning rate, got none")
     flags = {name: flag for name, flag in rule.flags.items() if name in spec.flags}
     return Rule(rule.type, numbers, flags)
+
+
+def group_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], whose: str) -> Rule:
+    """The rule for the rows of a table whose anchor is in this parameter group, with the group's present numbers.
+
+    Args:
+        whose: the table, for the message of an error.
+
+    Raises:
+        ValueError: rows have no such rule.
+    """
+    if type(optimizer) is torch.optim.SparseAdam:
+        numbers = {name: group[name] for name in ROW_RULES["lazy_adam"].numbers}
+        return row_rule(Rule("lazy_adam", numbers, {"maximize": bool(group.get("maximize"))}), whose)
+    try:
+        rule = rule_of(optimizer, group)
+    except ValueError as error:
+        raise ValueError(f"{whose}: {error}; or give the table an optimizer of its own") from error
+    return row_rule(rule, whose)
 
 
 def rules_of(table: Table, groups: Sequence[Rule]) -> list[Rule]:

@@ -27,7 +27,9 @@ from transpiler.lanes import describe
 from transpiler.ops import COLLECTIVE, check, is_optimizer, rule_of_op
 from transpiler.phases import BACKWARD, UPDATE, phases
 from transpiler.plan import Deployment
-from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Symbol, Variable
+from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Symbol, Variable, refs
+from transpiler.table_ops import SCHEMAS as TABLE_SCHEMAS
+from transpiler.tables import ROW_RULES
 
 WIDTH = 118  # columns of a line of variables
 _RESULT_COLUMNS = 22  # a longer left side pushes its own line to the right, and no other
@@ -37,6 +39,7 @@ _PRESERVE = Symbol("memory_format", "preserve_format")  # says nothing
 _TITLES = {
     Role.INPUT: "inputs",
     Role.PARAMETER: "parameters",
+    Role.TABLE: "tables",
     Role.BUFFER: "buffers",
 }
 
@@ -84,6 +87,8 @@ def _exchange(op: Op) -> str | None:
     if op.type == "split":
         parts = zip(op.outputs, _items(arguments["sections"]), strict=False)
         return f"split({op.inputs[0]} -> {', '.join(f'{name} ({value(size)})' for name, size in parts)})"
+    if op.type in TABLE_SCHEMAS:
+        return _of_table(op)
     if op.type == "send":
         if "delta" in arguments:
             routes = _routes([str(name) for name in _items(arguments["delta"])], "->", arguments["endpoints"])
@@ -100,8 +105,25 @@ def _exchange(op: Op) -> str | None:
     if op.type == "listen_and_serv":
         blocks = _ranges([index for index in _items(arguments["optimize_blocks"]) if isinstance(index, int)])
         who = f"{arguments['endpoint']}, {arguments['mode']}, trainers={arguments['trainers']}"
-        return f"listen_and_serv({who}, optimize_blocks={blocks or 'none'})"
+        lookups = _ranges([index for index in _items(arguments.get("prefetch_blocks", ())) if isinstance(index, int)])
+        return f"listen_and_serv({who}, optimize_blocks={blocks or 'none'}{f', prefetch_blocks={lookups}' if lookups else ''})"
     return _among_trainers(op) if op.type in COLLECTIVE else None
+
+
+def _of_table(op: Op) -> str:
+    """An op of a table: its ids, and who is asked for rows."""
+    arguments, padding = op.arguments, op.arguments.get("padding_idx")
+    said = [] if padding is None else [f"padding_idx={value(padding)}"]
+    if op.type == "sparse_table":
+        kept = {key: each for key, each in arguments.items() if key not in ("dim", "dtype")}
+        return f"sparse_table({', '.join(f'{key}={value(each)}' for key, each in kept.items())})"
+    if op.type == "prefetch":
+        return f"prefetch({_routes(op.outputs, '<-', arguments['endpoints'])})"
+    if op.type == "distributed_lookup_table":
+        said.insert(0, f"<- {' + '.join(value(item).strip(chr(39)) for item in _items(arguments['endpoints']))}")
+        return f"distributed_lookup_table({', '.join(op.inputs)} {', '.join(said)})"
+    names = [name for name in (*op.inputs,) if op.type != "merge_ids" or name in set(refs(arguments["rows"]))]
+    return f"{op.type}({', '.join([*names, *said])})"
 
 
 def _among_trainers(op: Op) -> str:
@@ -121,12 +143,14 @@ def _among_trainers(op: Op) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _defaults(op_type: str) -> dict[str, object]:
+    from transpiler.optimizers import RULES
+
     if op_type.startswith("aten."):
         arguments = aten_overload(op_type)._schema.arguments
         return {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    if op_type in ROW_RULES and op_type not in RULES:
+        return {"group": 0}
     if is_optimizer(op_type):
-        from transpiler.optimizers import RULES
-
         parameters = inspect.signature(RULES[op_type].cls).parameters.items()
         return {"group": 0, **{name: parameter.default for name, parameter in parameters if name != "lr"}}
     return {}
@@ -167,7 +191,7 @@ def call(op: Op) -> str:
 
 def results(op: Op) -> str:
     """The left side of an op's line: ``addmm =``, or nothing."""
-    if not op.outputs or op.type in ("recv", "split", "c_sync_comm_stream"):
+    if not op.outputs or op.type in ("recv", "split", "prefetch", "c_sync_comm_stream"):
         return ""
     return ", ".join(name or "_" for name in op.outputs) + " ="
 
@@ -179,7 +203,7 @@ def extent(variable: Variable) -> str:
 
 def types(op: Op, block: Block, main: Block) -> str:
     """The types of an op's results, where they are news."""
-    if op.type in ("recv", "split") or op.type in COLLECTIVE or is_optimizer(op.type):
+    if op.type in ("recv", "split", "split_ids", "prefetch") or op.type in COLLECTIVE or is_optimizer(op.type):
         return ""
     found = [block.variables.get(name) or main.variables.get(name) for name in op.outputs if name]
     return ", ".join(extent(variable) for variable in found if variable)

@@ -17,6 +17,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no stubs
@@ -38,6 +39,7 @@ from transpiler import location
 from transpiler.composition import as_eager
 from transpiler.naming import recording
 from transpiler.rehearsal import outputs_of
+from transpiler.table_trace import looking_up
 
 Step = Callable[..., Any]
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
@@ -175,8 +177,18 @@ def _as_stored(grad: Tensor, param: Tensor) -> Tensor:
     return stored.copy_(grad)
 
 
-def trace(model: nn.Module, step: Step, trained: Sequence[str], names: Sequence[str], batch: Sequence[Tensor]) -> Trace:
+def trace(
+    model: nn.Module,
+    step: Step,
+    trained: Sequence[str],
+    names: Sequence[str],
+    batch: Sequence[Tensor],
+    tables: Mapping[str, list[nn.Module]] = MappingProxyType({}),
+) -> Trace:
     """Traces one step.  ``trained`` are the parameters whose gradients are wanted, ``names`` those of the inputs.
+
+    Args:
+        tables: the modules that look up each table.
 
     Raises:
         ValueError: the step cannot be captured; the message names the line of the step.
@@ -191,7 +203,7 @@ def trace(model: nn.Module, step: Step, trained: Sequence[str], names: Sequence[
 
     def run(held: list[Tensor], fed: list[Tensor]) -> list[Tensor]:
         given = dict(zip(state, held, strict=True))
-        with as_eager(), recording() as named, lines, torch.enable_grad():
+        with as_eager(), recording() as named, lines, torch.enable_grad(), looking_up(tables):
             wrapped = _Step(model, step, given, trained)
             swapped = {f"model.{key}": value for key, value in given.items()}
             outputs, grads = torch.func.functional_call(wrapped, swapped, tuple(fed))

@@ -11,6 +11,7 @@ from transpiler.ops import is_optimizer
 from transpiler.placement import name_beside
 from transpiler.plan import Placement, Plan
 from transpiler.program import Op, Program, Role, refs
+from transpiler.table_ops import updates_rows
 
 STARTUP_OPS = frozenset({"init", "fake_init", "recv", "fetch_barrier", "concat"})
 
@@ -30,6 +31,11 @@ def _expected_endpoints(program: Program, placement: Placement) -> tuple[str, ..
     return tuple(program.deployment.endpoints[piece.server] for piece in placement.slices)
 
 
+def _servers(program: Program) -> tuple[str, ...]:
+    assert program.deployment is not None
+    return program.deployment.endpoints
+
+
 def _sections(placement: Placement) -> tuple[int, ...]:
     return tuple(piece.end - piece.begin for piece in placement.slices)
 
@@ -40,7 +46,7 @@ def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Fault]:
     due = {placement.name for placement in _updated(plan, local=True)}
     local = set(due)
     for index, op in enumerate(program.main.ops):
-        if is_optimizer(op.type):
+        if is_optimizer(op.type) and not updates_rows(op):
             name = next(iter(op.outputs), "")
             if name not in due:
                 yield Fault(at(0, index, op), name, "a second update" if name in local else "the servers update this parameter")
@@ -71,8 +77,8 @@ def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
     """Each gradient is sent exactly once, whole, every slice to the server that holds it; nothing else is sent."""
     unsent = {placement.name: placement for placement in _updated(plan, local=False)}
     for index, op in numbered(program, "send"):
-        if "delta" in op.arguments:
-            continue  # changes_sent_once
+        if "delta" in op.arguments or "table" in op.arguments:
+            continue  # changes_sent_once, row_gradients_sent_once
         names = tuple(refs(op.arguments["x"]))
         owner = program.main.variables[names[0]].of if names and names[0] in program.main.variables else ""
         placement = unsent.pop(owner, None)
@@ -89,7 +95,7 @@ def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
 
 def changes_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
     """What changes in a k-step lane leaves in exactly one send, after the lane's last update: every slice of every parameter,
-    to the server that holds it."""
+    to the server that holds it, and of every table the rows that were touched, to all."""
     found = [(index, op) for index, op in numbered(program, "send") if "delta" in op.arguments]
     lanes = [index for index, lane in enumerate(plan.lanes) if lane.local]
     if len(found) != len(lanes):
@@ -98,11 +104,15 @@ def changes_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
         return
     for lane, (index, op) in zip(lanes, found, strict=True):
         placements = [placement for placement in _updated(plan, local=True) if placement.lane == lane]
+        tables, servers = [table.name for table in plan.tables if table.lane == lane], _servers(program)
         expected: dict[str, object] = {
-            "x": tuple(placement.name for placement in placements),
-            "delta": tuple(delta_name(piece) for placement in placements for piece in placement.slices),
-            "endpoints": tuple(e for placement in placements for e in _expected_endpoints(program, placement)),
-            "sections": tuple(size for placement in placements for size in _sections(placement)),
+            "x": (*(placement.name for placement in placements), *tables),
+            "delta": (
+                *(delta_name(piece) for placement in placements for piece in placement.slices),
+                *(f"{name}.delta.server_{server}" for name in tables for server in range(len(servers))),
+            ),
+            "endpoints": (*(e for p in placements for e in _expected_endpoints(program, p)), *(servers * len(tables))),
+            "sections": (*(size for p in placements for size in _sections(p)), *((0,) * len(servers) * len(tables))),
             "mode": plan.lanes[lane].mode,
             "k_steps": plan.lanes[lane].k_steps,
         }
@@ -111,7 +121,7 @@ def changes_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
             if got != wanted:
                 yield Fault(at(0, index, op), ", ".join(op.inputs), f"{key}: expected {wanted}, got {got}")
         for later, update in list(enumerate(program.main.ops))[index:]:
-            if is_optimizer(update.type) and set(update.outputs) & {placement.name for placement in placements}:
+            if is_optimizer(update.type) and set(update.outputs) & {*(placement.name for placement in placements), *tables}:
                 yield Fault(at(0, later, update), update.outputs[0], f"it changes after {at(0, index, op)}")
 
 

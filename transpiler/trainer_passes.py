@@ -8,6 +8,8 @@ Main program, in sync mode::
     fetch_barrier   everything has arrived
     concat          one for each sliced parameter
 
+Lookups of tables, and the gradients of their rows, are in table_passes.py.
+
 In async mode it is the same without the two barriers; in half_async mode with a send_barrier that is this trainer's own.  In geo
 and diloco mode the optimizer ops stay, and after them there is one send of what changes, and nothing else: parameters arrive
 between steps.  In a job of several lanes each parameter is sent in the form of its lane, and there is each barrier that a lane
@@ -28,6 +30,8 @@ from transpiler.placement import name_beside
 from transpiler.plan import Deployment, Placement, Plan
 from transpiler.planning import gradient_of, optimizer_ops, parameter_of
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze, refs
+from transpiler.table_laws import row_gradients_sent_once, rows_pulled_once, rows_updated_in_one_place, tables_declared
+from transpiler.table_passes import declared_tables, pull_rows, send_row_gradients, table_changes
 from transpiler.trainer_laws import (
     barriers_exactly_where_due,
     changes_sent_once,
@@ -142,12 +146,14 @@ def drop_updates(program: Program, plan: Plan) -> Program:
 def _sending_changes(lane: int, program: Program, plan: Plan) -> Op:
     """The send of what changes in one lane."""
     placements = [placement for placement in plan.placements if placement.lane == lane and placement.group is not None]
+    tables = [table for table in plan.tables if table.lane == lane]
+    rows = table_changes(tables, _deployment(program).endpoints)
     arguments: dict[str, Argument] = {
-        "x": tuple(Ref(placement.name) for placement in placements),
-        "endpoints": tuple(endpoint for placement in placements for endpoint in _endpoints(placement, program)),
+        "x": (*(Ref(placement.name) for placement in placements), *rows["x"]),
+        "endpoints": (*(at for placement in placements for at in _endpoints(placement, program)), *rows["endpoints"]),
         "trainer_id": _deployment(program).trainer_id,
-        "sections": tuple(size for placement in placements for size in _sections(placement)),
-        "delta": tuple(delta_name(piece) for placement in placements for piece in placement.slices),
+        "sections": (*(size for placement in placements for size in _sections(placement)), *rows["sections"]),
+        "delta": (*(delta_name(piece) for placement in placements for piece in placement.slices), *rows["delta"]),
         "mode": plan.lanes[lane].mode,
         "k_steps": plan.lanes[lane].k_steps,
     }
@@ -196,10 +202,13 @@ def receive_parameters(program: Program, plan: Plan, whole: bool = False) -> Pro
 
 
 def receive_everything(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """A trainer initialises nothing: it receives every variable that servers hold, so that all start from trainer 0's values."""
+    """A trainer initialises nothing: it receives every variable that servers hold, so that all start from trainer 0's values.
+
+    Tables, which it never holds, are declared.
+    """
     receives, concats, slices = _receiving(plan.placements, program, whole)
     kept = [op for op in program.main.ops if op.type != "init"]
-    ops = [*receives, Op("fetch_barrier", _place(program)), *concats, *kept]
+    ops = [*receives, Op("fetch_barrier", _place(program)), *concats, *declared_tables(program), *kept]
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 
 
@@ -208,7 +217,9 @@ def trainer_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
     whole = split_at_run_time
     return (
         Stage(leave_clipping_to_servers),
+        Stage(partial(pull_rows, whole=whole), (rows_pulled_once,)),
         Stage(partial(send_gradients, whole=whole), (sent_exactly_once, sent_when_final)),
+        Stage(partial(send_row_gradients, whole=whole), (row_gradients_sent_once, rows_updated_in_one_place)),
         Stage(drop_updates, (updated_in_one_place,)),
         Stage(send_changes, (changes_sent_once,)),
         Stage(
@@ -223,7 +234,7 @@ def startup_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
     return (
         Stage(
             partial(receive_everything, whole=split_at_run_time),
-            (parameters_received_once, barriers_exactly_where_due, concatenated_after_arrival),
+            (parameters_received_once, barriers_exactly_where_due, concatenated_after_arrival, tables_declared),
         ),
     )
 

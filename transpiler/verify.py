@@ -1,6 +1,7 @@
 """Programs are held against laws after every pass; an error names the op, the variable and the law.
 
-The laws stand in ``laws.py`` (all programs, and the plan), ``trainer_laws.py``, ``pserver_laws.py`` and ``collective_laws.py``.
+The laws stand in ``laws.py`` (all programs, and the plan), ``trainer_laws.py``, ``pserver_laws.py``, ``table_laws.py`` and
+``collective_laws.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from transpiler import collective_laws, pserver_laws, trainer_laws
+from transpiler import collective_laws, pserver_laws, table_laws, trainer_laws
 from transpiler.laws import Fault, IllegalProgram, Law, defined_before_use, slices_tile
 from transpiler.plan import Plan
 from transpiler.program import Program
@@ -46,17 +47,23 @@ TRAINER: tuple[Law, ...] = (
     trainer_laws.received_after_sending,
     trainer_laws.barriers_exactly_where_due,
     trainer_laws.concatenated_after_arrival,
+    table_laws.rows_pulled_once,
+    table_laws.row_gradients_sent_once,
+    table_laws.rows_updated_in_one_place,
 )
 TRAINER_STARTUP: tuple[Law, ...] = (
     trainer_laws.parameters_received_once,
     trainer_laws.barriers_exactly_where_due,
     trainer_laws.concatenated_after_arrival,
+    table_laws.tables_declared,
 )
 PSERVER: tuple[Law, ...] = (
     pserver_laws.slices_held,
     pserver_laws.optimize_blocks_complete,
     pserver_laws.listens_once,
     pserver_laws.only_server_ops,
+    table_laws.tables_held,
+    table_laws.table_blocks_complete,
 )
 PSERVER_STARTUP: tuple[Law, ...] = (pserver_laws.slices_held, pserver_laws.slices_initialised, pserver_laws.only_server_ops)
 COLLECTIVE_STARTUP: tuple[Law, ...] = (

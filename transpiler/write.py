@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch._ops import OpOverload
 
 from transpiler.ops import check
 from transpiler.program import Argument, Literal, Op, Ref, Role, Symbol, Variable
+from transpiler.table_capture import Captured, gradient_variable
+from transpiler.table_writing import TableNodes, kind_of
 from transpiler.trace import Trace
 
 _SIZE_OPS: Mapping[Any, str] = MappingProxyType(
@@ -52,25 +54,31 @@ class Written:
     ops: list[Op] = field(default_factory=list)
 
 
-def write(found: Trace, model: nn.Module, names: Sequence[str], trained: set[str], minimum: int) -> Written:
+def write(
+    found: Trace, model: nn.Module, names: Sequence[str], trained: set[str], minimum: int, tables: Sequence[Captured] = ()
+) -> Written:
     """Writes a trace down.
 
     Args:
         trained: the parameters that the optimizer updates; the others are buffers to the program.
         minimum: the smallest batch for which the graph holds.
+        tables: of the model.
 
     Raises:
         ValueError: an op is not in the catalogue, or changes a tensor that is neither an input nor the model's.
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    return _Writer(found, names, trained, minimum, device).write(model)
+    return _Writer(found, names, trained, minimum, device, TableNodes(found, tables)).write(model)
 
 
 class _Writer:
     """One run of :func:`write`."""
 
-    def __init__(self, found: Trace, names: Sequence[str], trained: set[str], minimum: int, device: torch.device) -> None:
+    def __init__(
+        self, found: Trace, names: Sequence[str], trained: set[str], minimum: int, device: torch.device, tables: TableNodes
+    ) -> None:
         self._found = found
+        self._tables = tables
         self._names = names
         self._trained = trained
         self._device = device
@@ -98,7 +106,9 @@ class _Writer:
         nodes = [node for node in self._found.graph.nodes if node.op in ("call_function", "get_attr")]
         unused = self._unused(nodes)
         for node in nodes:
-            if node not in unused:
+            if node in self._tables.skipped:
+                self._gradient_of_rows(node)
+            elif node not in unused:
                 self._constant(node) if node.op == "get_attr" else self._call(node)
         self._second_names()
         for op in self._written.ops:
@@ -107,13 +117,14 @@ class _Writer:
 
     def _reserve(self, model: nn.Module) -> None:
         """Chooses which node carries which wanted name; a node wanted twice gets the second name by ``assign``."""
-        held = {*dict(model.named_parameters()), *dict(model.named_buffers())}
+        held = {*dict(model.named_parameters()), *dict(model.named_buffers()), *self._tables.looked_up}
         self._targets = {
             **self._found.outputs,
-            **{f"{name}@GRAD": node for name, node in self._found.gradients.items()},
+            **{f"{name}@GRAD": node for name, node in self._found.gradients.items() if name not in self._tables.anchors},
             **self._found.named,
         }
-        if len(self._targets) != sum(map(len, (self._found.outputs, self._found.gradients, self._found.named))):
+        anchors = sum(name in self._tables.anchors for name in self._found.gradients)
+        if len(self._targets) != sum(map(len, (self._found.outputs, self._found.gradients, self._found.named))) - anchors:
             raise ValueError("capture: an output and a tensor named with name() have the same name")
         for name in (*self._names, *self._targets):
             if name in held or (name in self._names and name in self._targets):
@@ -127,8 +138,25 @@ class _Writer:
         inputs = set(self._names)
         for node in self._found.graph.find_nodes(op="placeholder"):
             name = self._found.placeholders[node.name]
+            if name in self._tables.anchors:
+                self._table(node, self._tables.anchors[name])
+                continue
             role = Role.INPUT if name in inputs else Role.PARAMETER if name in self._trained else Role.BUFFER
             self._define(node, name, node.meta["val"], role)
+
+    def _table(self, anchor: fx.Node, table: Captured) -> None:
+        """A table stands in the place of its anchor, if the step looks it up."""
+        self._variable_of[anchor] = table.name
+        if table.name in self._tables.looked_up:
+            self._written.variables[table.name] = table.variable
+            self._written.ops.append(table.declared())
+
+    def _gradient_of_rows(self, node: fx.Node) -> None:
+        found = self._tables.gradient(node, self._argument)
+        if found is not None:
+            table, op = found
+            self._written.variables[table.gradient] = gradient_variable(table.table, table.gradient)
+            self._written.ops.append(replace(op, location=self._found.lines.get(node.name, "")))
 
     def _define(self, node: fx.Node, name: str, value: Any, role: Role) -> None:
         self._variable_of[node] = name
@@ -208,6 +236,8 @@ class _Writer:
         target = node.target
         if target in _SIZE_OPS:
             return _SIZE_OPS[target], {key: self._argument(value) for key, value in zip("ab", node.args, strict=False)}
+        if kind_of(node):
+            return self._tables.lookup(node, self._argument)
         if not isinstance(target, OpOverload) or target.namespace != "aten":
             raise TypeError(f"a program holds torch's own (aten) ops only, and the step uses {target}")
         schema = target._schema

@@ -520,13 +520,6 @@ def test_a_hook_that_changes_gradients_is_refused():
         capture(model, classify, sgd(model), rows(6)(4))
 
 
-def test_sparse_embeddings_are_refused_for_now():
-    """nn.Embedding(sparse=True) raises and says what to use."""
-    model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
-    with pytest.raises(ValueError, match="sparse=True.*sparse=False"):
-        capture(model, lambda m, x: m(x).mean(), sgd(model), (torch.tensor([1, 2]),))
-
-
 def test_errors_of_the_step_itself_stay_what_they_are():
     """A step that fails eagerly fails in capture with the same exception."""
     model = nn.Linear(6, 3)

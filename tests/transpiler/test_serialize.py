@@ -142,7 +142,7 @@ MALFORMED: dict[str, tuple[pb.Program, str]] = {
     "a size that is none": (_variable(shape=[pb.Dimension()]), "sizes of 0 or more"),
     "a negative size": (_variable(shape=[pb.Dimension(size=-1)]), "sizes of 0 or more"),
     "a nameless symbol": (_variable(shape=[pb.Dimension(symbol="")]), "named symbols"),
-    "an unknown role": (_variable(role=99), "role of 0 to 8, got 99"),
+    "an unknown role": (_variable(role=99), "role of 0 to 9, got 99"),
     "an unknown op": (
         pb.Program(blocks=[pb.Block(ops=[pb.Op(type="init", outputs=["w"]), pb.Op(type="eval")])]),
         "block 0, op 1: .*'eval'",

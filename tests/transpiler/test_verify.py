@@ -275,9 +275,11 @@ def test_a_broken_law_is_named(case: tuple[str, str, str, str, Edit, str]) -> No
 
 
 def test_every_law_has_a_test_that_breaks_it() -> None:
-    """Whatever law a complete program is held against stands in the table above, or in a test of its own below."""
+    """Whatever law a complete program is held against stands in the table above, or in a test of its own below; those of tables
+    in test_tables.py."""
     broken = {case[0] for case in BROKEN} | {"slices_tile"}
-    used = {law.__name__ for programs in map(job, LANES) for program in programs.values() for law in laws_of(program)}
+    laws = {law for programs in map(job, LANES) for program in programs.values() for law in laws_of(program)}
+    used = {law.__name__ for law in laws if law.__module__ != "transpiler.table_laws"}
     assert used == broken
 
 
