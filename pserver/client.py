@@ -108,6 +108,7 @@ class Client:
         self._tables = tables
         self._control = ControlClient(endpoint, deadline_seconds)
         self._reply = JoinReply()
+        self._shrinks = 0  # calls
         self._closing = threading.Event()
         self._heartbeat = threading.Thread(target=self._beat, name=f"heartbeat {endpoint}", daemon=True)
 
@@ -193,7 +194,9 @@ class Client:
 
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
         """Days pass for the server's rows; how many went, by table."""
-        request = ShrinkRequest(session=self._reply.session, days=days, threshold=threshold, tables=tables)
+        self._shrinks += 1
+        session, number = self._reply.session, self._shrinks
+        request = ShrinkRequest(session=session, days=days, threshold=threshold, tables=tables, number=number)
         return dict(self._control.shrink(request).removed)
 
     def status(self) -> StatusReply:

@@ -48,6 +48,8 @@ def shrink(installed: Installation, request: wire.ShrinkRequest) -> wire.ShrinkR
     if unknown:
         raise Unprepared(f"the plan has no table {min(unknown)!r}; it has {', '.join(installed.tables) or 'none'}")
     threshold = request.threshold if request.HasField("threshold") else None
+    call = (request.session, request.number)
     with installed.gate.closed():
-        removed = {name: installed.tables[name].shrink(request.days, threshold) for name in request.tables or installed.tables}
+        asked = [(name, installed.tables[name]) for name in request.tables or installed.tables]
+        removed = {name: held.shrink(request.days, threshold, call) for name, held in asked}
     return wire.ShrinkReply(removed=removed)

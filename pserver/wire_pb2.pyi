@@ -187,16 +187,18 @@ class LoadReply(_message.Message):
     def __init__(self, file: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ShrinkRequest(_message.Message):
-    __slots__ = ("session", "days", "threshold", "tables")
+    __slots__ = ("session", "days", "threshold", "tables", "number")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DAYS_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     session: str
     days: float
     threshold: float
     tables: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session: _Optional[str] = ..., days: _Optional[float] = ..., threshold: _Optional[float] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
+    number: int
+    def __init__(self, session: _Optional[str] = ..., days: _Optional[float] = ..., threshold: _Optional[float] = ..., tables: _Optional[_Iterable[str]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class ShrinkReply(_message.Message):
     __slots__ = ("removed",)

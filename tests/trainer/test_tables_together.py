@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pserver import held_table
+from pserver.call_faults import CallInjector, CallPoint, faulty_calls
 from pserver.errors import Refused, Unreachable
 from trainer import Constant, CountFilterEntry, DistributedEmbedding, ProbabilityEntry, ShowClickEntry, fleet
 from trainer.job import Job
@@ -437,6 +438,19 @@ def test_shrink_removes_what_scores_too_low_on_every_server(alone: Any) -> None:
     assert [model.row(id_) for id_ in (0, 1, 38, 39)] == [2.0, 0.0, 2.0, 0.0]
     assert fleet.table_status()["emb"]["rows"] == fleet.table_status()["emb"]["shrunk"] == 20
     assert fleet.shrink(threshold=3.0) == {"emb": 20}
+
+
+@pytest.mark.parametrize("action", ["unanswered", "twice"])
+def test_days_pass_once_however_often_the_call_comes(alone: Any, action: str) -> None:
+    """A lost reply to shrink is asked for again: shows and clicks fade once, and the rows that went are still said."""
+    entry = ShowClickEntry("shows", "clicks", nonclk_coeff=1.0, click_coeff=1.0, decay=0.5, delete_threshold=2.0)
+    with faulty_calls(CallInjector([CallPoint(action, "Shrink")])) as injector:
+        model, optimizer = alone(1, entry=entry)
+        push(model, optimizer, [1, 2], shows=torch.tensor([6.0, 3.0]))
+
+        assert fleet.shrink() == {"emb": 1}  # 3 stays, 1.5 goes; a second day would leave nothing
+    assert [model.row(1), model.row(2)] == [1.0, 0.0]
+    assert injector.done == {(action, "call", "Shrink"): 1}
 
 
 def test_rows_outlive_their_time_by_the_servers_clock(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
