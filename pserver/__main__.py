@@ -12,11 +12,12 @@ import logging
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from pserver.config import TRANSPORTS, ServerConfig
 from pserver.errors import PServerError
+from pserver.heap import share_heap
 
 USAGE, FAILURE = 2, 1
 WIDE = 160  # columns of a table that goes to a file
@@ -113,13 +114,27 @@ def _add_numbers(sub: argparse.ArgumentParser) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """Runs one parameter server.  It prints one line when it is ready, and ends with 0 on SIGTERM or Ctrl-C after draining."""
     names = {field.name for field in dataclasses.fields(ServerConfig)}
-    settings = _read(arguments.config, names) if arguments.config else {}
+    settings = _from_environment(os.environ) | (_read(arguments.config, names) if arguments.config else {})
     settings |= {name: value for name, value in vars(arguments).items() if name in names}
     config = _checked(lambda: ServerConfig(**settings))
+    share_heap()
     from pserver import server  # here, because torch takes a second to import, which --help need not
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return server.serve(config)
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the environment says where neither a flag nor the configuration's file does."""
+    found: dict[str, Any] = {}
+    if "PSERVER_TRANSPORT" in environ:
+        found["transport"] = environ["PSERVER_TRANSPORT"]
+    for name, field in (("PSERVER_DEADLINE", "deadline_seconds"), ("PSERVER_START_DEADLINE", "start_deadline_seconds")):
+        try:
+            found |= {field: float(environ[name])} if environ.get(name) else {}
+        except ValueError:
+            raise _Usage(f"{name}: expected a number of seconds, got {environ[name]!r}") from None
+    return found
 
 
 def launch(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ few hundred KB, which is every frame of ours, so each would be paid for anew.
 [Note: holes]  The price is that a hole in the heap stays where it is: what a start took and gave back, and the places that large
 tensors, freed and made again at each step, left for others when something small had settled in them.  So a trainer gives the
 pages of its holes back after it has joined and after its 1st, 2nd, 4th, ... step, which costs nothing much, because they are
-seldom, and keeps only what steps use.  Large buffers that are kept from step to step do not come from the heap at all.
+seldom, and keeps only what steps use.  A server does the same.  Large buffers that are kept from step to step do not come from
+the heap at all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import mmap
 
 import torch
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
+from pserver.heap import share_heap
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 MMAP_BYTES = 2**25  # the most that glibc accepts: larger blocks (a whole table) are still mapped on their own
 TRIM_BYTES = 2**30  # free memory at the top of the heap that is kept
 PAD_BYTES = 2**24  # by how much more than asked for the heap grows
@@ -30,14 +33,13 @@ def keep_memory(shared: bool = False) -> bool:
     """Tells malloc so, for the rest of the process's life; False where malloc does not take advice (not glibc).
 
     Args:
-        shared: all threads allocate from one heap.  Otherwise each has its own, and what one has freed the others cannot use: a
-            server, whose gradients come in through one thread and are freed by another, held up to twice as much.
+        shared: all threads use one heap; see heap.py.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
     settings = ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES), (M_TOP_PAD, PAD_BYTES))
-    return all([mallopt(name, value) == 1 for name, value in (*settings, *([(M_ARENA_MAX, 1)] if shared else []))])
+    return all([mallopt(name, value) == 1 for name, value in settings]) and (not shared or share_heap())
 
 
 def trim_memory() -> bool:

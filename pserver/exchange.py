@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from pserver import codec
+from pserver.allocator import trim_memory
 from pserver.arrivals import Arrivals
 from pserver.errors import JobFailed, PServerError, Refused, Unreachable
 from pserver.job import Job
@@ -254,6 +255,8 @@ class Exchange:
         result = outcome()
         done = Done(version=result.version, committed=result.committed, overflow=result.overflow)
         self._stream.send(Frame(kind=Kind.DONE, step=step, done=done))
+        if not result.version & (result.version - 1):  # 0, 1, 2, 4, ...: see [Note: holes] in allocator.py
+            trim_memory()
 
     def _handed_out(self, name: str) -> torch.Tensor | None:
         self._check_place()  # what is handed out is remembered as what the trainer has

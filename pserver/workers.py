@@ -26,7 +26,7 @@ class Workers:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._one = ThreadPoolExecutor(1, "update")
-        self._several = ThreadPoolExecutor(threads, "update", initializer=_undivided)
+        self._several = ThreadPoolExecutor(threads, "update", initializer=_undivided, initargs=(torch.get_num_threads(),))
 
     def start(self, task: Callable[[int], None], sizes: Sequence[int]) -> None:
         """Calls ``task(n)`` in each of n threads.
@@ -41,10 +41,10 @@ class Workers:
                 self._several.submit(task, self.threads)
 
 
-def _undivided() -> None:
-    """From here on torch does not divide the operations of this thread; what new threads begin with stays as it is."""
-    own = torch.get_num_threads()
+def _undivided(others: int) -> None:
+    """From here on torch does not divide the operations of this thread; new threads begin with ``others``, as they did."""
+    torch.get_num_threads()  # a thread's first call takes over the number of the process: not after it has been set
     torch.set_num_threads(1)
-    other = Thread(target=torch.set_num_threads, args=(own,))
+    other = Thread(target=torch.set_num_threads, args=(others,))
     other.start()
     other.join()
