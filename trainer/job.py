@@ -151,7 +151,8 @@ class Job:
                     continue
                 if name is None:
                     raise ValueError(
-                        f"parameter {number} of group {index}, of shape {list(parameter.shape)}, is in no registered model: "
+                        f"parameter {number} of group {index}, of shape {list(parameter.shape)}, is in no registered model "
+                        "(where an embedding has moved, make the optimizer after fleet.distributed_model): "
                         "pass every model to fleet.distributed_model first"
                     )
                 groups[name] = index

@@ -49,12 +49,13 @@ class Connection:
             raise ValueError(f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Connection:
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
         """PSERVER_DEADLINE, PSERVER_START_DEADLINE and PSERVER_TRANSPORT, each optional.
 
         Raises:
             ValueError: one of them holds something else than it should; the message names it.
         """
+        environ = os.environ if environ is None else environ
         return cls(
             _seconds(environ, "PSERVER_DEADLINE", DEADLINE_SECONDS),
             _seconds(environ, "PSERVER_START_DEADLINE", START_DEADLINE_SECONDS),
@@ -93,12 +94,13 @@ class World:
             raise ValueError(f"MASTER_PORT: expected 0 to 65535, got {self.port}")
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> World:
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> World:
         """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: a world of one without the first two, otherwise all five.
 
         Raises:
             ValueError: one of them is missing, or holds something else than it should; the message names it.
         """
+        environ = os.environ if environ is None else environ
         if not is_collective(environ):
             return cls()
         missing = [name for name in TORCHRUN if not environ.get(name)]
@@ -123,8 +125,9 @@ class World:
         )
 
 
-def is_collective(environ: Mapping[str, str] = os.environ) -> bool:
+def is_collective(environ: Mapping[str, str] | None = None) -> bool:
     """Whether the environment makes this process one of torchrun's: RANK and WORLD_SIZE are set."""
+    environ = os.environ if environ is None else environ
     return bool(environ.get("RANK") and environ.get("WORLD_SIZE"))
 
 
@@ -179,8 +182,8 @@ class CloudRoleMaker:
         ValueError: a required variable is missing or holds something else than it should; the message names it.
     """
 
-    def __new__(cls, environ: Mapping[str, str] = os.environ) -> RoleMaker:  # type: ignore[misc]  # reads as a class in scripts
-        return from_environment(environ)
+    def __new__(cls, environ: Mapping[str, str] | None = None) -> RoleMaker:  # type: ignore[misc]  # reads as a class in scripts
+        return from_environment(os.environ if environ is None else environ)
 
 
 class UserDefinedRoleMaker:

@@ -26,7 +26,7 @@ def table_status() -> dict[str, dict[str, int]]:
         for table in client.status().tables:
             held = {"bytes_held": table.bytes_held, **table.counters, "rows": table.rows}
             found.setdefault(table.name, Counter()).update(held)
-    return {name: dict(counted) for name, counted in found.items()}
+    return {name: dict(sorted(counted.items())) for name, counted in sorted(found.items())}
 
 
 def shrink(threshold: float | None = None, days: float = 1.0, tables: Sequence[str] = ()) -> dict[str, int]:
@@ -43,11 +43,14 @@ def shrink(threshold: float | None = None, days: float = 1.0, tables: Sequence[s
         How many rows went, by table (on trainer 0; elsewhere none).
 
     Raises:
+        TypeError: ``tables`` is no list.
         ValueError: a table that the job does not have, or fewer than 0 days.
         PServerError: a server is lost.
     """
     job = present()
     known = [] if job.tables is None else job.tables.names
+    if isinstance(tables, str):
+        raise TypeError(f"shrink: tables: expected a list of names, got {tables!r}")
     for name in tables:
         if name not in known:
             raise ValueError(f"shrink: expected tables among {', '.join(known) or 'none'}, got {name!r}")
@@ -63,4 +66,4 @@ def shrink(threshold: float | None = None, days: float = 1.0, tables: Sequence[s
         for client in job.communicator.clients:
             removed.update(client.shrink(days, threshold, tables))
     optimizer.barrier("shrunk")
-    return dict(removed)
+    return dict(sorted(removed.items()))

@@ -113,7 +113,7 @@ class ProbabilityEntry:
 
     def __post_init__(self) -> None:
         if not isinstance(self.probability, float):
-            raise TypeError(f"ProbabilityEntry: expected a float, got {self.probability!r}")
+            raise TypeError(f"ProbabilityEntry: expected a float above 0 and below 1, got {self.probability!r}")
         if not 0.0 < self.probability < 1.0:
             raise ValueError(f"ProbabilityEntry: expected a number above 0 and below 1, got {self.probability}")
 
@@ -202,11 +202,14 @@ class Table:
         if not self.name:
             raise ValueError("table: expected a name, got an empty one")
         if not 1 <= self.dim <= MOST_COLUMNS:
-            raise ValueError(f"table {self.name!r}: dim: expected 1 to {MOST_COLUMNS}, got {self.dim}")
+            said = f"expected 1 to {MOST_COLUMNS} numbers in a row, got {self.dim} (dim comes before num_embeddings)"
+            raise ValueError(f"table {self.name!r}: dim: {said}")
         if self.dtype not in DTYPES:
             raise ValueError(f"table {self.name!r}: dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.eviction not in EVICTIONS:
             raise ValueError(f"table {self.name!r}: eviction: expected one of {', '.join(EVICTIONS)}, got {self.eviction!r}")
+        if self.eviction != "lru" and self.capacity is None:
+            raise ValueError(f"table {self.name!r}: eviction={self.eviction!r} has no effect without a capacity")
         bounds = (("rows", self.rows), ("capacity", self.capacity), ("ttl", self.ttl), ("memory_bytes", self.memory_bytes))
         for what, bound in bounds:
             if bound is not None and not bound > 0:

@@ -109,7 +109,7 @@ def _units(model: nn.Module, names: dict[str, nn.Parameter], group: dist.Process
     mesh = DeviceMesh.from_group(group, next(iter(names.values())).device.type)
     pieces = Units(model, names, mesh, least, *rest)
     if len(pieces.whole) == len(names):
-        log.warning("group_sharded_parallel: nothing is sharded: no tensor has segment_size=%d elements", least)
+        log.warning("group_sharded_parallel: level p_g_os: nothing is sharded: no tensor has segment_size=%d elements", least)
     return pieces
 
 
