@@ -107,7 +107,7 @@ def test_every_module_says_what_it_is_and_stays_short(path: Path) -> None:
 def bound(module: ast.Module) -> set[str]:
     """The names that a module's top level imports (for type checkers alone, too), defines or assigns."""
     found: set[str] = set()
-    for node in [*module.body, *(inner for node in module.body if isinstance(node, ast.If) for inner in node.body)]:
+    for node in [*module.body, *(inner for block in module.body if isinstance(block, ast.If) for inner in block.body)]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             found.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
