@@ -286,7 +286,7 @@ def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argum
     """
     if op_type in _OWN:
         order = list(_OWN[op_type].parameters)
-    elif "columns" in arguments and is_optimizer(op_type):
+    elif op_type in ROW_RULES and ("columns" in arguments or op_type not in _rules()):
         order = list(update_schema(op_type).parameters)
     elif op_type in _rules():
         attributes = ["group", *_rules()[op_type]]
