@@ -78,7 +78,7 @@ class ServedTables:
     def start_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
         """What servers begin with, where this process has rows: ids, int64 [n], and values, [n, dim]."""
         held = {table.name: self._storage.tables.get(table.name, ()) for table in self._plan.tables}
-        found = {name: start_rows(modules) for name, modules in held.items()}
+        found = {name: self._storage.rows.get(name) or start_rows(modules) for name, modules in held.items()}
         return {name: rows for name, rows in found.items() if rows is not None}
 
     def connect(self, communicator: Communicator) -> None:

@@ -181,7 +181,8 @@ def local_tables(program: Program) -> dict[str, HeldRows]:
     updates = [op for op in program.main.ops if updates_rows(op)]
     for table in tables_of(program):
         rules = [_columns(op) for op in updates if table_name(op) == table.name]
-        found[table.name] = MadeRows(table.name, table.rows, LocalRows(table), rules)
+        start = None if storage is None else storage.rows.get(table.name)
+        found[table.name] = MadeRows(table.name, table.rows, LocalRows(table, start), rules)
     return found
 
 

@@ -5,8 +5,10 @@
     plan_program          who holds what                        (planning.py)
     TRAINER_PASSES        leave_clipping_to_servers, send_gradients, drop_updates, send_changes, receive_parameters
                                                                 (trainer_passes.py)
+                          pull_rows, send_row_gradients         of sparse tables (table_passes.py)
     STARTUP_PASSES        receive_everything
     PSERVER_PASSES        define_slices, append_optimize_blocks, listen                                 (pserver_passes.py)
+                          define_tables, append_table_blocks    of sparse tables (table_server.py)
     verify                the laws that hold after each pass    (verify.py)
 
 Modes without servers have their own passes: ``collective.py``.

@@ -26,6 +26,7 @@ from transpiler.plan_message import plan_from_proto as plan_from_proto
 from transpiler.plan_message import plan_to_proto as plan_to_proto
 from transpiler.program import PERSISTENT, Argument, Block, Literal, Op, Program, Ref, Role, Storage, Symbol, Variable, freeze
 from transpiler.schema import DTYPES, LARGEST, describe
+from transpiler.table_capture import start_rows
 
 DEEPEST = 16  # lists within lists
 
@@ -205,6 +206,7 @@ def from_proto(message: object) -> Program:
 # ---- files ----
 
 _FIELD = "program"
+_IDS, _ROWS = "@IDS", "@ROWS"  # of a table's rows
 
 
 def _persistent(program: Program) -> dict[str, Variable]:
@@ -223,11 +225,24 @@ def _values(program: Program) -> dict[str, torch.Tensor]:
                 value = value.clone()
             seen.add(value.untyped_storage().data_ptr())
             values[name] = value
-    return values
+    return values | _rows(program)
+
+
+def _rows(program: Program) -> dict[str, torch.Tensor]:
+    """The rows of tables that this process holds: what a table that is made of them begins with."""
+    storage = program.storage
+    found: dict[str, torch.Tensor] = {}
+    if storage is None:
+        return found
+    for variable in program.main.variables_of(Role.TABLE):
+        rows = storage.rows.get(variable.name) or start_rows(storage.tables.get(variable.name, ()))
+        if rows is not None:
+            found[f"{variable.name}{_IDS}"], found[f"{variable.name}{_ROWS}"] = (part.clone() for part in rows)
+    return found
 
 
 def save(program: Program, path: Path) -> None:
-    """Writes the program, and those values of its persistent variables that this process holds, to one safetensors file.
+    """Writes the program, and those values of its persistent variables and tables that this process holds, to a safetensors file.
 
     The file appears whole or not at all: it is written under another name in the same directory, synced, then renamed.
 
@@ -270,10 +285,27 @@ def load(path: Path) -> Program:
         if _FIELD not in metadata:
             raise ValueError("no program in its metadata")
         program = from_proto(json_format.Parse(metadata[_FIELD], pb.Program()))
+        rows = _rows_of(program, values)
         _check_values(_persistent(program), values)
     except (SafetensorError, json_format.ParseError, ValueError) as error:
         raise ValueError(f"expected a file that Program.save wrote, got {str(path)!r}: {error}") from error
-    return Program(tuple(program.blocks), program.deployment, Storage(values, None))
+    return Program(tuple(program.blocks), program.deployment, Storage(values, None, rows=rows))
+
+
+def _rows_of(program: Program, values: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The rows of tables, taken out of a file's values."""
+    found = {}
+    for table in program.main.variables_of(Role.TABLE):
+        if f"{table.name}{_IDS}" not in values or f"{table.name}{_ROWS}" not in values:
+            continue
+        ids, rows = values.pop(f"{table.name}{_IDS}"), values.pop(f"{table.name}{_ROWS}")
+        if ids.dtype != torch.int64 or ids.dim() != 1 or (rows.dtype, rows.shape) != (
+            DTYPES.get(table.dtype), (len(ids), table.shape[1]),
+        ):  # fmt: skip
+            got = f"{ids.dtype}{list(ids.shape)} and {rows.dtype}{list(rows.shape)}"
+            raise ValueError(f"table {table.name!r}: expected ids and rows of {table.dtype}[n, {table.shape[1]}], got {got}")
+        found[table.name] = ids, rows
+    return found
 
 
 def _check_values(variables: dict[str, Variable], values: dict[str, torch.Tensor]) -> None:

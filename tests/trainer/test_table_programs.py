@@ -123,7 +123,7 @@ def train(
         schedule.step()
 
 
-def transpiled(main: Program, startup: Program, endpoints: str, trainers: int = 1, trainer: int = 0, **fields: Any) -> Any:
+def transpiled(main: Program, startup: Program | None, endpoints: str, trainers: int = 1, trainer: int = 0, **fields: Any) -> Any:
     config = DistributeTranspilerConfig()
     config.min_block_size = 8
     for name, value in fields.items():
@@ -244,20 +244,28 @@ class _Both:
         self.user, self.item = modules["user"], modules["item"]
 
 
-def test_a_loaded_program_has_tables_of_its_own(tmp_path: Path) -> None:
-    """Written to a file and read by a process without the model: rows begin as the settings say, and train alike."""
-    reference, data = Tables(), batches(5)
-    model, _, main, startup = begun(Tables)
+def test_a_loaded_program_has_tables_of_its_own(tmp_path: Path, servers: Servers) -> None:
+    """Written to a file and read without the model: rows begin as they were, and train alike, alone and on servers."""
+    reference, data = Tables(), batches(6)
+    model, optimizer, main, _ = begun(Tables, sgd)
+    train(model, optimizer, data[:1])
+    train(reference, other := sgd(reference), data[:1])
     main.save(tmp_path / "main")
-    loaded = Program.load(tmp_path / "main")
-    with Executor() as exe:
-        losses = [float(exe.run(loaded, feed=batch, fetch_list=["loss"])[0]) for batch in data]
-    optimizer, expected = adagrad(reference), []
-    for batch in data:
+    expected = []
+    for batch in data[1:]:
         expected.append(float(step(reference, *batch).detach()))
-        train(reference, optimizer, [batch])
+        train(reference, other, [batch])
+    for where in (None, servers(2)):
+        program = first = Program.load(tmp_path / "main")
+        if where is not None:
+            transpiler = transpiled(program, None, where)
+            program, first = transpiler.get_trainer_program(), transpiler.get_startup_program()
+        with Executor() as exe:
+            if where is not None:
+                exe.run(first)
+            losses = [float(exe.run(program, feed=batch, fetch_list=["loss"])[0]) for batch in data[1:]]
 
-    assert losses == expected and loaded.fingerprint() == main.fingerprint()
+        assert losses == expected
 
 
 def test_an_id_out_of_range_and_a_fetched_table_are_named(servers: Servers) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from google.protobuf.message import DecodeError
 from torch import nn
 
 from trainer import DistributedEmbedding, row_optimizers
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture, table_laws
+from transpiler import program_pb2 as pb
 from transpiler.laws import IllegalProgram
 from transpiler.ops import check_server_program
 from transpiler.planning import tables_of
@@ -448,6 +451,21 @@ def test_a_server_refuses_what_no_pass_has_made(name: str) -> None:
     edit, words = FOREIGN[name]
     with pytest.raises(ValueError, match=words):
         check_server_program(edit(job()["server"]))
+
+
+def test_random_damage_of_tables_is_refused_or_harmless() -> None:
+    """Bytes of a message changed at random give a ValueError or a sound program."""
+    sent, refused = job()["server"].to_proto().SerializeToString(), 0
+    for seed in range(1000):
+        chance = random.Random(seed)
+        damaged = bytearray(sent)
+        for _ in range(chance.randint(1, 3)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        try:
+            check_server_program(Program.from_proto(pb.Program.FromString(bytes(damaged))))
+        except (DecodeError, ValueError) as error:
+            refused += not isinstance(error, DecodeError)
+    assert refused > 50
 
 
 def test_rules_for_rows_are_ops_of_rows_alone() -> None:
