@@ -185,8 +185,13 @@ class Client:
         return reply
 
     def install(self, program: Program) -> None:
-        """Gives the server its program."""
-        self._control.install(InstallRequest(session=self._reply.session, program=program.to_proto()))
+        """Gives the server its program.  Making its tables may take long: only silence, or the start-up deadline, ends this."""
+        request = InstallRequest(session=self._reply.session, program=program.to_proto())
+        try:
+            self._control.install(request, timeout=self._start_deadline)
+        except PServerError:
+            self.check()  # the heartbeat knows better why
+            raise
 
     def meet(self, place: str = "") -> str:
         """Says where trainers meet, or asks; "" while nobody has said it."""
@@ -244,6 +249,7 @@ class Client:
                     self._fail(
                         ServerLost(f"{self} has not answered for {silence:.1f} s (deadline {self._deadline:g} s): {error}")
                     )
+                    self._control.close()  # and with it whatever call waits for the server
                     return
                 continue
             answered = time.monotonic()
