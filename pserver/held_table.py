@@ -18,6 +18,7 @@ import torch
 from pserver.codec import DTYPES
 from pserver.errors import Refused
 from pserver.row_gradient import RowGradient
+from pserver.sparse import compile_kernels
 from pserver.tiered import open_table
 from transpiler.plan import Number, Plan
 from transpiler.table_planning import rules_of
@@ -42,6 +43,7 @@ class HeldTable:
     ) -> None:
         self.table = table
         rules = rules_of(table, plan.groups)
+        compile_kernels(table, rules)  # now, while trainers wait for the installation, and not in the first step
         self.rows = open_table(table, rules, server, plan.servers, scratch)
         self._read = [(segment.group, rule.numbers) for segment, rule in zip(table.segments, rules, strict=True)]
         self.counts = isinstance(table.entry, ShowClickEntry)

@@ -215,8 +215,8 @@ class Job:
         if program.deployment is None or program.deployment.plan.fingerprint() != self._fingerprint:
             raise FingerprintMismatch("the program was made for another plan than the one that trainer 0 joined with")
         installation = self._made(program)  # checking and making may take long: not under the lock
-        with self.changed:
-            self.installation = installation
+        with self.changed:  # a call that came twice may end twice, and values may have arrived since the first time
+            self.installation = self.installation or installation
         return wire.InstallReply()
 
     def loaded(self, member: Member) -> Outcome:
