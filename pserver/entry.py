@@ -17,7 +17,7 @@ import torch
 from transpiler.optimizers import SliceUpdater, SmallSlices
 from transpiler.plan import Number
 
-JOINT_BYTES = 2**21  # of slices that step in one call: enough for its cost not to count, while they stay in the cache
+JOINT_BYTES = 2**22  # of slices that step in one call: enough for its cost, and for waking who receives them, not to count
 
 
 @dataclass(slots=True)

@@ -140,10 +140,12 @@ def test_an_update_that_fails_ends_for_everybody() -> None:
 def test_only_the_updating_threads_divide_nothing() -> None:
     """Threads that go side by side compute alone, and torch's number stays what it is for everybody else."""
     before, numbers, ended = torch.get_num_threads(), list[int](), threading.Semaphore(0)
+    both = threading.Barrier(2)
     torch.set_num_threads(2)
     try:
 
         def task(number: int) -> None:
+            both.wait(SECONDS)  # so that both threads have begun
             numbers.append(torch.get_num_threads())
             ended.release()
 
