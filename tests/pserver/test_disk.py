@@ -49,7 +49,8 @@ def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
     """Server 0 of 2, without its threads and connections."""
     job: Any = SimpleNamespace(changed=threading.Condition(), check_standing=lambda: None)
     tables = {table.name: HeldTable(table, of, 0, scratch) for table in of.tables}
-    return SimpleNamespace(plan=of, gate=Gate(job), lanes=[SimpleNamespace(version=4)], table=Slices(value), tables=tables)
+    lanes = [SimpleNamespace(version=4)]
+    return SimpleNamespace(plan=of, gate=Gate(job), lanes=lanes, table=Slices(value), tables=tables, forget=lambda: None)
 
 
 MEMBERS: Any = SimpleNamespace(saved=lambda: {"0": 7}, load=lambda marks: None)
