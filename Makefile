@@ -31,8 +31,8 @@ demo: .venv/.examples
 	@tail -n 1 logs/trainer-0.log
 
 test: .venv/.dev
-	@echo "== tests"
-	@$(BIN)/python -m pytest $(ARGS)
+	@echo "== tests, three files at a time"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 bench: .venv/.dev
 	@echo "== measuring, for some minutes"
