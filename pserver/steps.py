@@ -6,11 +6,11 @@ replies are sent straight from the table's memory.  In async mode each slice has
 slice never race, and readers get a copy (``snapshot.py``).
 
 [Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had sent leaves no trace.  But once
-it is complete nothing can stop its update, so a slice may leave as soon as it has its new value.  With one thread for updates
-the threads that answer trainers take turns: who is to send a slice that is not updated, nor anybody at it, updates what comes
-next.  That needs no other thread to be woken, and a trainer receives one slice while the next is updated.  With several threads
-workers update, and those that answer wait for them.  A trainer that does not read holds up nobody but itself: what it has pushed
-alone, and others may want, is updated before anything is sent.  So are small steps.
+it is complete nothing can stop its update, so a slice may leave as soon as it has its new value.  With several threads workers
+update, and those that answer trainers wait for them.  With one thread those that answer take turns: who is to send a slice that
+is not updated, nor anybody at it, updates what comes next; a trainer on this host is sent nothing before all is updated (see
+``_from_elsewhere`` in exchange.py).  A trainer that does not read holds up nobody but itself: what it has pushed alone, and
+others may want, is updated before anything is sent.  So are small steps.
 """
 
 from __future__ import annotations
@@ -137,14 +137,19 @@ class Steps:
 
     # ---- what a step came to -------------------------------------------------------------------------------------
 
-    def updated(self, member: Member, step: int, progress: Progress) -> Iterator[str]:
+    def updated(self, member: Member, step: int, progress: Progress, early: bool = True) -> Iterator[str]:
         """The lane's slices, each as soon as it has its new value; where staleness is bounded, not before they may be read.
+
+        Args:
+            early: that is worth its while.  Otherwise one thread updates all of them first, several do not mind.
 
         Raises:
             PServerError: the update failed, or a wait for others.
         """
         if self.lane.staleness is not None:
             self.outcome(member, step, progress)
+        elif self._workers.threads == 1 and not early:
+            self._await(progress)
         for name in self.entries:
             self._await(progress, name)
             yield name

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver import entry, installation
+from pserver import entry, exchange, installation
 from pserver.client import Client, Identity
 from pserver.config import ServerConfig
 from pserver.progress import Batch, Progress
@@ -81,9 +81,11 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def test_a_slice_leaves_while_the_next_is_updated(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second slice's update waits until the trainer has received the first one's new value."""
-    monkeypatch.setattr(installation, "Workers", lambda threads: Workers(1))
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_slice_leaves_while_the_next_is_updated(server: Server, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second slice's update waits until the trainer, who is on another host, has received the first one's new value."""
+    monkeypatch.setattr(exchange, "is_here", lambda host: False)
+    monkeypatch.setattr(installation, "Workers", lambda _: Workers(threads))
     came, seen = threading.Event(), list[bool]()
     updates(monkeypatch, lambda name: name == "b" and seen.append(came.wait(SECONDS)))
 
