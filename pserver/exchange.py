@@ -20,7 +20,6 @@ import torch
 from pserver import codec
 from pserver.allocator import trim_memory
 from pserver.arrivals import Arrivals
-from pserver.carriers.endpoint import is_here
 from pserver.errors import JobFailed, PServerError, Refused, Unreachable
 from pserver.job import Job
 from pserver.members import Member
@@ -94,7 +93,6 @@ class Exchange:
         self._tables = TableRequests(stream, job, member) if hello.tables else None
         self._rows = NamedArrays()  # of tables, in the step under way
         self._number = hello.stream
-        self._early = _from_elsewhere(stream)
         self._arrivals: Arrivals | None = None  # from the first step on
 
     def serve(self) -> None:
@@ -182,11 +180,7 @@ class Exchange:
             self._stream.send(Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=taken.norms)))
             taken = steps.scale(taken.round, self._coefficients(header.step))
         this = self._member, header.step, taken
-        names = () if header.commit.quiet else steps.updated(*this, early=self._early)
-        try:
-            self._answer(names, lambda: steps.outcome(*this), header.step)
-        finally:
-            steps.settle(taken)
+        self._answer(() if header.commit.quiet else steps.updated(*this), lambda: steps.outcome(*this), header.step)
 
     def _contribution(self, step: int, commit: Commit) -> Contribution:
         """The step that a COMMIT completes: every slice's gradient is whole, or said to be absent."""
@@ -264,15 +258,6 @@ class Exchange:
     def _handed_out(self, name: str) -> torch.Tensor | None:
         self._check_place()  # what is handed out is remembered as what the trainer has
         return self._job.installed().hand_out(self._member, name)
-
-
-def _from_elsewhere(stream: Stream) -> bool:
-    """Whether the trainer is on another host, so that this one's processors have time for an update while an answer travels.
-
-    On one host the carrier's whole way, out and in, runs on them.  Measured with two: an answer that began early was no sooner
-    there than one that began after the update, and cost 10 % more processor time.
-    """
-    return stream.carrier in ("flight", "grpc") and not is_here(stream.peer.rpartition(":")[0].strip("[]"))
 
 
 def _kind(header: Frame) -> str:

@@ -7,10 +7,8 @@ slice never race, and readers get a copy (``snapshot.py``).
 
 [Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had sent leaves no trace.  But once
 it is complete nothing can stop its update, so a slice may leave as soon as it has its new value.  With several threads workers
-update, and those that answer trainers wait for them.  With one thread those that answer take turns: who is to send a slice that
-is not updated, nor anybody at it, updates what comes next; a trainer on this host is sent nothing before all is updated (see
-``_from_elsewhere`` in exchange.py).  A trainer that does not read holds up nobody but itself: what it has pushed alone, and
-others may want, is updated before anything is sent.  So are small steps.
+update large steps, and those that answer trainers send what is updated.  With one thread, and for small steps, the thread that
+found the step complete updates all of it before anything is sent: to take turns was measured to cost more than it saved.
 """
 
 from __future__ import annotations
@@ -137,19 +135,14 @@ class Steps:
 
     # ---- what a step came to -------------------------------------------------------------------------------------
 
-    def updated(self, member: Member, step: int, progress: Progress, early: bool = True) -> Iterator[str]:
+    def updated(self, member: Member, step: int, progress: Progress) -> Iterator[str]:
         """The lane's slices, each as soon as it has its new value; where staleness is bounded, not before they may be read.
-
-        Args:
-            early: that is worth its while.  Otherwise one thread updates all of them first, several do not mind.
 
         Raises:
             PServerError: the update failed, or a wait for others.
         """
         if self.lane.staleness is not None:
             self.outcome(member, step, progress)
-        elif self._workers.threads == 1 and not early:
-            self._await(progress)
         for name in self.entries:
             self._await(progress, name)
             yield name
@@ -170,19 +163,11 @@ class Steps:
 
     def _await(self, progress: Progress, name: str = "") -> None:
         """Waits for the update of a slice, or of all and their marks.  See [Note: answers begin early]."""
-        while not (name in progress.updated or progress.over):
-            if self._workers.threads == 1 and progress.advance(1):
-                continue
-            with self._job.changed:
+        with self._job.changed:
+            while not (name in progress.updated or progress.over):
                 if progress.failure is not None:
                     raise progress.failure
-                if not (name in progress.updated or progress.over):
-                    self._job.changed.wait(WAKE_SECONDS)
-
-    def settle(self, progress: Progress) -> None:
-        """Nobody will wait for the update any more: what is left of it is done."""
-        while self._workers.threads == 1 and progress.advance(1):
-            pass
+                self._job.changed.wait(WAKE_SECONDS)
 
     # ---- the update ----------------------------------------------------------------------------------------------
 
@@ -199,11 +184,10 @@ class Steps:
         return Progress(self._job.changed, self._batches or [()], lambda batch: self._work(lambda: update(batch)), end)
 
     def _run(self, progress: Progress) -> Progress:
-        """Lets an update run; one that others must not wait for is over afterwards."""
-        large = sum(self._sizes) >= LARGE_BYTES
-        if large and self._workers.threads > 1:
+        """Lets an update run: in the workers, or here.  See [Note: answers begin early]."""
+        if self._workers.threads > 1 and sum(self._sizes) >= LARGE_BYTES:
             self._workers.start(partial(_advance, progress), self._sizes)
-        elif not large or not (self.lane.rounds or self._members.expected == 1):
+        else:
             _advance(progress, 1)
         return progress
 

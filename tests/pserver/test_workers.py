@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver import entry, exchange, installation
+from pserver import entry, installation
 from pserver.client import Client, Identity
 from pserver.config import ServerConfig
 from pserver.progress import Batch, Progress
@@ -76,16 +76,14 @@ def updates(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) ->
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """With one thread for updates."""
+    """Over Flight."""
     with Server(ServerConfig(transport="flight")) as running:
         yield running
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_slice_leaves_while_the_next_is_updated(server: Server, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second slice's update waits until the trainer, who is on another host, has received the first one's new value."""
-    monkeypatch.setattr(exchange, "is_here", lambda host: False)
-    monkeypatch.setattr(installation, "Workers", lambda _: Workers(threads))
+def test_a_slice_leaves_while_another_is_updated(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second slice's update waits until the trainer has received the first one's new value."""
+    monkeypatch.setattr(installation, "Workers", lambda threads: Workers(2))
     came, seen = threading.Event(), list[bool]()
     updates(monkeypatch, lambda name: name == "b" and seen.append(came.wait(SECONDS)))
 
