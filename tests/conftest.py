@@ -19,6 +19,11 @@ CLUSTER_VARIABLES = ("TRAINING_ROLE", "PSERVER_ENDPOINTS", "TRAINERS", "TRAINER_
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--rewrite``: see tests/support/transcript.py."""
+    parser.addoption("--rewrite", action="store_true", help="write the transcripts in tests/testdata anew")
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Every wait has a deadline, the one for threads that a test left behind too: where they are is said, and the run ends."""
 

@@ -246,7 +246,7 @@ def _op_lines(block: Block, main: Block) -> list[str]:
     lines = []
     for result, right, kind in rows:
         # The equals signs stand in one column.
-        start = f"{result[:-1]:<{left - 1}}= " if result else " " * (left + 1 if left else 0)
+        start = f"{result[:-1]:<{max(left - 1, 0)}}= " if result else " " * (left + 1 if left else 0)
         lines.append(f"  {start + right:<{left + middle + 1 if kind else 0}}  {kind}".rstrip())
     return _with_phases(lines, phases(block))
 
