@@ -43,8 +43,8 @@ check-history: .venv/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.history --seeds $(SEEDS) $(ARGS)
 
 lint: .venv/.dev
-	@echo "== ruff"
-	@$(BIN)/ruff check .
+	@echo "== ruff: lint and format"
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 types: .venv/.dev
 	@echo "== mypy --strict"

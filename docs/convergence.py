@@ -1,15 +1,18 @@
-"""Does every update mode learn as well as one process alone?  Handwritten digits, the same number of samples for all.
+"""Does every update mode learn as well as one process alone?  Handwritten digits, the same number
+of samples for all.
 
-All use the same rate, that which is right alone, falling linearly: at a constant one Adam's loss has spikes, and where the last
-step falls into one says nothing about a mode.  What is judged is what the servers hold at the end.  In most modes that is what
-trainers have, too; in geo a trainer's own parameters are ahead of it by those of its changes that have not left yet, of each of
-which only one part in as many as there are trainers leaves at a time, and are some points worse.
+All use the same rate, that which is right alone, falling linearly: at a constant one Adam's loss
+has spikes, and where the last step falls into one says nothing about a mode.  What is judged is
+what the servers hold at the end.  In most modes that is what trainers have, too; in geo a trainer's
+own parameters are ahead of it by those of its changes that have not left yet, of each of which only
+one part in as many as there are trainers leaves at a time, and are some points worse.
 
-    python docs/convergence.py                    every mode, with 2 and 4 trainers: a table, and docs/convergence.svg  (minutes)
-    python docs/convergence.py --modes sync geo --trainers 2 --epochs 5
+    python docs/convergence.py                    every mode, with 2 and 4 trainers: a table, and
+    docs/convergence.svg  (minutes) python docs/convergence.py --modes sync geo --trainers 2
+    --epochs 5
 
-Each run is a real job: ``pserver launch`` with one server.  The picture needs matplotlib (``pip install matplotlib``).
-"""
+Each run is a real job: ``pserver launch`` with one server.  The picture needs matplotlib (``pip
+install matplotlib``)."""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ SERVER = Path(__file__)
 def data() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
     """1437 samples to learn from, and the images and labels of 360 to be judged by."""
     digits = load_digits()
-    images, labels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
+    images, labels = (
+        torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16,
+        torch.tensor(digits.target),
+    )
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     learn, judge = order[:1437], order[1437:]
     return TensorDataset(images[learn], labels[learn]), images[judge], labels[judge]
@@ -59,13 +65,21 @@ def network() -> nn.Module:
     """Two convolutions and two matrices."""
     torch.manual_seed(0)
     return nn.Sequential(
-        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
         *(nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
     )
 
 
 def trainer(mode: str, epochs: int, out: Path) -> None:
-    """One trainer of a run, or the whole of one that trains alone; the first one writes its losses and the accuracy."""
+    """One trainer of a run, or the whole of one that trains alone; the first one writes its losses
+    and the accuracy.
+    """
     strategy = None
     if MODES.get(mode) is not None:
         strategy = fleet.DistributedStrategy()
@@ -103,9 +117,32 @@ def run(mode: str, trainers: int, epochs: int) -> dict[str, Any]:
     """One job, from its start to its results."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "result.json"
-        script = [str(Path(__file__).resolve()), "--trainer", mode, "--epochs", str(epochs), "--out", str(out)]
-        launch = ["-m", "pserver", "launch", "--servers", "1", "--trainers", str(trainers), "--log-dir", scratch]
-        subprocess.run([sys.executable, *(launch if trainers else []), *script], check=True, capture_output=True, timeout=600)
+        script = [
+            str(Path(__file__).resolve()),
+            "--trainer",
+            mode,
+            "--epochs",
+            str(epochs),
+            "--out",
+            str(out),
+        ]
+        launch = [
+            "-m",
+            "pserver",
+            "launch",
+            "--servers",
+            "1",
+            "--trainers",
+            str(trainers),
+            "--log-dir",
+            scratch,
+        ]
+        subprocess.run(
+            [sys.executable, *(launch if trainers else []), *script],
+            check=True,
+            capture_output=True,
+            timeout=600,
+        )
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
@@ -121,13 +158,20 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
         window = torch.tensor(result["curve"]).unfold(0, min(40, len(result["curve"])), 1).mean(-1)
         for panel, column in zip(panels, (0, 1), strict=True):
             style = "k-" if name == "alone" else "--" if "4 trainers" in name else "-"
-            panel.plot(window[:, column], window[:, 2], style, linewidth=1, label=f"{name}: {result['accuracy']:.3f}")
+            panel.plot(
+                window[:, column],
+                window[:, 2],
+                style,
+                linewidth=1,
+                label=f"{name}: {result['accuracy']:.3f}",
+            )
     for panel, words in zip(panels, ("samples", "seconds"), strict=True):
         panel.set(xlabel=words, yscale="log")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("training loss (running mean)")
     title = (
-        f"Adam, its rate falling from {RATE:g} in every mode; behind each name the accuracy of what the servers hold at the end"
+        f"Adam, its rate falling from {RATE:g} in every mode; behind each name the accuracy "
+        "of what the servers hold at the end"
     )
     figure.suptitle(title)
     panels[1].legend(fontsize=7)
@@ -137,7 +181,9 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Runs what is asked for, one job after another, and prints a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--trainers", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--epochs", type=int, default=12)
@@ -154,7 +200,10 @@ def main() -> None:
             name = f"{mode}, {trainers} trainers"
             results[name] = run(mode, trainers, words.epochs)
             behind = results["alone"]["accuracy"] - results[name]["accuracy"]
-            print(f"{name}: accuracy {results[name]['accuracy']:.4f} ({-100 * behind:+.1f} points)", flush=True)
+            print(
+                f"{name}: accuracy {results[name]['accuracy']:.4f} ({-100 * behind:+.1f} points)",
+                flush=True,
+            )
     draw(results, words.out)
     print(f"picture: {words.out}")
 

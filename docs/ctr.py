@@ -1,11 +1,12 @@
-"""How fast does each mode learn clicks?  The AUC on unseen samples against the samples learned from; the best there is is known.
+"""How fast does each mode learn clicks?  The AUC on unseen samples against the samples learned
+from; the best there is is known.
 
-    python docs/ctr.py                              alone, and async, sync and k-step with 2 trainers: docs/ctr.svg  (minutes)
-    python docs/ctr.py --modes alone async --samples 100000
+    python docs/ctr.py                              alone, and async, sync and k-step with 2
+    trainers: docs/ctr.svg  (minutes) python docs/ctr.py --modes alone async --samples 100000
 
-DeepFM of trainer/examples/ctr.py on its generated clicks, with its defaults; a step of all trainers together has 512 samples.
-Each run is a real job: ``pserver launch`` with one server.  The picture needs matplotlib (``pip install matplotlib``).
-"""
+DeepFM of trainer/examples/ctr.py on its generated clicks, with its defaults; a step of all trainers
+together has 512 samples. Each run is a real job: ``pserver launch`` with one server.  The picture
+needs matplotlib (``pip install matplotlib``)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ UNSEEN = Generated(20_000, 4096, CATEGORIES, seed=1)
 
 
 def trainer(mode: str, samples: int, out: Path) -> None:
-    """One trainer of a run, or the whole of one that trains alone; the first one writes the curve."""
+    """One trainer of a run, or the whole of one that trains alone; the first one writes the
+    curve.
+    """
     torch.manual_seed(0)
     strategy = fleet.DistributedStrategy()
     strategy.a_sync, strategy.a_sync_configs = MODES.get(mode) is not None, MODES.get(mode) or {}
@@ -63,8 +66,26 @@ def run(mode: str, samples: int) -> list[tuple[int, float]]:
     """One job, from its start to its results."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "curve.json"
-        script = [str(Path(__file__).resolve()), "--trainer", mode, "--samples", str(samples), "--out", str(out)]
-        launch = ["-m", "pserver", "launch", "--servers", "1", "--trainers", "2", "--log-dir", scratch]
+        script = [
+            str(Path(__file__).resolve()),
+            "--trainer",
+            mode,
+            "--samples",
+            str(samples),
+            "--out",
+            str(out),
+        ]
+        launch = [
+            "-m",
+            "pserver",
+            "launch",
+            "--servers",
+            "1",
+            "--trainers",
+            "2",
+            "--log-dir",
+            scratch,
+        ]
         command = [sys.executable, *(launch if mode != "alone" else []), *script]
         subprocess.run(command, check=True, capture_output=True, timeout=1800)
         return json.loads(out.read_text())  # type: ignore[no-any-return]
@@ -72,7 +93,9 @@ def run(mode: str, samples: int) -> list[tuple[int, float]]:
 
 def best() -> float:
     """The AUC of the true logits."""
-    labels, logits = zip(*((batch[0].numpy(), truth) for batch, truth in UNSEEN.with_truth()), strict=True)
+    labels, logits = zip(
+        *((batch[0].numpy(), truth) for batch, truth in UNSEEN.with_truth()), strict=True
+    )
     return auc(np.concatenate(labels), np.concatenate(logits))
 
 
@@ -86,7 +109,13 @@ def draw(curves: dict[str, list[Any]], path: Path) -> None:
     figure, panel = pyplot.subplots(figsize=(8, 5))
     for name, curve in curves.items():
         samples, scores = zip(*curve, strict=True)
-        panel.plot(samples, scores, "k--" if name == "alone" else "-", marker=".", label=f"{name}: {scores[-1]:.4f}")
+        panel.plot(
+            samples,
+            scores,
+            "k--" if name == "alone" else "-",
+            marker=".",
+            label=f"{name}: {scores[-1]:.4f}",
+        )
     panel.axhline(best(), color="gray", linestyle=":", label=f"the truth itself: {best():.4f}")
     panel.set(xlabel="samples", ylabel="AUC on 20 000 unseen samples")
     panel.grid(alpha=0.3)
@@ -97,7 +126,9 @@ def draw(curves: dict[str, list[Any]], path: Path) -> None:
 
 def main() -> None:
     """Runs what is asked for, one job after another, and prints a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     modes = ("alone", "async", "sync", "k_step")
     parser.add_argument("--modes", nargs="+", choices=modes, default=modes)
     parser.add_argument("--samples", type=int, default=1_000_000)

@@ -1,12 +1,12 @@
-"""How much memory does a rank need at each level of group_sharded_parallel?  Against the theory, with Adam, on 1, 2 and 4 ranks.
+"""How much memory does a rank need at each level of group_sharded_parallel?  Against the theory,
+with Adam, on 1, 2 and 4 ranks.
 
-    python docs/sharding.py                       every level: a table, and docs/sharding.svg  (a minute)
-    python docs/sharding.py --levels os p_g_os --ranks 2
+    python docs/sharding.py                       every level: a table, and docs/sharding.svg  (a
+    minute) python docs/sharding.py --levels os p_g_os --ranks 2
 
-Measured are the bytes that tensors hold after a backward and after a step, the larger of the two, on the rank that has most; and
-by how much the process has grown, after a first small model, with what it works with.  The picture needs matplotlib
-(``pip install matplotlib``).
-"""
+Measured are the bytes that tensors hold after a backward and after a step, the larger of the two,
+on the rank that has most; and by how much the process has grown, after a first small model, with
+what it works with.  The picture needs matplotlib (``pip install matplotlib``)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def network(width: int) -> nn.Module:
 def theory(level: str, ranks: int, parameters: float, unit: float) -> float:
     """Bytes of a rank: parameters and gradients of equal size, and Adam's two moments."""
     shared = {"none": 0, "os": 2, "os_g": 3, "p_g_os": 4}[level]
-    return (4 - shared) * parameters + shared * parameters / ranks + (unit if level == "p_g_os" else 0)
+    return (
+        (4 - shared) * parameters + shared * parameters / ranks + (unit if level == "p_g_os" else 0)
+    )
 
 
 def held() -> int:
@@ -75,7 +77,11 @@ def train(level: str, width: int) -> tuple[int, int]:
     model = network(width)
     optimizer: Any = torch.optim.Adam(model.parameters())
     if level != "none":
-        options: dict[str, Any] = {"segment_size": 1} if level == "p_g_os" else {"buffer_max_size": 2 * width * (width + 1)}
+        options: dict[str, Any] = (
+            {"segment_size": 1}
+            if level == "p_g_os"
+            else {"buffer_max_size": 2 * width * (width + 1)}
+        )
         model, optimizer, _ = group_sharded_parallel(model, optimizer, level, **options)
     most = largest = 0
     for _ in range(3):
@@ -103,12 +109,26 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, panel = pyplot.subplots(figsize=(9, 4.5))
-    names = [f"{row['level']}\n{row['ranks']} rank{'s' if row['ranks'] > 1 else ''}" for row in rows]
+    names = [
+        f"{row['level']}\n{row['ranks']} rank{'s' if row['ranks'] > 1 else ''}" for row in rows
+    ]
     panel.bar(names, [row["held"] / 1e6 for row in rows], color="#9bb8d3", label="tensors")
-    panel.plot(names, [row["grown"] / 1e6 for row in rows], "o", color="#555555", label="growth of the process")
+    panel.plot(
+        names,
+        [row["grown"] / 1e6 for row in rows],
+        "o",
+        color="#555555",
+        label="growth of the process",
+    )
     for index, row in enumerate(rows):
         ends = (index - 0.45, index + 0.45)
-        panel.hlines(row["theory"] / 1e6, *ends, colors="#c23b22", linewidth=2, label="theory" if index == 0 else None)
+        panel.hlines(
+            row["theory"] / 1e6,
+            *ends,
+            colors="#c23b22",
+            linewidth=2,
+            label="theory" if index == 0 else None,
+        )
     panel.set_ylabel("MB on a rank")
     panel.grid(axis="y", alpha=0.3)
     panel.legend()
@@ -118,7 +138,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Runs what is asked for and prints a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--width", type=int, default=WIDTH)
@@ -126,12 +148,19 @@ def main() -> None:
     words = parser.parse_args()
     layers = [sum(p.nbytes for p in layer.parameters()) for layer in network(words.width)]
     rows = []
-    for level, ranks in [("none", 1), *((level, ranks) for level in words.levels for ranks in words.ranks)]:
+    for level, ranks in [
+        ("none", 1),
+        *((level, ranks) for level in words.levels for ranks in words.ranks),
+    ]:
         row = {"level": level, "ranks": ranks, **measure(level, ranks, words.width)}
         row["theory"] = theory(level, ranks, sum(layers), max(layers))
         rows.append(row)
         figures = [f"{key} {row[key] / 1e6:7.1f} MB" for key in ("held", "theory", "grown")]
-        print(f"{level:7} {ranks} ranks: {', '.join(figures)}; {row['held'] / row['theory']:.2f} of the theory", flush=True)
+        print(
+            f"{level:7} {ranks} ranks: {', '.join(figures)}; {row['held'] / row['theory']:.2f} of "
+            "the theory",
+            flush=True,
+        )
     draw(rows, words.out)
     print(f"picture: {words.out}")
 

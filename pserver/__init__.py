@@ -1,1 +1,3 @@
-"""The parameter server: what happens to a gradient after it arrives, and how processes reach one another."""
+"""The parameter server: what happens to a gradient after it arrives, and how processes reach one
+another.
+"""

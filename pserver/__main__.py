@@ -1,8 +1,7 @@
 """The command line: ``pserver``, or ``python -m pserver``.
 
-Flags and environment are read here and nowhere else.  Exit status 2 for what was typed wrongly, 1 for what went wrong, both with
-one line on stderr.
-"""
+Flags and environment are read here and nowhere else.  Exit status 2 for what was typed wrongly, 1
+for what went wrong, both with one line on stderr."""
 
 from __future__ import annotations
 
@@ -54,56 +53,162 @@ def parser() -> Parser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-    _add_serve(commands.add_parser("serve", help="run one parameter server", description=serve.__doc__))
-    _add_launch(commands.add_parser("launch", help="run a cluster here, or this host's part of one", description=launch.__doc__))
-    _add_plan(commands.add_parser("plan", help="show the split, bytes and memory of a job", description=plan.__doc__))
-    status_parser = commands.add_parser("status", help="ask running servers how they are", description=status.__doc__)
+    commands = root.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+    )
+    _add_serve(
+        commands.add_parser("serve", help="run one parameter server", description=serve.__doc__)
+    )
+    _add_launch(
+        commands.add_parser(
+            "launch",
+            help="run a cluster here, or this host's part of one",
+            description=launch.__doc__,
+        )
+    )
+    _add_plan(
+        commands.add_parser(
+            "plan", help="show the split, bytes and memory of a job", description=plan.__doc__
+        )
+    )
+    status_parser = commands.add_parser(
+        "status", help="ask running servers how they are", description=status.__doc__
+    )
     status_parser.add_argument("endpoints", metavar="HOST:PORT[,HOST:PORT...]")
-    status_parser.add_argument("--variables", action="store_true", help="the bytes of each variable too, in / out")
+    status_parser.add_argument(
+        "--variables", action="store_true", help="the bytes of each variable too, in / out"
+    )
     status_parser.set_defaults(run=status)
     return root
 
 
 def _add_serve(sub: argparse.ArgumentParser) -> None:
-    """Flags named as the fields of ServerConfig, without defaults: what is not typed stays as the file or the class has it."""
+    """Flags named as the fields of ServerConfig, without defaults: what is not typed stays as the
+    file or the class has it.
+    """
     sub.set_defaults(run=serve)
     add = sub.add_argument
     hide = argparse.SUPPRESS
-    add("--endpoint", metavar="HOST:PORT", default=hide, help="where to listen; port 0 is any free one (default: 127.0.0.1:0)")
-    add("--data-port", metavar="PORT", type=int, default=hide, help="port of the Arrow Flight streams (default: any free one)")
-    add("--transport", choices=TRANSPORTS, default=hide, help="the only carrier to offer (default: auto, all of them)")
-    add("--data-dir", metavar="DIR", default=hide, help="where trainers may save and load (default: nowhere)")
-    add("--deadline", metavar="SECONDS", dest="deadline_seconds", type=float, default=hide, help="a trainer's longest silence")
-    add("--start-deadline", metavar="SECONDS", dest="start_deadline_seconds", type=float, default=hide,
-        help="how long after the first trainer the last one may join")  # fmt: skip
-    add("--once", action="store_true", default=hide, help="end when the first job has left: 0, or 1 if it failed")
+    add(
+        "--endpoint",
+        metavar="HOST:PORT",
+        default=hide,
+        help="where to listen; port 0 is any free one (default: 127.0.0.1:0)",
+    )
+    add(
+        "--data-port",
+        metavar="PORT",
+        type=int,
+        default=hide,
+        help="port of the Arrow Flight streams (default: any free one)",
+    )
+    add(
+        "--transport",
+        choices=TRANSPORTS,
+        default=hide,
+        help="the only carrier to offer (default: auto, all of them)",
+    )
+    add(
+        "--data-dir",
+        metavar="DIR",
+        default=hide,
+        help="where trainers may save and load (default: nowhere)",
+    )
+    add(
+        "--deadline",
+        metavar="SECONDS",
+        dest="deadline_seconds",
+        type=float,
+        default=hide,
+        help="a trainer's longest silence",
+    )
+    add(
+        "--start-deadline",
+        metavar="SECONDS",
+        dest="start_deadline_seconds",
+        type=float,
+        default=hide,
+        help="how long after the first trainer the last one may join",
+    )
+    add(
+        "--once",
+        action="store_true",
+        default=hide,
+        help="end when the first job has left: 0, or 1 if it failed",
+    )
     add("--program", metavar="FILE", default=hide, help="a saved pserver program to start with")
-    add("--threads", metavar="N", type=int, default=hide, help="torch's threads for updates (default: torch's own choice)")
-    add("--config", metavar="FILE.toml", default=None, help="a file with these settings; flags override it")
+    add(
+        "--threads",
+        metavar="N",
+        type=int,
+        default=hide,
+        help="torch's threads for updates (default: torch's own choice)",
+    )
+    add(
+        "--config",
+        metavar="FILE.toml",
+        default=None,
+        help="a file with these settings; flags override it",
+    )
 
 
 def _add_launch(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(run=launch)
     add = sub.add_argument
-    add("--nccl2", action="store_true", help="the collective mode: trainers without servers, NCCL on GPUs, gloo on CPUs")
-    add("--devices", metavar="0,1,...", help="with --nccl2: the GPUs of this host's trainers, one each (default: all)")
-    add("--servers", metavar="N|HOST:PORT,...", help="how many to start here; or all servers of the cluster")
-    add("--trainers", metavar="N|HOST:PORT,...", help="how many to start here; or all trainers of the cluster")
+    add(
+        "--nccl2",
+        action="store_true",
+        help="the collective mode: trainers without servers, NCCL on GPUs, gloo on CPUs",
+    )
+    add(
+        "--devices",
+        metavar="0,1,...",
+        help="with --nccl2: the GPUs of this host's trainers, one each (default: all)",
+    )
+    add(
+        "--servers",
+        metavar="N|HOST:PORT,...",
+        help="how many to start here; or all servers of the cluster",
+    )
+    add(
+        "--trainers",
+        metavar="N|HOST:PORT,...",
+        help="how many to start here; or all trainers of the cluster",
+    )
     add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
     add("--transport", choices=TRANSPORTS, help="how tensors travel (default: auto)")
-    add("--deadline", metavar="SECONDS", type=float, help="the longest silence of a process that is not yet a loss")
+    add(
+        "--deadline",
+        metavar="SECONDS",
+        type=float,
+        help="the longest silence of a process that is not yet a loss",
+    )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
-    add("--log-dir", metavar="DIR", default="logs", help="where each process's output is filed (default: logs)")
+    add(
+        "--log-dir",
+        metavar="DIR",
+        default="logs",
+        help="where each process's output is filed (default: logs)",
+    )
     add("script", metavar="SCRIPT", help="what each trainer runs")
-    add("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="given to the script as they are")
+    add(
+        "arguments",
+        metavar="ARGS",
+        nargs=argparse.REMAINDER,
+        help="given to the script as they are",
+    )
 
 
 def _add_plan(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(run=plan)
     sub.add_argument("script", metavar="SCRIPT", help="what each trainer would run")
     _add_numbers(sub)
-    sub.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="given to the script as they are")
+    sub.add_argument(
+        "arguments",
+        metavar="ARGS",
+        nargs=argparse.REMAINDER,
+        help="given to the script as they are",
+    )
 
 
 def _add_numbers(sub: argparse.ArgumentParser) -> None:
@@ -112,13 +217,19 @@ def _add_numbers(sub: argparse.ArgumentParser) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Runs one parameter server.  It prints one line when it is ready, and ends with 0 on SIGTERM or Ctrl-C after draining."""
+    """Runs one parameter server.
+
+    It prints one line when it is ready, and ends with 0 on SIGTERM or Ctrl-C after draining.
+    """
     names = {field.name for field in dataclasses.fields(ServerConfig)}
-    settings = _from_environment(os.environ) | (_read(arguments.config, names) if arguments.config else {})
+    settings = _from_environment(os.environ) | (
+        _read(arguments.config, names) if arguments.config else {}
+    )
     settings |= {name: value for name, value in vars(arguments).items() if name in names}
     config = _checked(lambda: ServerConfig(**settings))
     share_heap()
-    from pserver import server  # here, because torch takes a second to import, which --help need not
+    # here, because torch takes a second to import, which --help need not
+    from pserver import server
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return server.serve(config)
@@ -129,7 +240,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "PSERVER_TRANSPORT" in environ:
         found["transport"] = environ["PSERVER_TRANSPORT"]
-    for name, field in (("PSERVER_DEADLINE", "deadline_seconds"), ("PSERVER_START_DEADLINE", "start_deadline_seconds")):
+    for name, field in (
+        ("PSERVER_DEADLINE", "deadline_seconds"),
+        ("PSERVER_START_DEADLINE", "start_deadline_seconds"),
+    ):
         try:
             found |= {field: float(environ[name])} if environ.get(name) else {}
         except ValueError:
@@ -138,17 +252,24 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def launch(arguments: argparse.Namespace) -> int:
-    """Starts servers and trainers (or trainers alone), prefixes and files their output, and ends with the job's exit status."""
+    """Starts servers and trainers (or trainers alone), prefixes and files their output, and ends
+    with the job's exit status.
+    """
     if arguments.nccl2 and arguments.servers is not None:
         raise _Usage("--servers: expected none with --nccl2, where trainers do without")
     if not arguments.nccl2 and (arguments.servers is None or arguments.trainers is None):
-        raise _Usage("expected both --servers and --trainers, as numbers or as lists of HOST:PORT; or --nccl2 with --trainers")
+        raise _Usage(
+            "expected both --servers and --trainers, as numbers or as lists of HOST:PORT; or "
+            "--nccl2 with --trainers"
+        )
     from pserver import cluster, launch
 
     def described() -> cluster.Cluster:
         servers: tuple[str, ...] = ()
         if arguments.nccl2:
-            trainers, devices = cluster.trainers_only(arguments.trainers, arguments.devices, arguments.host)
+            trainers, devices = cluster.trainers_only(
+                arguments.trainers, arguments.devices, arguments.host
+            )
         else:
             servers, trainers = cluster.sides(arguments.servers, arguments.trainers, arguments.host)
             devices = None if arguments.devices is None else tuple(arguments.devices.split(","))
@@ -175,17 +296,22 @@ def plan(arguments: argparse.Namespace) -> int:
     """
     from pserver import plan
 
-    after = Parser(prog="pserver plan", add_help=False, allow_abbrev=False)  # the numbers may stand behind the script's arguments
+    # the numbers may stand behind the script's arguments
+    after = Parser(prog="pserver plan", add_help=False, allow_abbrev=False)
     _add_numbers(after)
     numbers, rest = after.parse_known_args(arguments.arguments)
-    servers, trainers = (getattr(numbers, name) or getattr(arguments, name) for name in ("servers", "trainers"))
+    servers, trainers = (
+        getattr(numbers, name) or getattr(arguments, name) for name in ("servers", "trainers")
+    )
     if not servers or not trainers or servers < 1 or trainers < 1:
         raise _Usage("expected both --servers and --trainers, as numbers of 1 or more")
     return plan.show(arguments.script, rest, servers, trainers, os.environ)
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Shows each server's state, what it holds, its trainers, and the bytes that have gone through it."""
+    """Shows each server's state, what it holds, its trainers, and the bytes that have gone through
+    it.
+    """
     from rich.console import Console
 
     from pserver import config, status
@@ -193,7 +319,9 @@ def status(arguments: argparse.Namespace) -> int:
     endpoints = [endpoint.strip() for endpoint in arguments.endpoints.split(",")]
     _checked(lambda: [config.split_endpoint(endpoint) for endpoint in endpoints])
     console = Console()
-    return status.show(endpoints, console if console.is_terminal else Console(width=WIDE), arguments.variables)
+    return status.show(
+        endpoints, console if console.is_terminal else Console(width=WIDE), arguments.variables
+    )
 
 
 class _Usage(Exception):
@@ -215,12 +343,18 @@ def _read(path: str, names: set[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise _Usage(f"--config {path}: {error}") from error
     if unknown := sorted(set(settings) - names):
-        raise _Usage(f"--config {path}: unknown key {', '.join(unknown)}; expected some of {', '.join(sorted(names))}")
+        raise _Usage(
+            f"--config {path}: unknown key {', '.join(unknown)}; expected some of "
+            f"{', '.join(sorted(names))}"
+        )
     for name, value in settings.items():
         default = getattr(ServerConfig(), name)
         kind = str if default is None else type(default)
         if type(value) is not kind and not (kind is float and type(value) is int):
-            raise _Usage(f"--config {path}: {name}: expected a value like {default or 'TEXT'!r}, got {value!r}")
+            raise _Usage(
+                f"--config {path}: {name}: expected a value like {default or 'TEXT'!r}, got "
+                f"{value!r}"
+            )
     return settings
 
 

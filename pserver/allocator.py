@@ -1,15 +1,16 @@
 """Keeps freed memory in the process, so that the buffers of the next step are warm.
 
-[Note: warm buffers]  A page that the kernel has just mapped costs a fault and a clearing: copying into fresh pages runs at less
-than a tenth of the speed of copying into pages used before.  By default glibc maps and unmaps every buffer of more than a
-few hundred KB, which is every frame of ours, so each would be paid for anew.
+[Note: warm buffers]  A page that the kernel has just mapped costs a fault and a clearing: copying
+into fresh pages runs at less than a tenth of the speed of copying into pages used before.  By
+default glibc maps and unmaps every buffer of more than a few hundred KB, which is every frame of
+ours, so each would be paid for anew.
 
-[Note: holes]  The price is that a hole in the heap stays where it is: what a start took and gave back, and the places that large
-tensors, freed and made again at each step, left for others when something small had settled in them.  So a trainer gives the
-pages of its holes back after it has joined and after its 1st, 2nd, 4th, ... step, which costs nothing much, because they are
-seldom, and keeps only what steps use.  A server does the same.  Large buffers that are kept from step to step do not come from
-the heap at all.
-"""
+[Note: holes]  The price is that a hole in the heap stays where it is: what a start took and gave
+back, and the places that large tensors, freed and made again at each step, left for others when
+something small had settled in them.  So a trainer gives the pages of its holes back after it has
+joined and after its 1st, 2nd, 4th, ... step, which costs nothing much, because they are seldom, and
+keeps only what steps use.  A server does the same.  Large buffers that are kept from step to step
+do not come from the heap at all."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ import torch
 from pserver.heap import share_heap
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
-MMAP_BYTES = 2**25  # the most that glibc accepts: larger blocks (a whole table) are still mapped on their own
+# the most that glibc accepts: larger blocks (a whole table) are still mapped on their own
+MMAP_BYTES = 2**25
 TRIM_BYTES = 2**30  # free memory at the top of the heap that is kept
 PAD_BYTES = 2**24  # by how much more than asked for the heap grows
 
@@ -30,7 +32,8 @@ LARGE_BYTES = 2**20  # a buffer of its own pages wastes next to nothing of them
 
 
 def keep_memory(shared: bool = False) -> bool:
-    """Tells malloc so, for the rest of the process's life; False where malloc does not take advice (not glibc).
+    """Tells malloc so, for the rest of the process's life; False where malloc does not take advice
+    (not glibc).
 
     Args:
         shared: all threads use one heap; see heap.py.
@@ -38,8 +41,14 @@ def keep_memory(shared: bool = False) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES), (M_TOP_PAD, PAD_BYTES))
-    return all([mallopt(name, value) == 1 for name, value in settings]) and (not shared or share_heap())
+    settings = (
+        (M_MMAP_THRESHOLD, MMAP_BYTES),
+        (M_TRIM_THRESHOLD, TRIM_BYTES),
+        (M_TOP_PAD, PAD_BYTES),
+    )
+    return all([mallopt(name, value) == 1 for name, value in settings]) and (
+        not shared or share_heap()
+    )
 
 
 def trim_memory() -> bool:
@@ -49,8 +58,12 @@ def trim_memory() -> bool:
 
 
 def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor, with anything in it, that is kept for long: a large one has pages of its own, which go back when it is freed."""
+    """A tensor, with anything in it, that is kept for long: a large one has pages of its own, which
+    go back when it is freed.
+    """
     size = dtype.itemsize * torch.Size(shape).numel()
     if size < LARGE_BYTES:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype).view(shape)
+    return torch.frombuffer(
+        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype
+    ).view(shape)

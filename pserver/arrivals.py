@@ -1,7 +1,8 @@
-"""The gradients of one step as they arrive over one stream: part by part, compressed or not, whole or refused.  Pure bookkeeping.
+"""The gradients of one step as they arrive over one stream: part by part, compressed or not, whole
+or refused.  Pure bookkeeping.
 
-Buffers are kept from step to step, so that their pages stay mapped; a stream that is opened again has others.
-"""
+Buffers are kept from step to step, so that their pages stay mapped; a stream that is opened again
+has others."""
 
 from __future__ import annotations
 
@@ -24,9 +25,14 @@ class Arrivals:
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries
-        travels = {name: layout(name, entry.value, entry.compression) for name, entry in entries.items()}
-        self._parts = {name: tuple(tensors) for name, tensors in travels.items()}  # slice -> its tensors' names on the wire
-        self._layout = {name: form for tensors in travels.values() for name, form in tensors.items()}
+        travels = {
+            name: layout(name, entry.value, entry.compression) for name, entry in entries.items()
+        }
+        # slice -> its tensors' names on the wire
+        self._parts = {name: tuple(tensors) for name, tensors in travels.items()}
+        self._layout = {
+            name: form for tensors in travels.values() for name, form in tensors.items()
+        }
         self._buffers: dict[str, torch.Tensor] = {}  # by name on the wire
         self._gradients: dict[str, torch.Tensor] = {}  # decoded, by slice
         self._received: dict[str, int] = {}  # bytes, by name on the wire
@@ -39,7 +45,9 @@ class Arrivals:
             CorruptFrame: another step is under way.
         """
         if self._received and step != self._step:
-            raise CorruptFrame(f"gradients of step {step} among those of step {self._step}, which is not committed")
+            raise CorruptFrame(
+                f"gradients of step {step} among those of step {self._step}, which is not committed"
+            )
         self._step = step
 
     def destination(self, part: Part) -> torch.Tensor:
@@ -50,7 +58,8 @@ class Arrivals:
         """
         if part.name not in self._layout:
             raise Unprepared(
-                f"slice {part.name!r} is not updated in this lane of this server: a gradient for it belongs elsewhere"
+                f"slice {part.name!r} is not updated in this lane of this server: a gradient for "
+                "it belongs elsewhere"
             )
         if part.name not in self._buffers:
             dtype, shape = self._layout[part.name]
@@ -66,7 +75,10 @@ class Arrivals:
         for part in header.parts:
             begin = self._received.get(part.name, 0)
             if part.offset != begin:
-                raise CorruptFrame(f"gradient of {part.name!r}: expected bytes from {begin} on, got them from {part.offset}")
+                raise CorruptFrame(
+                    f"gradient of {part.name!r}: expected bytes from {begin} on, got them from "
+                    f"{part.offset}"
+                )
             self._received[part.name] = begin + part.size
 
     def complete(self, step: int, absent: Collection[str]) -> dict[str, torch.Tensor]:
@@ -81,7 +93,10 @@ class Arrivals:
         """
         unknown = set(absent) - set(self._entries)
         if unknown:
-            raise Unprepared(f"slice {min(unknown)!r}, absent in step {step}, is not updated in this lane of this server")
+            raise Unprepared(
+                f"slice {min(unknown)!r}, absent in step {step}, is not updated in this lane of "
+                "this server"
+            )
         gradients = {
             name: self._decoded(name)
             for name, entry in self._entries.items()
@@ -97,7 +112,10 @@ class Arrivals:
             if absent and got is None:
                 continue
             if got != expected or absent or (self._step != step and self._received):
-                raise CorruptFrame(f"step {step}: expected {expected} bytes of the gradient of {part!r}, got {got or 0}")
+                raise CorruptFrame(
+                    f"step {step}: expected {expected} bytes of the gradient of {part!r}, got "
+                    f"{got or 0}"
+                )
         return not absent
 
     def _decoded(self, name: str) -> torch.Tensor:

@@ -1,6 +1,8 @@
-"""A fault injector for control calls: what the network may do to Join, Leave, Barrier and the others.
+"""A fault injector for control calls: what the network may do to Join, Leave, Barrier and the
+others.
 
-Only tests and the history checker use it, beside :mod:`pserver.faults`, which does the same to streams.
+Only tests and the history checker use it, beside :mod:`pserver.faults`, which does the same to
+streams.
 
 ===========  =====================================================================
 action       what happens to a call
@@ -36,7 +38,10 @@ SLOW_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class CallPoint:
-    """One fault: what happens, to which call ("Join", ...).  ``occurrence`` counts such calls from 1, of all trainers."""
+    """One fault: what happens, to which call ("Join", ...).
+
+    ``occurrence`` counts such calls from 1, of all trainers.
+    """
 
     action: str
     call: str
@@ -48,7 +53,8 @@ class CallInjector:
 
     Args:
         points: named faults.
-        seed: of the random ones; the same seed decides the same for the n-th call of a kind to a server.
+        seed: of the random ones; the same seed decides the same for the n-th call of a kind to a
+            server.
         rate: the part of the calls that something happens to at random.
         names: port -> the server's name.
 
@@ -57,7 +63,11 @@ class CallInjector:
     """
 
     def __init__(
-        self, points: Sequence[CallPoint] = (), seed: object = 0, rate: float = 0.0, names: Mapping[int, str] | None = None
+        self,
+        points: Sequence[CallPoint] = (),
+        seed: object = 0,
+        rate: float = 0.0,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         self.names = dict(names or {})
         self.done: Counter[tuple[str, str, str]] = Counter()
@@ -71,14 +81,20 @@ class CallInjector:
         """What happens to a call: an action, or "" for nothing."""
         with self._lock:
             self._calls[call] += 1
-            named = (point.action for point in self._points if (point.call, point.occurrence) == (call, self._calls[call]))
+            named = (
+                point.action
+                for point in self._points
+                if (point.call, point.occurrence) == (call, self._calls[call])
+            )
             action = next(named, "") or self._random(call, server)
             if action:
                 self.done[action, "call", call] += 1
             return action
 
     def _random(self, call: str, server: str) -> str:
-        draw = self._draws.setdefault((call, server), random.Random(f"{self._seed} {call} {server}"))
+        draw = self._draws.setdefault(
+            (call, server), random.Random(f"{self._seed} {call} {server}")
+        )
         return draw.choice(CALL_ACTIONS) if draw.random() < self._rate else ""
 
 
@@ -104,11 +120,19 @@ class FaultyControl(ControlClient):
     def __init__(self, injector: CallInjector, endpoint: str, deadline_seconds: float) -> None:
         super().__init__(endpoint, deadline_seconds)
         server = injector.names.get(split_endpoint(endpoint)[1], endpoint)
-        self._calls = {name: partial(self._faulty, injector, server, name, call) for name, call in self._calls.items()}
+        self._calls = {
+            name: partial(self._faulty, injector, server, name, call)
+            for name, call in self._calls.items()
+        }
 
     @staticmethod
     def _faulty(
-        injector: CallInjector, server: str, name: str, call: Callable[..., Any], request: object, timeout: float
+        injector: CallInjector,
+        server: str,
+        name: str,
+        call: Callable[..., Any],
+        request: object,
+        timeout: float,
     ) -> object:
         action = injector.decide(name, server)
         if action == "lost":

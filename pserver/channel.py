@@ -1,17 +1,20 @@
-"""A trainer's tensor stream to one server, for one lane: one request at a time, asked again after a broken connection.
+"""A trainer's tensor stream to one server, for one lane: one request at a time, asked again after a
+broken connection.
 
-Two threads serve a channel, so that tensors leave while the script computes and arrive while it waits for another server::
+Two threads serve a channel, so that tensors leave while the script computes and arrive while it
+waits for another server::
 
     outbox      sends queued frames, in order
     inbox       receives frames: values to where they belong, answers to whoever waits for them
 
-[Note: asking again]  A request (a step, a pull, an upload) is a run of frames that ends in one answer, DONE.  Until the answer
-has come the channel keeps the frames (references, no copies).  When the stream breaks, the inbox opens another, says HELLO and
-queues the same frames again: the server applies a step once, however often it comes, and answers it again.  Streams are numbered:
-frames queued for an earlier one are not sent twice, and the server stops listening to it.  While a request is unanswered the
-outbox sends PROBE from time to time, behind which a loss shows (:mod:`pserver.numbered`).  If streams keep breaking for the
-deadline, with nothing received in between, the server is lost.
-"""
+[Note: asking again]  A request (a step, a pull, an upload) is a run of frames that ends in one
+answer, DONE.  Until the answer has come the channel keeps the frames (references, no copies).  When
+the stream breaks, the inbox opens another, says HELLO and queues the same frames again: the server
+applies a step once, however often it comes, and answers it again.  Streams are numbered: frames
+queued for an earlier one are not sent twice, and the server stops listening to it.  While a request
+is unanswered the outbox sends PROBE from time to time, behind which a loss shows
+(:mod:`pserver.numbered`).  If streams keep breaking for the deadline, with nothing received in
+between, the server is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ from pserver.wire_pb2 import Commit, Done, Frame, Kind, Part
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.2  # between two tries to open a stream again
-PROBE_SECONDS = 1.0  # from a request's last frame to the first PROBE; each further one takes twice as long, up to
+# from a request's last frame to the first PROBE; each further one takes twice as long, up to
+PROBE_SECONDS = 1.0
 MOST_PROBE_SECONDS = 16.0
 
 Outgoing = tuple[Frame, Sequence[Buffer]]
@@ -44,13 +48,18 @@ class Channel:
 
     Args:
         open_stream: connects and says HELLO, with the stream's number.
-        landing: where the values of a variable go, as ``codec.scatter`` wants it; called in the inbox thread.
+        landing: where the values of a variable go, as ``codec.scatter`` wants it; called in the
+            inbox thread.
         deadline_seconds: how long a broken stream may stay broken.
         name: for messages: "server 0 at HOST:PORT".
     """
 
     def __init__(
-        self, open_stream: Callable[[int], Stream], landing: Callable[[Part], torch.Tensor], deadline_seconds: float, name: str
+        self,
+        open_stream: Callable[[int], Stream],
+        landing: Callable[[Part], torch.Tensor],
+        deadline_seconds: float,
+        name: str,
     ) -> None:
         self.bytes_out = 0
         self.bytes_in = 0
@@ -60,7 +69,8 @@ class Channel:
         self._landing = landing
         self._deadline = deadline_seconds
         self._name = name
-        self._breaking: tuple[float, int] | None = None  # since when, and how often, streams broke with nothing received
+        # since when, and how often, streams broke with nothing received
+        self._breaking: tuple[float, int] | None = None
         self._opened = 1  # streams that were tried
         self._patience = PROBE_SECONDS
         self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
@@ -80,15 +90,22 @@ class Channel:
         for thread in self._threads:
             thread.start()
 
-    # ---- requests ------------------------------------------------------------------------------------------------
+    # ---- requests ----
 
     def begin(self) -> Future[Done]:
-        """A new request: its answer, or the failure that came instead.  The one before has been answered."""
+        """A new request: its answer, or the failure that came instead.
+
+        The one before has been answered.
+        """
         self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)
         with self._lock:
             self._requests += 1
             self._request, self._answer, self._norms = [], Future(), Future()
-            ended = Unreachable(f"{self._name}: this trainer has closed the connection") if self._closing else None
+            ended = (
+                Unreachable(f"{self._name}: this trainer has closed the connection")
+                if self._closing
+                else None
+            )
             if (failure := self.failure or ended) is not None:
                 self._answer.set_exception(failure)
                 self._norms.set_exception(failure)
@@ -96,11 +113,15 @@ class Channel:
 
     @property
     def norms(self) -> Future[Mapping[str, float]]:
-        """This server's part of the squared norms in the step under way, where norms clip on servers."""
+        """This server's part of the squared norms in the step under way, where norms clip on
+        servers.
+        """
         return self._norms
 
     def post(self, kind: Kind, step: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Queues tensors to be sent, small ones together; their memory stays as it is until the answer has come."""
+        """Queues tensors to be sent, small ones together; their memory stays as it is until the
+        answer has come.
+        """
         for frame in self._packer.add(kind, step, tensors):
             self._queue(frame)
 
@@ -132,10 +153,13 @@ class Channel:
             self._request.append(frame)
             self._outgoing.put((self._number, frame))
 
-    # ---- the end -------------------------------------------------------------------------------------------------
+    # ---- the end ----
 
     def fail(self, error: PServerError) -> None:
-        """Ends the channel: whoever waits for it, or asks next, gets the error.  The first error stays."""
+        """Ends the channel: whoever waits for it, or asks next, gets the error.
+
+        The first error stays.
+        """
         with self._lock:
             if self.failure is not None or self._closing:
                 return
@@ -147,7 +171,10 @@ class Channel:
         stream.cancel()
 
     def close(self, abruptly: bool = False) -> None:
-        """Says BYE and ends the threads; ``abruptly`` says nothing.  Who still waits for an answer hears that none will come."""
+        """Says BYE and ends the threads; ``abruptly`` says nothing.
+
+        Who still waits for an answer hears that none will come.
+        """
         with self._lock:
             self._closing = True
             abruptly = abruptly or self.failure is not None
@@ -163,9 +190,11 @@ class Channel:
         with self._lock:
             for future in (self._answer, self._norms):
                 if not future.done():
-                    future.set_exception(Unreachable(f"{self._name}: this trainer has closed the connection"))
+                    future.set_exception(
+                        Unreachable(f"{self._name}: this trainer has closed the connection")
+                    )
 
-    # ---- the two threads -----------------------------------------------------------------------------------------
+    # ---- the two threads ----
 
     def _outbox(self) -> None:
         while (item := self._next()) is not None:
@@ -187,7 +216,9 @@ class Channel:
             self.fail(error)
 
     def _next(self) -> tuple[int, Outgoing] | None:
-        """The next frame; a PROBE where none comes for some time and the request is unanswered; None at the end."""
+        """The next frame; a PROBE where none comes for some time and the request is unanswered;
+        None at the end.
+        """
         while True:
             with self._lock:
                 waiting = bool(self._request) and not self._answer.done()
@@ -228,11 +259,16 @@ class Channel:
             elif header.kind == Kind.NORMS:
                 self._resolve(self._norms, dict(header.norms.squared))
             elif header.kind == Kind.FAILURE:
-                self.fail(from_wire(header.failure.error, f"{self._name}: {header.failure.message}"))
+                self.fail(
+                    from_wire(header.failure.error, f"{self._name}: {header.failure.message}")
+                )
             elif header.kind == Kind.DRAIN:
                 self.fail(ServerLost(f"{self._name} is shutting down"))
             elif header.kind != Kind.PROBE:
-                raise CorruptFrame(f"{self._name}: expected VALUE, DONE, NORMS, FAILURE, DRAIN or PROBE, got kind {header.kind}")
+                raise CorruptFrame(
+                    f"{self._name}: expected VALUE, DONE, NORMS, FAILURE, DRAIN or PROBE, got "
+                    f"kind {header.kind}"
+                )
 
     def _answered(self, done: Done) -> None:
         """The request is over: nobody will ask for its frames again, whose tensors may be freed."""
@@ -253,7 +289,11 @@ class Channel:
             since, times = self._breaking or (time.monotonic(), 0)
             self._breaking = since, times + 1
             if time.monotonic() - since > self._deadline:
-                self.fail(ServerLost(f"{self._name}: streams have broken for {self._deadline:g} s: {reason}"))
+                self.fail(
+                    ServerLost(
+                        f"{self._name}: streams have broken for {self._deadline:g} s: {reason}"
+                    )
+                )
             elif times:
                 time.sleep(RETRY_SECONDS)
             try:
@@ -269,7 +309,9 @@ class Channel:
         return False
 
     def _take(self, stream: Stream) -> bool:
-        """The channel's stream from here on, on which an unanswered request is sent again; False where the channel has ended."""
+        """The channel's stream from here on, on which an unanswered request is sent again; False
+        where the channel has ended.
+        """
         with self._lock:
             ended = self._closing or self.failure is not None
             if not ended:

@@ -6,16 +6,16 @@ A checkpoint is a directory::
     tensors-0f3a9c....safetensors        the tensors
     rows-77d01e....safetensors           a chunk of a table's rows; as many files as it takes
 
-[Note: what makes a checkpoint complete]  ``checkpoint.json`` is written last, under another name, and renamed; that rename is
-the only moment at which anything changes for a reader.  Before it the old ``checkpoint.json`` still lists the old files, which
-are removed only afterwards; so whenever the process or the machine stops, a reader finds the old checkpoint or the new one.
-(Renaming whole directories can't do that: one that is not empty can't be replaced in one step.)  Every file is flushed to the
-disk before the rename that refers to it, and the directory before and after it.  What a stopped save leaves, the next one
-removes.
+[Note: what makes a checkpoint complete]  ``checkpoint.json`` is written last, under another name,
+and renamed; that rename is the only moment at which anything changes for a reader.  Before it the
+old ``checkpoint.json`` still lists the old files, which are removed only afterwards; so whenever
+the process or the machine stops, a reader finds the old checkpoint or the new one. (Renaming whole
+directories can't do that: one that is not empty can't be replaced in one step.)  Every file is
+flushed to the disk before the rename that refers to it, and the directory before and after it.
+What a stopped save leaves, the next one removes.
 
-A checkpoint may hold only what changed of its tables since another one, its base: see [Note: chains of checkpoints] in
-pserver/manifest.py.
-"""
+A checkpoint may hold only what changed of its tables since another one, its base: see [Note: chains
+of checkpoints] in pserver/manifest.py."""
 
 from __future__ import annotations
 
@@ -40,21 +40,28 @@ from pserver.table_files import Chunk, Layer
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that was written: its directory, and the identity that no other has.  A delta names it as its base."""
+    """A checkpoint that was written: its directory, and the identity that no other has.
+
+    A delta names it as its base.
+    """
 
     path: str
     identity: str
 
 
-def save(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> Saved:
-    """Writes a checkpoint of tensors to the directory ``path``, in place of the one that may be there.
+def save(
+    path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]
+) -> Saved:
+    """Writes a checkpoint of tensors to the directory ``path``, in place of the one that may be
+    there.
 
-    Tensors may be on any device and of any dtype and layout of strides; ``meta`` is whatever JSON holds.  One process at a time
-    writes to a directory.
+    Tensors may be on any device and of any dtype and layout of strides; ``meta`` is whatever JSON
+    holds.  One process at a time writes to a directory.
 
     Raises:
         TypeError: ``meta`` holds something that is not JSON.
-        OSError: the disk is full, or refuses.  The old checkpoint is still the one that ``load`` gives.
+        OSError: the disk is full, or refuses.  The old checkpoint is still the one that ``load``
+            gives.
     """
     json.dumps(dict(meta))  # refuse before anything is written
     with writing(path) as writer:
@@ -75,11 +82,13 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[st
 
 @contextmanager
 def writing(path: str | os.PathLike[str], base: Saved | None = None) -> Iterator[Writer]:
-    """Writes a checkpoint piece by piece; what is there before :meth:`Writer.commit` returns stays what a reader finds.
+    """Writes a checkpoint piece by piece; what is there before :meth:`Writer.commit` returns stays
+    what a reader finds.
 
     Args:
         path: the checkpoint's directory.  With a base it may be the base's own.
-        base: the checkpoint that this one continues: tables' chunks then hold rows that changed since, and "removed" ids.
+        base: the checkpoint that this one continues: tables' chunks then hold rows that changed
+            since, and "removed" ids.
 
     Raises:
         ValueError: the base is missing, or was replaced since; nothing is written.
@@ -92,11 +101,13 @@ def writing(path: str | os.PathLike[str], base: Saved | None = None) -> Iterator
 
 
 def reading(path: str | os.PathLike[str]) -> Reader:
-    """Opens a checkpoint, with all that it continues.  Every file is checked before anything is given out.
+    """Opens a checkpoint, with all that it continues.  Every file is checked before anything is
+    given out.
 
     Raises:
         FileNotFoundError: there is no complete checkpoint.
-        ValueError: there is one, and a file of it, or of one that it continues, is missing, torn or changed.
+        ValueError: there is one, and a file of it, or of one that it continues, is missing, torn or
+            changed.
     """
     links = list(manifest.chain(manifest.read(Path(path).resolve())))
     for link in links:
@@ -115,10 +126,11 @@ def present(path: str | os.PathLike[str]) -> Saved:
 
 
 def compact(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Saved:
-    """Writes the state at the end of a chain as one checkpoint that continues nothing.  ``target`` may be ``path``.
+    """Writes the state at the end of a chain as one checkpoint that continues nothing.  ``target``
+    may be ``path``.
 
-    Memory holds the tensors, one chunk and, up to a bound, the ids that changed.  See [Note: merging a chain] in
-    pserver/table_files.py.
+    Memory holds the tensors, one chunk and, up to a bound, the ids that changed.  See [Note:
+    merging a chain] in pserver/table_files.py.
 
     Raises:
         FileNotFoundError, ValueError: as :func:`reading` does; ``target`` is left as it was.
@@ -153,7 +165,8 @@ class Writer:
         partial = self._directory / f"{manifest.PARTIAL}{secrets.token_hex(8)}"
         partial.mkdir(parents=True)
         try:
-            safetensors.torch.save_file(_detached(named), partial / data.name)  # which writes to a name of its own at first
+            # which writes to a name of its own at first
+            safetensors.torch.save_file(_detached(named), partial / data.name)
             os.replace(partial / data.name, data)
         finally:
             shutil.rmtree(partial)
@@ -189,14 +202,17 @@ class Writer:
         Raises:
             TypeError: ``meta`` holds something that is not JSON.
             ValueError: the base is missing, or was replaced meanwhile.
-            OSError: the disk is full, or refuses.  The old checkpoint is still the one that is read.
+            OSError: the disk is full, or refuses.  The old checkpoint is still the one that is
+                read.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         self._content = manifest.encode(meta, self._files, self._tables, self._base)
         return Saved(str(self._directory), manifest.commit(self._directory, self._content).identity)
 
     def close(self) -> None:
-        """Removes what was written, if no checkpoint refers to it: a full disk gets its space back."""
+        """Removes what was written, if no checkpoint refers to it: a full disk gets its space
+        back.
+        """
         if not manifest.refers(self._directory, self._content):
             for name in self._files:
                 (self._directory / name).unlink(missing_ok=True)
@@ -228,19 +244,25 @@ class Reader:
         return found
 
     def chunks(self, table: str, most_ids: int = table_files.MOST_IDS) -> Iterator[Chunk]:
-        """A table's rows, a chunk at a time: each id once, as it is at the end of the chain, and none that was removed.
+        """A table's rows, a chunk at a time: each id once, as it is at the end of the chain, and
+        none that was removed.
 
         Args:
-            most_ids: of the checkpoints that continue another one, to hold in memory (8 bytes each); the chain is read more
-                than once where there are more.
+            most_ids: of the checkpoints that continue another one, to hold in memory (8 bytes
+                each); the chain is read more than once where there are more.
 
         Raises:
             KeyError: there is no such table.
             ValueError: a file was changed or removed since the checkpoint was opened.
         """
         if table not in self.tables:
-            raise KeyError(f"{self.saved.path}: no table {table!r}; expected one of {', '.join(self.tables) or 'none'}")
-        return table_files.merged([_layer(link, link.tables.get(table, [])) for link in self._links], most_ids)
+            raise KeyError(
+                f"{self.saved.path}: no table {table!r}; expected one of "
+                f"{', '.join(self.tables) or 'none'}"
+            )
+        return table_files.merged(
+            [_layer(link, link.tables.get(table, [])) for link in self._links], most_ids
+        )
 
 
 def _layer(link: Manifest, names: list[str]) -> Layer:

@@ -1,9 +1,10 @@
-"""A trainer's connection to one server: its control calls, a channel of tensors for each lane, its heartbeat.
+"""A trainer's connection to one server: its control calls, a channel of tensors for each lane, its
+heartbeat.
 
-[Note: silence]  The heartbeat has a connection and a thread of its own.  A server that has not answered one for longer than the
-deadline is lost: its channels are ended, and whoever waits for them gets :class:`~pserver.errors.ServerLost`.  A server that
-answers, but whose job has failed, says so, and whoever waits gets what it says.
-"""
+[Note: silence]  The heartbeat has a connection and a thread of its own.  A server that has not
+answered one for longer than the deadline is lost: its channels are ended, and whoever waits for
+them gets :class:`~pserver.errors.ServerLost`.  A server that answers, but whose job has failed,
+says so, and whoever waits gets what it says."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ Landing = Callable[[Part], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a trainer says of itself on joining: ``manifest`` is the plan's, ``incarnation`` new for each start of the process."""
+    """What a trainer says of itself on joining: ``manifest`` is the plan's, ``incarnation`` new for
+    each start of the process.
+    """
 
     trainer_id: int
     incarnation: str
@@ -69,7 +72,8 @@ class Client:
         endpoint: the server's control endpoint, HOST:PORT.
         index: of the server in the plan.
         identity: the trainer.
-        deadline_seconds: the longest silence of the server that is not yet a loss, until the server tells its own.
+        deadline_seconds: the longest silence of the server that is not yet a loss, until the server
+            tells its own.
         start_deadline_seconds: how long to wait for the server to come up and to be installed.
         landings: for each lane, where the values of a variable go; called in the channels' threads.
         tables: likewise for arrays of tables, where the plan has some.
@@ -110,15 +114,18 @@ class Client:
         self._reply = JoinReply()
         self._shrinks = 0  # calls
         self._closing = threading.Event()
-        self._heartbeat = threading.Thread(target=self._beat, name=f"heartbeat {endpoint}", daemon=True)
+        self._heartbeat = threading.Thread(
+            target=self._beat, name=f"heartbeat {endpoint}", daemon=True
+        )
 
     def __str__(self) -> str:
         return f"server {self.index} at {self.endpoint}"
 
-    # ---- joining and leaving -------------------------------------------------------------------------------------
+    # ---- joining and leaving ----
 
     def join(self) -> JoinReply:
-        """Joins the server's job and opens a stream for each lane; waits until the server is up and installed.
+        """Joins the server's job and opens a stream for each lane; waits until the server is up and
+        installed.
 
         Raises:
             Unreachable: the server does not answer within the start-up deadline.
@@ -131,9 +138,13 @@ class Client:
         self._deadline = self._reply.deadline_seconds or self._deadline
         self._heartbeat.start()
         for lane, landing in enumerate(self._landings):
-            self.channels.append(Channel(partial(self._open, lane, False), landing, self._deadline, str(self)))
+            self.channels.append(
+                Channel(partial(self._open, lane, False), landing, self._deadline, str(self))
+            )
         if self._tables is not None:
-            self.tables = Channel(partial(self._open, 0, True), self._tables, self._deadline, str(self))
+            self.tables = Channel(
+                partial(self._open, 0, True), self._tables, self._deadline, str(self)
+            )
         return self._reply
 
     @property
@@ -148,19 +159,31 @@ class Client:
         except Unreachable as error:
             if len(self.channels) == len(self._landings) or len(self._carriers) == 1:
                 raise
-            self._carriers.remove(self.carrier)  # still joining: the same again without what did not work
+            # still joining: the same again without what did not work
+            self._carriers.remove(self.carrier)
             self._reply = self._admitted()
-            log.warning("%s: %s; taking %s instead of %s", self, error, self._reply.carrier, self.carrier)
+            log.warning(
+                "%s: %s; taking %s instead of %s", self, error, self._reply.carrier, self.carrier
+            )
             self.carrier = self._reply.carrier
             return self._open(lane, tables, number)
-        hello = Hello(session=self._reply.session, trainer_id=self._identity.trainer_id, lane=lane, stream=number, tables=tables)
-        with suppress(Unreachable):  # it has broken already: whoever receives from it sees that, and opens another
+        hello = Hello(
+            session=self._reply.session,
+            trainer_id=self._identity.trainer_id,
+            lane=lane,
+            stream=number,
+            tables=tables,
+        )
+        # it has broken already: whoever receives from it sees that, and opens another
+        with suppress(Unreachable):
             stream.send(Frame(kind=Kind.HELLO, hello=hello))
         return stream
 
     def _connect(self) -> Stream:
         host, _ = split_endpoint(self.endpoint)
-        return CARRIERS[self.carrier].connect(host, self._reply.data_port, deadline_seconds=self._deadline)
+        return CARRIERS[self.carrier].connect(
+            host, self._reply.data_port, deadline_seconds=self._deadline
+        )
 
     def _admitted(self) -> JoinReply:
         request = JoinRequest(
@@ -176,16 +199,24 @@ class Client:
         while not (reply := self._control.join(request)).ready:
             waited = time.monotonic() - began
             if waited > self._start_deadline:
-                raise TimedOut(f"{self} is up, but trainer 0 has not started its job there within {waited:.0f} s")
+                raise TimedOut(
+                    f"{self} is up, but trainer 0 has not started its job there within "
+                    f"{waited:.0f} s"
+                )
             if waited > PATIENCE_SECONDS and not said:
                 said = True
-                log.warning("waiting for trainer 0 to install %s (or for the job there to end)", self)
+                log.warning(
+                    "waiting for trainer 0 to install %s (or for the job there to end)", self
+                )
             self.meanwhile()
             time.sleep(POLL_SECONDS)
         return reply
 
     def install(self, program: Program) -> None:
-        """Gives the server its program.  Making its tables may take long: only silence, or the start-up deadline, ends this."""
+        """Gives the server its program.
+
+        Making its tables may take long: only silence, or the start-up deadline, ends this.
+        """
         request = InstallRequest(session=self._reply.session, program=program.to_proto())
         try:
             self._control.install(request, timeout=self._start_deadline)
@@ -201,7 +232,9 @@ class Client:
         """Days pass for the server's rows; how many went, by table."""
         self._shrinks += 1
         session, number = self._reply.session, self._shrinks
-        request = ShrinkRequest(session=session, days=days, threshold=threshold, tables=tables, number=number)
+        request = ShrinkRequest(
+            session=session, days=days, threshold=threshold, tables=tables, number=number
+        )
         return dict(self._control.shrink(request).removed)
 
     def status(self) -> StatusReply:
@@ -209,8 +242,12 @@ class Client:
         return self._control.status()
 
     def barrier(self, name: str) -> None:
-        """Waits until every trainer of the job that has not left has come to the barrier of this name."""
-        while not self._control.barrier(BarrierRequest(session=self._reply.session, name=name)).passed:
+        """Waits until every trainer of the job that has not left has come to the barrier of this
+        name.
+        """
+        while not self._control.barrier(
+            BarrierRequest(session=self._reply.session, name=name)
+        ).passed:
             self.check()
 
     def check(self) -> None:
@@ -220,7 +257,9 @@ class Client:
                 raise channel.failure
 
     def leave(self, failure: str = "") -> None:
-        """Says goodbye, or why this trainer cannot go on, and ends the threads; never raises, once is enough."""
+        """Says goodbye, or why this trainer cannot go on, and ends the threads; never raises, once
+        is enough.
+        """
         if self._closing.is_set():
             return
         self._closing.set()
@@ -233,7 +272,7 @@ class Client:
             log.warning("could not say goodbye to %s: %s", self, error)
         self._control.close()
 
-    # ---- the heartbeat -------------------------------------------------------------------------------------------
+    # ---- the heartbeat ----
 
     def _beat(self) -> None:
         """See [Note: silence]."""
@@ -247,7 +286,10 @@ class Client:
                 silence = time.monotonic() - answered
                 if silence > self._deadline:
                     self._fail(
-                        ServerLost(f"{self} has not answered for {silence:.1f} s (deadline {self._deadline:g} s): {error}")
+                        ServerLost(
+                            f"{self} has not answered for {silence:.1f} s (deadline "
+                            f"{self._deadline:g} s): {error}"
+                        )
                     )
                     self._control.close()  # and with it whatever call waits for the server
                     return

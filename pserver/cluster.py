@@ -1,4 +1,6 @@
-"""What ``launch`` starts: a whole cluster on this machine, or this host's part of a larger one, with servers or without."""
+"""What ``launch`` starts: a whole cluster on this machine, or this host's part of a larger one,
+with servers or without.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ class Cluster:
 
     Attributes:
         script, arguments: what each trainer runs, with this Python.
-        servers: HOST:PORT of every server of the cluster; port 0 where all run here; none in the collective mode.
-        trainers: HOST:PORT of every trainer, which serves as its name only; "" where all run here.  In the collective mode the
-            trainers meet at the first one.
+        servers: HOST:PORT of every server of the cluster; port 0 where all run here; none in the
+            collective mode.
+        trainers: HOST:PORT of every trainer, which serves as its name only; "" where all run here.
+            In the collective mode the trainers meet at the first one.
         host: which of these are this host's; None: all.
-        transport, deadline_seconds: as ``pserver serve`` has them, for servers and trainers; None: their own choice.
+        transport, deadline_seconds: as ``pserver serve`` has them, for servers and trainers; None:
+            their own choice.
         data_dir: the servers' directory for files; None: they keep none.
         log_dir: where ``server-0.log``, ``trainer-0.log``, ... are written anew.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
@@ -45,34 +49,51 @@ class Cluster:
         if not Path(self.script).is_file():
             raise ValueError(f"expected a script to run, and there is no file {self.script!r}")
         if self.transport not in (None, *TRANSPORTS):
-            raise ValueError(f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+            raise ValueError(
+                f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}"
+            )
         if self.deadline_seconds is not None and not self.deadline_seconds > 0:
-            raise ValueError(f"--deadline: expected a number of seconds above 0, got {self.deadline_seconds}")
+            raise ValueError(
+                f"--deadline: expected a number of seconds above 0, got {self.deadline_seconds}"
+            )
         if self.host is not None and not (self.here(self.servers) or self.here(self.trainers)):
-            raise ValueError(f"--host: {self.host!r} has no process in --servers {self.servers} --trainers {self.trainers}")
+            raise ValueError(
+                f"--host: {self.host!r} has no process in --servers {self.servers} --trainers "
+                f"{self.trainers}"
+            )
         self._check_collective()
 
     def _check_collective(self) -> None:
         if not self.collective:
             if self.devices is not None:
-                raise ValueError("--devices: belongs to the collective mode; expected --nccl2 with it")
+                raise ValueError(
+                    "--devices: belongs to the collective mode; expected --nccl2 with it"
+                )
             return
         for name, value in (("--transport", self.transport), ("--data-dir", self.data_dir)):
             if value is not None:
                 raise ValueError(f"{name}: has no effect with --nccl2, where there are no servers")
         here = len(self.here(self.trainers))
-        if self.devices is not None and (len(set(self.devices)) < len(self.devices) or len(self.devices) != here):
+        if self.devices is not None and (
+            len(set(self.devices)) < len(self.devices) or len(self.devices) != here
+        ):
             raise ValueError(
-                f"--devices: expected {here} different ones, one for each trainer here, got {','.join(self.devices) or 'none'}"
+                f"--devices: expected {here} different ones, one for each trainer here, got "
+                f"{','.join(self.devices) or 'none'}"
             )
 
     def here(self, side: Sequence[str]) -> list[int]:
         """The numbers of those servers, or trainers, that run on this host."""
-        return [number for number, at in enumerate(side) if self.host is None or split_endpoint(at)[0] == self.host.strip("[]")]
+        return [
+            number
+            for number, at in enumerate(side)
+            if self.host is None or split_endpoint(at)[0] == self.host.strip("[]")
+        ]
 
 
 def sides(servers: str, trainers: str, host: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """``--servers`` and ``--trainers``, each a number (a local cluster) or endpoints (part of a larger one), as endpoints.
+    """``--servers`` and ``--trainers``, each a number (a local cluster) or endpoints (part of a
+    larger one), as endpoints.
 
     Raises:
         ValueError: a number below 1, not an endpoint, one endpoint twice, or the two forms mixed.
@@ -84,24 +105,38 @@ def sides(servers: str, trainers: str, host: str | None) -> tuple[tuple[str, ...
                 raise ValueError(f"{name}: expected 1 or more, got {side}")
         return ("127.0.0.1:0",) * int(servers), ("",) * int(trainers)
     if any(counted) or host is None:
-        raise ValueError("expected two numbers (--servers 2 --trainers 2), or two lists of HOST:PORT together with --host HOST")
+        raise ValueError(
+            "expected two numbers (--servers 2 --trainers 2), or two lists of HOST:PORT together "
+            "with --host HOST"
+        )
     return _endpoints("--servers", servers), _endpoints("--trainers", trainers)
 
 
-def trainers_only(trainers: str | None, devices: str | None, host: str | None) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """``--trainers`` and ``--devices`` of the collective mode: trainers as a number, as endpoints, or one for each device.
+def trainers_only(
+    trainers: str | None, devices: str | None, host: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """``--trainers`` and ``--devices`` of the collective mode: trainers as a number, as endpoints,
+    or one for each device.
 
     Raises:
-        ValueError: neither is given; a number below 1, not an endpoint, one endpoint twice, or endpoints without a host.
+        ValueError: neither is given; a number below 1, not an endpoint, one endpoint twice, or
+            endpoints without a host.
     """
-    given = None if devices is None else tuple(item.strip() for item in devices.split(",") if item.strip())
+    given = (
+        None
+        if devices is None
+        else tuple(item.strip() for item in devices.split(",") if item.strip())
+    )
     if trainers is None:
         trainers = str(len(given or ()))
         if given is None or host is not None:
             raise ValueError("expected --trainers, as a number or as a list of HOST:PORT")
     if trainers.lstrip("-").isdigit():
         if host is not None or int(trainers) < 1:
-            raise ValueError(f"--trainers: expected 1 or more, or with --host a list of HOST:PORT, got {trainers}")
+            raise ValueError(
+                "--trainers: expected 1 or more, or with --host a list of HOST:PORT, got "
+                f"{trainers}"
+            )
         return ("",) * int(trainers), given
     if host is None:
         raise ValueError("--trainers: expected --host HOST with a list of HOST:PORT")

@@ -1,12 +1,13 @@
-"""Records of rows on this machine's disk, by id, in a RocksDB that lives as long as its table: scratch space, not read at start.
+"""Records of rows on this machine's disk, by id, in a RocksDB that lives as long as its table:
+scratch space, not read at start.
 
-[Note: what RocksDB holds]  A record's key is ``r`` and the id in 8 bytes, most significant first, its value the columns of a
-chunk, one behind the other.  ``c`` and the id says that the record changed since the last save.  Nothing is logged ahead: what a
-stopped process leaves is of no use, and the next one that keeps rows below the same directory removes it.
+[Note: what RocksDB holds]  A record's key is ``r`` and the id in 8 bytes, most significant first,
+its value the columns of a chunk, one behind the other.  ``c`` and the id says that the record
+changed since the last save.  Nothing is logged ahead: what a stopped process leaves is of no use,
+and the next one that keeps rows below the same directory removes it.
 
-[Note: whose directory]  A directory has a file ``owner``, locked by the process that uses it, and gets its name only once that
-lock is held.  So a directory whose lock can be had is nobody's.
-"""
+[Note: whose directory]  A directory has a file ``owner``, locked by the process that uses it, and
+gets its name only once that lock is held.  So a directory whose lock can be had is nobody's."""
 
 from __future__ import annotations
 
@@ -43,9 +44,13 @@ class ColdRows:
         OSError: the directory cannot be made.
     """
 
-    def __init__(self, columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], root: Path | None = None) -> None:
+    def __init__(
+        self, columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], root: Path | None = None
+    ) -> None:
         _check_installed()
-        self.record = np.dtype([(name, dtype, shape) for name, (dtype, shape) in sorted(columns.items())])
+        self.record = np.dtype(
+            [(name, dtype, shape) for name, (dtype, shape) in sorted(columns.items())]
+        )
         self.path, owner = _claim(Path(tempfile.gettempdir()) if root is None else root)
         self._db = _opened(self.path)
         self._count = 0
@@ -114,8 +119,9 @@ class ColdRows:
         """Records in the order of their keys, about ``most``, and where to go on: -1 at the end.
 
         Args:
-            begin: 0 to 2**62 - 1: keys are told apart but for their last two bits, so that the place is a whole number below
-                2**62; up to three records more than ``most`` come for that.
+            begin: 0 to 2**62 - 1: keys are told apart but for their last two bits, so that the
+                place is a whole number below 2**62; up to three records more than ``most`` come for
+                that.
             changed: only those that changed since the last save.
         """
         prefix = _CHANGED if changed else _ROW
@@ -137,7 +143,9 @@ class ColdRows:
 
     def _chunk(self, ids: Array, records: list[bytes]) -> Chunk:
         held = np.frombuffer(bytearray(b"".join(records)), self.record)
-        return {"ids": np.ascontiguousarray(ids)} | {name: np.ascontiguousarray(held[name]) for name in self.record.names or ()}
+        return {"ids": np.ascontiguousarray(ids)} | {
+            name: np.ascontiguousarray(held[name]) for name in self.record.names or ()
+        }
 
     def _write(self, batch: Any) -> None:
         try:
@@ -152,7 +160,10 @@ def _keys(ids: Array) -> list[bytes]:
 
 
 def _claim(root: Path) -> tuple[Path, IO[bytes]]:
-    """A directory that is this process's, and the locked file that says so.  What nobody owns is removed."""
+    """A directory that is this process's, and the locked file that says so.
+
+    What nobody owns is removed.
+    """
     root.mkdir(parents=True, exist_ok=True)
     for path in root.glob(f"{PREFIX}*"):
         owner = _locked(path)
@@ -185,7 +196,9 @@ def _check_installed() -> None:
     try:
         import rocksdict  # noqa: F401  # an optional package
     except ImportError as error:
-        raise ImportError("rows on disk (memory_bytes) need rocksdict: pip install 'pserver[disk]'") from error
+        raise ImportError(
+            "rows on disk (memory_bytes) need rocksdict: pip install 'pserver[disk]'"
+        ) from error
 
 
 def _opened(path: Path) -> Any:

@@ -1,4 +1,5 @@
-"""Gradients with fewer bits on the wire: what a trainer sends for a slice, and what a server makes of it.  Pure arithmetic.
+"""Gradients with fewer bits on the wire: what a trainer sends for a slice, and what a server makes
+of it.  Pure arithmetic.
 
 ============  ==============================================  =======================
 scheme        a slice of n elements travels as                bytes per element
@@ -9,9 +10,9 @@ scheme        a slice of n elements travels as                bytes per element
 ``int8``      n int8, and a float32 for each ``BLOCK`` of them   1 + 4 / ``BLOCK``
 ============  ==============================================  =======================
 
-[Note: error feedback]  What rounding takes from a gradient the trainer keeps and adds to the next one (Seide et al.: 1-bit
-stochastic gradient descent, 2014; Karimireddy et al.: Error feedback fixes SignSGD, 2019): in the long run nothing is lost.
-"""
+[Note: error feedback]  What rounding takes from a gradient the trainer keeps and adds to the next
+one (Seide et al.: 1-bit stochastic gradient descent, 2014; Karimireddy et al.: Error feedback fixes
+SignSGD, 2019): in the long run nothing is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ SCALE = "@scale"  # behind a slice's name: its scales
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def layout(name: str, value: torch.Tensor, scheme: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def layout(
+    name: str, value: torch.Tensor, scheme: str
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """The tensors that a slice's gradient travels as, by name on the wire: dtype and shape.
 
     Args:
@@ -51,7 +54,9 @@ def encode(name: str, gradient: torch.Tensor, scheme: str) -> dict[str, torch.Te
     return {name: whole.view(-1)[: gradient.numel()].view(gradient.shape), name + SCALE: scales}
 
 
-def decode(name: str, parts: Mapping[str, torch.Tensor], scheme: str, out: torch.Tensor) -> torch.Tensor:
+def decode(
+    name: str, parts: Mapping[str, torch.Tensor], scheme: str, out: torch.Tensor
+) -> torch.Tensor:
     """What :func:`encode` made, as a gradient of ``out``'s shape and dtype, written into it."""
     if scheme != "int8":
         return out.copy_(parts[name])
@@ -66,7 +71,10 @@ def _blocks(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class Compressor:
-    """A trainer's end: encodes gradients and keeps what rounding took.  See [Note: error feedback]."""
+    """A trainer's end: encodes gradients and keeps what rounding took.
+
+    See [Note: error feedback].
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}

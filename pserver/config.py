@@ -1,7 +1,7 @@
 """What a process is told when it starts: one frozen dataclass per kind of process.
 
-Flags and environment are read in ``__main__`` (and a trainer's role in ``trainer/role.py``), nowhere else.
-"""
+Flags and environment are read in ``__main__`` (and a trainer's role in ``trainer/role.py``),
+nowhere else."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ class ServerConfig:
 
     Attributes:
         endpoint: HOST:PORT of the control service; port 0 is any free one.
-        data_port: port of the Arrow Flight service; 0 is any free one.  Trainers are told it on joining.
-        transport: "auto" offers every carrier and lets the trainers' preference decide; otherwise the only one offered.
+        data_port: port of the Arrow Flight service; 0 is any free one.  Trainers are told it on
+            joining.
+        transport: "auto" offers every carrier and lets the trainers' preference decide; otherwise
+            the only one offered.
         data_dir: where Save and Load keep files; None refuses both.
-        deadline_seconds: the longest silence of a trainer that is not yet a loss.  Raising it tolerates longer pauses of a whole
-            process (a suspended virtual machine) and makes the others wait as much longer for one that is dead.
+        deadline_seconds: the longest silence of a trainer that is not yet a loss.  Raising it
+            tolerates longer pauses of a whole process (a suspended virtual machine) and makes the
+            others wait as much longer for one that is dead.
         start_deadline_seconds: how long after the first trainer the last one may join.
         once: end with exit code 0 after the first job has left, and with 1 if it failed.
-        program: a file that ``Program.save`` wrote: the server installs itself from it and waits for no trainer 0.
+        program: a file that ``Program.save`` wrote: the server installs itself from it and waits
+            for no trainer 0.
         threads: torch's threads for updates; 0 leaves torch's own choice.
-        tls_certificate, tls_key, token_file: reserved; setting one is refused until protection exists.
+        tls_certificate, tls_key, token_file: reserved; setting one is refused until protection
+            exists.
     """
 
     endpoint: str = "127.0.0.1:0"
@@ -48,17 +53,25 @@ class ServerConfig:
         if not 0 <= self.data_port <= 65535:
             raise ValueError(f"data_port: expected 0 to 65535, got {self.data_port}")
         if self.transport not in TRANSPORTS:
-            raise ValueError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+            raise ValueError(
+                f"transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}"
+            )
         for name in ("deadline_seconds", "start_deadline_seconds"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected a number of seconds above 0, got {getattr(self, name)}")
+                raise ValueError(
+                    f"{name}: expected a number of seconds above 0, got {getattr(self, name)}"
+                )
         if self.data_port and self.transport not in ("auto", "flight"):
-            raise ValueError(f"data_port: {self.data_port} has no effect with transport {self.transport!r}")
+            raise ValueError(
+                f"data_port: {self.data_port} has no effect with transport {self.transport!r}"
+            )
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
         for name in ("tls_certificate", "tls_key", "token_file"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name}: this version has no TLS and no tokens yet; remove the setting")
+                raise ValueError(
+                    f"{name}: this version has no TLS and no tokens yet; remove the setting"
+                )
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -69,5 +82,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     """
     host, separator, port = endpoint.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"expected an endpoint HOST:PORT with a port of 0 to 65535, got {endpoint!r}")
+        raise ValueError(
+            f"expected an endpoint HOST:PORT with a port of 0 to 65535, got {endpoint!r}"
+        )
     return host.strip("[]"), int(port)

@@ -1,8 +1,9 @@
-"""The control calls of protos/pserver/wire.proto over gRPC: the service, and a client with deadlines and retries.
+"""The control calls of protos/pserver/wire.proto over gRPC: the service, and a client with
+deadlines and retries.
 
-The only file where a gRPC status becomes one of our errors (:func:`from_rpc_error`) or one of ours a status
-(:func:`abort_with`).  No call has any logic here: the service hands each request to the job's method of the same name.
-"""
+The only file where a gRPC status becomes one of our errors (:func:`from_rpc_error`) or one of ours
+a status (:func:`abort_with`).  No call has any logic here: the service hands each request to the
+job's method of the same name."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
 
 
 class Controlled(Protocol):
-    """What the service serves: one method for each control call.  Each raises PServerError or ValueError."""
+    """What the service serves: one method for each control call.
+
+    Each raises PServerError or ValueError.
+    """
 
     def join(self, request: wire.JoinRequest, /) -> wire.JoinReply: ...
     def install(self, request: wire.InstallRequest, /) -> wire.InstallReply: ...
@@ -70,11 +74,11 @@ class Controlled(Protocol):
 
 
 def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    """Ends a call with the status that stands for ``error``; its name goes into the trailing metadata.
+    """Ends a call with the status that stands for ``error``; its name goes into the trailing
+    metadata.
 
-    A ValueError is what the caller wrote wrongly.  Anything that is neither it nor ours is a mistake in this server: its
-    traceback goes to the log, a sentence to the caller.
-    """
+    A ValueError is what the caller wrote wrongly.  Anything that is neither it nor ours is a
+    mistake in this server: its traceback goes to the log, a sentence to the caller."""
     if isinstance(error, ValueError):
         error = Refused(str(error))
     if isinstance(error, PServerError):
@@ -91,7 +95,10 @@ def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
 
 
 def from_rpc_error(error: grpc.RpcError, endpoint: str, call: str) -> PServerError:
-    """What a failed call to ``endpoint`` means.  An error that the server named keeps its name; the rest goes by status."""
+    """What a failed call to ``endpoint`` means.
+
+    An error that the server named keeps its name; the rest goes by status.
+    """
     status, details = error.code(), error.details() or "no details"
     if name := _named(error):
         return from_wire(name, f"{endpoint}: {details}")
@@ -101,7 +108,11 @@ def from_rpc_error(error: grpc.RpcError, endpoint: str, call: str) -> PServerErr
         return TimedOut(f"{endpoint} has not answered {call} within its deadline")
     if status is grpc.StatusCode.CANCELLED:
         return Unreachable(f"{endpoint}: {call} was cancelled: {details}")
-    if status in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT):
+    if status in (
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ):
         return Refused(f"{endpoint} refuses {call}: {details}")
     return PServerError(f"{endpoint}: {call} failed with {status.name}: {details}")
 
@@ -115,7 +126,8 @@ def _named(error: grpc.RpcError) -> str:
 
 
 class ControlServer:
-    """A gRPC server: control calls, health checking, reflection, and (where offered) the exchange of tensors.
+    """A gRPC server: control calls, health checking, reflection, and (where offered) the exchange
+    of tensors.
 
     It is bound, and its port known, from the start; it answers after :meth:`start`.
 
@@ -141,11 +153,15 @@ class ControlServer:
             )
             for name, (method, request, reply) in CALLS.items()
         }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, methods),)
+        )
         if exchanges is not None:
             exchanges.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        reflection.enable_server_reflection(
+            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
         self._server.start()
         for service in ("", SERVICE):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -178,8 +194,9 @@ def _answering(method: Any) -> Any:
 class ControlClient:
     """Control calls to one server, on a connection of its own.
 
-    Each call ends within its deadline.  While the server cannot be reached a call is tried again until then: every control
-    call may safely come twice.  Only Heartbeat, whose time is its meaning, is tried once.
+    Each call ends within its deadline.  While the server cannot be reached a call is tried again
+    until then: every control call may safely come twice.  Only Heartbeat, whose time is its
+    meaning, is tried once.
 
     Args:
         endpoint: HOST:PORT.
@@ -192,12 +209,15 @@ class ControlClient:
         self._deadline = deadline_seconds
         self._channel = grpc.insecure_channel(spell(host, port), options=OPTIONS + RECONNECT)
         self._calls = {
-            name: self._channel.unary_unary(f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString)
+            name: self._channel.unary_unary(
+                f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString
+            )
             for name, (_, request, reply) in CALLS.items()
         }
 
     def wait_ready(self, deadline_seconds: float) -> None:
-        """Returns when the server is up and serves.  A wait of more than a few seconds is logged once.
+        """Returns when the server is up and serves.  A wait of more than a few seconds is logged
+        once.
 
         Raises:
             Unreachable: it was not, within the deadline.
@@ -206,7 +226,11 @@ class ControlClient:
         began, said, reason = time.monotonic(), False, ""
         while (left := began + deadline_seconds - time.monotonic()) > 0:
             try:
-                reply = check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=min(left, 1.0), wait_for_ready=True)
+                reply = check(
+                    health_pb2.HealthCheckRequest(service=SERVICE),
+                    timeout=min(left, 1.0),
+                    wait_for_ready=True,
+                )
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
                 reason = "it is up, but shutting down"
@@ -214,7 +238,9 @@ class ControlClient:
                 reason = str(from_rpc_error(error, self.endpoint, "a health check"))
             if time.monotonic() - began > PATIENCE_SECONDS and not said:
                 said = True
-                log.warning("waiting for the server at %s (for up to %g s)", self.endpoint, deadline_seconds)
+                log.warning(
+                    "waiting for the server at %s (for up to %g s)", self.endpoint, deadline_seconds
+                )
             time.sleep(min(FIRST_PAUSE, max(left, 0)))
         raise Unreachable(f"no server at {self.endpoint} within {deadline_seconds:g} s: {reason}")
 
@@ -222,11 +248,15 @@ class ControlClient:
         """See protos/pserver/wire.proto, as for the calls below."""
         return self._call("Join", request, wire.JoinReply, timeout)
 
-    def install(self, request: wire.InstallRequest, timeout: float | None = None) -> wire.InstallReply:
+    def install(
+        self, request: wire.InstallRequest, timeout: float | None = None
+    ) -> wire.InstallReply:
         """Gives the server its program."""
         return self._call("Install", request, wire.InstallReply, timeout)
 
-    def heartbeat(self, request: wire.HeartbeatRequest, timeout: float | None = None) -> wire.HeartbeatReply:
+    def heartbeat(
+        self, request: wire.HeartbeatRequest, timeout: float | None = None
+    ) -> wire.HeartbeatReply:
         """A sign of life; tried once."""
         return self._call("Heartbeat", request, wire.HeartbeatReply, timeout, tries=1)
 
@@ -234,7 +264,9 @@ class ControlClient:
         """Goodbye; a server that is gone is not waited for long."""
         return self._call("Leave", request, wire.LeaveReply, timeout)
 
-    def barrier(self, request: wire.BarrierRequest, timeout: float | None = None) -> wire.BarrierReply:
+    def barrier(
+        self, request: wire.BarrierRequest, timeout: float | None = None
+    ) -> wire.BarrierReply:
         """Waits a second at most: see BarrierReply."""
         return self._call("Barrier", request, wire.BarrierReply, timeout)
 
@@ -250,15 +282,21 @@ class ControlClient:
         """Reads what the server holds from its disk."""
         return self._call("Load", request, wire.LoadReply, timeout)
 
-    def shrink(self, request: wire.ShrinkRequest, timeout: float = FILE_SECONDS) -> wire.ShrinkReply:
+    def shrink(
+        self, request: wire.ShrinkRequest, timeout: float = FILE_SECONDS
+    ) -> wire.ShrinkReply:
         """Days pass for the tables' rows."""
         return self._call("Shrink", request, wire.ShrinkReply, timeout)
 
-    def status(self, request: wire.StatusRequest | None = None, timeout: float | None = None) -> wire.StatusReply:
+    def status(
+        self, request: wire.StatusRequest | None = None, timeout: float | None = None
+    ) -> wire.StatusReply:
         """How the server is."""
         return self._call("Status", request or wire.StatusRequest(), wire.StatusReply, timeout)
 
-    def drain(self, request: wire.DrainRequest | None = None, timeout: float | None = None) -> wire.DrainReply:
+    def drain(
+        self, request: wire.DrainRequest | None = None, timeout: float | None = None
+    ) -> wire.DrainReply:
         """Asks the server to shut down."""
         return self._call("Drain", request or wire.DrainRequest(), wire.DrainReply, timeout)
 
@@ -266,7 +304,14 @@ class ControlClient:
         """Ends the connection; harmless when called twice."""
         self._channel.close()
 
-    def _call(self, name: str, request: Message, kind: type[Reply], timeout: float | None, tries: int = 10**9) -> Reply:
+    def _call(
+        self,
+        name: str,
+        request: Message,
+        kind: type[Reply],
+        timeout: float | None,
+        tries: int = 10**9,
+    ) -> Reply:
         """One call, tried again while the server is UNAVAILABLE without having said why itself."""
         deadline = time.monotonic() + (self._deadline if timeout is None else timeout)
         pause = FIRST_PAUSE
@@ -282,7 +327,9 @@ class ControlClient:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             except ValueError as error:  # grpcio's word for a closed channel
-                raise Unreachable(f"{self.endpoint}: {name} after the connection was closed") from error
+                raise Unreachable(
+                    f"{self.endpoint}: {name} after the connection was closed"
+                ) from error
             else:
                 assert isinstance(reply, kind)
                 return reply

@@ -1,8 +1,9 @@
-"""The dense slices that one server holds, with their update rules: a pure table without threads, sockets or clock.
+"""The dense slices that one server holds, with their update rules: a pure table without threads,
+sockets or clock.
 
-A :class:`DenseTable` is made from a pserver program.  Every optimize block becomes one :class:`~pserver.entry.Entry`: the slice's
-memory, the rule that updates it, and what happens to the merged gradient first.
-"""
+A :class:`DenseTable` is made from a pserver program.  Every optimize block becomes one
+:class:`~pserver.entry.Entry`: the slice's memory, the rule that updates it, and what happens to the
+merged gradient first."""
 
 from __future__ import annotations
 
@@ -35,14 +36,24 @@ class DenseTable:
         self.variables: dict[str, Variable] = {variable.name: variable for variable in held}
         self.values = {variable.name: _zeros(variable) for variable in held}
         blocks = [block for block in program.blocks[1:] if not table_of_block(block, program.main)]
-        self.entries = {entry.slice: entry for entry in map(self._entry, blocks) if entry is not None}
+        self.entries = {
+            entry.slice: entry for entry in map(self._entry, blocks) if entry is not None
+        }
         join_small(self.entries.values())
-        self._states = {variable: (entry, state) for entry in self.entries.values() for state, variable in entry.states.items()}
-        self._shapes = {variable.name: _extents(variable) for variable in program.main.variables_of(Role.STATE)}
+        self._states = {
+            variable: (entry, state)
+            for entry in self.entries.values()
+            for state, variable in entry.states.items()
+        }
+        self._shapes = {
+            variable.name: _extents(variable) for variable in program.main.variables_of(Role.STATE)
+        }
         self._loading: dict[str, dict[str, torch.Tensor]] = {}
 
     def _entry(self, block: Block) -> Entry | None:
-        """The update of one optimize block; None for the empty block of a server that updates nothing."""
+        """The update of one optimize block; None for the empty block of a server that updates
+        nothing.
+        """
         update = next((op for op in block.ops if op.type in RULES), None)
         if update is None:
             return self._adding(block)
@@ -81,7 +92,8 @@ class DenseTable:
         return Entry(name, placement.name, placement.group, placement.lane, self.values[name], None)
 
     def read(self, name: str) -> torch.Tensor | None:
-        """The memory of a slice or of an optimizer state; None for a state that no update has made yet.
+        """The memory of a slice or of an optimizer state; None for a state that no update has made
+        yet.
 
         Raises:
             Unprepared: nothing of this name is held here.
@@ -105,7 +117,8 @@ class DenseTable:
         return self._states[state][0].slice
 
     def destination(self, name: str, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Where an incoming value goes: a slice's memory, or, for an optimizer state, a buffer until :meth:`loaded`.
+        """Where an incoming value goes: a slice's memory, or, for an optimizer state, a buffer
+        until :meth:`loaded`.
 
         Raises:
             Unprepared: nothing of this name is held here.
@@ -117,7 +130,9 @@ class DenseTable:
             raise Unprepared(f"no variable {name!r} on this server; it holds {_some(self.values)}")
         entry, state = self._states[name]
         if shape != self._shapes[name]:
-            raise CorruptFrame(f"state {name!r}: expected shape {list(self._shapes[name])}, got {list(shape)}")
+            raise CorruptFrame(
+                f"state {name!r}: expected shape {list(self._shapes[name])}, got {list(shape)}"
+            )
         buffers = self._loading.setdefault(entry.slice, {})
         if state not in buffers:
             buffers[state] = torch.zeros(shape, dtype=DTYPES[dtype])
@@ -150,7 +165,9 @@ class DenseTable:
     @property
     def bytes_held(self) -> int:
         """Parameters and optimizer state, in bytes."""
-        held = sum(tensor.nbytes for name, tensor in self.values.items() if name not in self.entries)
+        held = sum(
+            tensor.nbytes for name, tensor in self.values.items() if name not in self.entries
+        )
         return held + sum(entry.bytes_held for entry in self.entries.values())
 
 
@@ -178,4 +195,8 @@ def _number(op: Op, argument: str) -> float:
 
 def _some(names: Mapping[str, object]) -> str:
     listed = sorted(names)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "") if listed else "nothing"
+    return (
+        ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+        if listed
+        else "nothing"
+    )

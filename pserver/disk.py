@@ -32,7 +32,8 @@ def directory(data_dir: str | None, path: str, server_index: int) -> Path:
 
 
 def save(path: Path, installed: Installation, members: Members) -> Path:
-    """Writes slices, tables, states, the plan's fingerprint, how far each trainer has come: all of a moment between two steps.
+    """Writes slices, tables, states, the plan's fingerprint, how far each trainer has come: all of
+    a moment between two steps.
 
     Steps wait until it is written.
 
@@ -41,13 +42,20 @@ def save(path: Path, installed: Installation, members: Members) -> Path:
     """
     with installed.gate.closed():
         versions = [steps.version for steps in installed.lanes]
-        meta = {"fingerprint": installed.plan.fingerprint(), "versions": versions, "marks": members.saved()}
+        meta = {
+            "fingerprint": installed.plan.fingerprint(),
+            "versions": versions,
+            "marks": members.saved(),
+        }
         try:
             with checkpoint.writing(path) as writer:
                 writer.tensors(dict(installed.table.tensors()))
                 for name, held in installed.tables.items():
                     writer.chunks(name, _chunks(held))
-                writer.commit(meta | {"tables": {name: held.facts() for name, held in installed.tables.items()}})
+                writer.commit(
+                    meta
+                    | {"tables": {name: held.facts() for name, held in installed.tables.items()}}
+                )
         except OSError as error:
             raise Refused(f"cannot save to {path}: {error}") from error
     return path
@@ -56,8 +64,9 @@ def save(path: Path, installed: Installation, members: Members) -> Path:
 def load(path: Path, installed: Installation, members: Members) -> Path:
     """Reads what :func:`save` wrote.
 
-    Marks of a trainer count for the same start of its process only, whether it is here or comes later, and never go back: a
-    trainer that runs on goes on with its own numbers, one that was started anew counts from 1.  Versions never go back either.
+    Marks of a trainer count for the same start of its process only, whether it is here or comes
+    later, and never go back: a trainer that runs on goes on with its own numbers, one that was
+    started anew counts from 1.  Versions never go back either.
 
     Raises:
         Refused: there is nothing, or it is torn.

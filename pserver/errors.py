@@ -16,14 +16,17 @@
     |-- CorruptFrame           bytes that are not a frame, or a frame that contradicts the plan
     `-- Draining               the server is shutting down
 
-What the user wrote wrongly is a ``ValueError`` or a ``TypeError``.  Over the wire an error is its class's name and one sentence.
-"""
+What the user wrote wrongly is a ``ValueError`` or a ``TypeError``.  Over the wire an error is its
+class's name and one sentence."""
 
 from __future__ import annotations
 
 
 class PServerError(Exception):
-    """The root: everything a cluster can raise.  ``status`` names the gRPC status code that stands for it."""
+    """The root: everything a cluster can raise.
+
+    ``status`` names the gRPC status code that stands for it.
+    """
 
     status = "UNKNOWN"
 

@@ -1,10 +1,11 @@
 """Which rows go when a table is full.
 
-[Note: samples]  Keeping all rows in the order of their last push would cost each push more than the push itself.  Up to ``EXACT``
-rows those that have waited longest ("lru"), or were pushed to least often ("lfu"; of equals the one that waited longest), are
-found by looking at all.  Larger tables look at ``EACH`` rows for each that has to go, spread evenly over the table, and take the
-first in that order among these.  Where the even spread begins follows from the number of rows evicted so far: a run repeats.
-"""
+[Note: samples]  Keeping all rows in the order of their last push would cost each push more than the
+push itself.  Up to ``EXACT`` rows those that have waited longest ("lru"), or were pushed to least
+often ("lfu"; of equals the one that waited longest), are found by looking at all.  Larger tables
+look at ``EACH`` rows for each that has to go, spread evenly over the table, and take the first in
+that order among these.  Where the even spread begins follows from the number of rows evicted so
+far: a run repeats."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ EACH = 16
 
 
 def victims(rows: Rows, count: int, before: int) -> Array:
-    """Slots of ``count`` rows to evict, int64[count].  ``before``: how many were evicted so far.  See [Note: samples]."""
+    """Slots of ``count`` rows to evict, int64[count].
+
+    ``before``: how many were evicted so far.  See [Note: samples].
+    """
     slots = _sample(rows, count, before) if len(rows) > max(EXACT, EACH * count) else None
     if slots is None or len(slots) < count:
         slots, _ = rows.index.listed(0, rows.index.used)

@@ -1,14 +1,16 @@
-"""The server's end of one tensor stream: decode, check, hand over to the job, encode.  No arithmetic.
+"""The server's end of one tensor stream: decode, check, hand over to the job, encode.  No
+arithmetic.
 
-A stream is served by one thread.  It reads frames into the trainer's gradient buffers, hands a complete step over at COMMIT, and
-sends back what came of it.  What is wrong with a stream is told to its trainer in a FAILURE frame, and the stream ends: a step
-that was not committed leaves no trace.
+A stream is served by one thread.  It reads frames into the trainer's gradient buffers, hands a
+complete step over at COMMIT, and sends back what came of it.  What is wrong with a stream is told
+to its trainer in a FAILURE frame, and the stream ends: a step that was not committed leaves no
+trace.
 
-[Note: the later stream counts]  After a broken connection the trainer opens another stream, with a greater number, and sends
-its request again.  Here the earlier one may still stand, with frames under way, or waiting in a step.  From the HELLO of the
-later one on it is broken, and no frame of it is acted on; its buffers are its own, so that what it left behind cannot mix with
-what comes now.  A step that it had handed over completely is being taken, and its second coming joins it.
-"""
+[Note: the later stream counts]  After a broken connection the trainer opens another stream, with a
+greater number, and sends its request again.  Here the earlier one may still stand, with frames
+under way, or waiting in a step.  From the HELLO of the later one on it is broken, and no frame of
+it is acted on; its buffers are its own, so that what it left behind cannot mix with what comes now.
+A step that it had handed over completely is being taken, and its second coming joins it."""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ log = logging.getLogger(__name__)
 
 
 def handle(stream: Stream, job: Job) -> None:
-    """Serves one stream until its BYE; every error is told to the peer and logged, none is raised."""
+    """Serves one stream until its BYE; every error is told to the peer and logged, none is
+    raised.
+    """
     member: Member | None = None
     stream = Numbered(stream, job.traffic)
     try:
@@ -64,7 +68,10 @@ def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
         raise Refused(f"expected HELLO as the first frame, got {_kind(header)}")
     member = job.member(header.hello.session)
     if member.trainer != header.hello.trainer_id:
-        raise Refused(f"the session of HELLO belongs to trainer {member.trainer}, not to trainer {header.hello.trainer_id}")
+        raise Refused(
+            f"the session of HELLO belongs to trainer {member.trainer}, not to trainer "
+            f"{header.hello.trainer_id}"
+        )
     if job.installation is not None:
         job.installation.lane(header.hello.lane)  # refused here, before a mark is made for it
     return member, header.hello
@@ -76,7 +83,11 @@ def _name(member: Member | None, stream: Stream) -> str:
 
 def _tell(stream: Stream, error: PServerError) -> None:
     try:
-        stream.send(Frame(kind=Kind.FAILURE, failure=Failure(error=type(error).__name__, message=str(error))))
+        stream.send(
+            Frame(
+                kind=Kind.FAILURE, failure=Failure(error=type(error).__name__, message=str(error))
+            )
+        )
     except PServerError:
         pass  # the peer is gone, and nobody else wants to know
 
@@ -127,11 +138,17 @@ class Exchange:
         raise Unreachable("it ended without BYE")
 
     def _begin(self) -> None:
-        """Takes the place of the trainer's earlier stream of this lane.  See [Note: the later stream counts]."""
+        """Takes the place of the trainer's earlier stream of this lane.
+
+        See [Note: the later stream counts].
+        """
         with self._job.changed:
             self._number = self._number or self._mark.stream + 1
             if self._number <= self._mark.stream:
-                raise Unreachable(f"it is stream {self._number} of lane {self._lane}, and came after stream {self._mark.stream}")
+                raise Unreachable(
+                    f"it is stream {self._number} of lane {self._lane}, and came after stream "
+                    f"{self._mark.stream}"
+                )
             self._mark.stream, end_earlier = self._number, self._mark.end_stream
             self._mark.end_stream = self._stream.cancel
             while self._mark.loading:  # a copy that began before
@@ -141,7 +158,10 @@ class Exchange:
 
     def _check_place(self) -> None:
         if self._mark.stream != self._number:
-            raise Unreachable(f"stream {self._mark.stream} of lane {self._lane} has taken the place of stream {self._number}")
+            raise Unreachable(
+                f"stream {self._mark.stream} of lane {self._lane} has taken the place of stream "
+                f"{self._number}"
+            )
 
     def _receive(self) -> tuple[Frame, memoryview] | None:
         """The next frame to be acted on; PROBE is answered on the way."""
@@ -165,7 +185,10 @@ class Exchange:
 
     def _check_tables(self, header: Frame, acted: bool) -> None:
         if not acted:
-            raise Refused(f"the stream of the tables takes LOOKUP, PULL, SCAN, VALUE and COMMIT 0, not {_kind(header)}")
+            raise Refused(
+                "the stream of the tables takes LOOKUP, PULL, SCAN, VALUE and COMMIT 0, not "
+                f"{_kind(header)}"
+            )
 
     def _steps(self) -> Steps:
         return self._job.installed().lane(self._lane)
@@ -175,15 +198,25 @@ class Exchange:
             self._loaded(header)
             return
         steps = self._steps()
-        taken = steps.commit(self._member, header.step, self._contribution(header.step, header.commit))
+        taken = steps.commit(
+            self._member, header.step, self._contribution(header.step, header.commit)
+        )
         if isinstance(taken, Clipping):
-            self._stream.send(Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=taken.norms)))
+            self._stream.send(
+                Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=taken.norms))
+            )
             taken = steps.scale(taken.round, self._coefficients(header.step))
         this = self._member, header.step, taken
-        self._answer(() if header.commit.quiet else steps.updated(*this), lambda: steps.outcome(*this), header.step)
+        self._answer(
+            () if header.commit.quiet else steps.updated(*this),
+            lambda: steps.outcome(*this),
+            header.step,
+        )
 
     def _contribution(self, step: int, commit: Commit) -> Contribution:
-        """The step that a COMMIT completes: every slice's gradient is whole, or said to be absent."""
+        """The step that a COMMIT completes: every slice's gradient is whole, or said to be
+        absent.
+        """
         if self._arrivals is None:
             self._arrivals = Arrivals(self._steps().entries)
         gradients = self._arrivals.complete(step, commit.absent)
@@ -204,12 +237,16 @@ class Exchange:
             raise Unreachable("it ended before SCALE")
         header, _ = received
         if header.kind != Kind.SCALE or header.step != step:
-            raise Refused(f"expected SCALE of step {step}, got {_kind(header)} of step {header.step}")
+            raise Refused(
+                f"expected SCALE of step {step}, got {_kind(header)} of step {header.step}"
+            )
         return dict(header.commit.scale)
 
     def _value(self, header: Frame, payload: memoryview) -> None:
         if self._member.trainer != 0:
-            raise Refused(f"only trainer 0 loads values, and this is trainer {self._member.trainer}")
+            raise Refused(
+                f"only trainer 0 loads values, and this is trainer {self._member.trainer}"
+            )
         table = self._job.installed().table
         with self._job.changed:
             self._check_place()
@@ -217,7 +254,11 @@ class Exchange:
                 return  # sent again after it was loaded: trainers may have stepped since
             self._mark.loading = True
         try:
-            codec.scatter(header, payload, lambda part: table.destination(part.name, part.dtype, tuple(part.shape)))
+            codec.scatter(
+                header,
+                payload,
+                lambda part: table.destination(part.name, part.dtype, tuple(part.shape)),
+            )
         finally:
             with self._job.changed:
                 self._mark.loading = False
@@ -242,7 +283,9 @@ class Exchange:
         self._answer(names, lambda: outcome, header.step)
 
     def _answer(self, names: Iterable[str], outcome: Callable[[], Outcome], step: int = 0) -> None:
-        """Sends the values of these variables, each when its name comes, and then what came of it all."""
+        """Sends the values of these variables, each when its name comes, and then what came of it
+        all.
+        """
         self._check_place()
         tensors = ((name, self._handed_out(name)) for name in names)
         held = ((name, tensor) for name, tensor in tensors if tensor is not None)
@@ -252,7 +295,8 @@ class Exchange:
         result = outcome()
         done = Done(version=result.version, committed=result.committed, overflow=result.overflow)
         self._stream.send(Frame(kind=Kind.DONE, step=step, done=done))
-        if not result.version & (result.version - 1):  # 0, 1, 2, 4, ...: see [Note: holes] in allocator.py
+        # 0, 1, 2, 4, ...: see [Note: holes] in allocator.py
+        if not result.version & (result.version - 1):
             trim_memory()
 
     def _handed_out(self, name: str) -> torch.Tensor | None:

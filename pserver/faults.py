@@ -1,6 +1,8 @@
-"""A fault injector between a trainer and its servers: what the network may do to a stream, at named points or at random.
+"""A fault injector between a trainer and its servers: what the network may do to a stream, at named
+points or at random.
 
-Only tests and the history checker use it.  It stands at the connecting end, where both directions pass::
+Only tests and the history checker use it.  It stands at the connecting end, where both directions
+pass::
 
     with injected(Injector(points=[Point("drop", "in", Kind.DONE, step=2)]), "flight"):
         ...                        # the first DONE of step 2 is lost; the trainer asks again
@@ -36,7 +38,8 @@ from pserver.wire_pb2 import Frame, Kind
 
 ACTIONS = ("drop", "duplicate", "delay", "reorder", "reset", "late")
 DELAY_SECONDS = 0.004
-LATE_SECONDS = (0.0, 0.002, 0.02)  # until late frames come, one of these; and then until their connection ends
+# until late frames come, one of these; and then until their connection ends
+LATE_SECONDS = (0.0, 0.002, 0.02)
 WHOLE_AFTER = 5  # a lane's streams from this number on are left alone, so that every story ends
 
 Message = tuple[Frame, bytes]
@@ -44,11 +47,11 @@ Message = tuple[Frame, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One fault: what happens, to which frame.  ``direction`` is "out" (to the server) or "in"; None fits every frame.
+    """One fault: what happens, to which frame.  ``direction`` is "out" (to the server) or "in";
+    None fits every frame.
 
-    ``occurrence`` counts the frames that fit, over all streams, from 1: a request that is sent again comes twice.  ``tables``:
-    whether the stream is the one on which rows are looked up.
-    """
+    ``occurrence`` counts the frames that fit, over all streams, from 1: a request that is sent
+    again comes twice.  ``tables``: whether the stream is the one on which rows are looked up."""
 
     action: str
     direction: str
@@ -70,7 +73,9 @@ class Point:
             (self.server, place.server),
             (self.tables, place.tables),
         )
-        return direction == self.direction and all(mine is None or mine == its for mine, its in pairs)
+        return direction == self.direction and all(
+            mine is None or mine == its for mine, its in pairs
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,8 @@ class Injector:
 
     Args:
         points: named faults.
-        seed: of the random ones; the same seed decides the same for the same frames of the same streams.
+        seed: of the random ones; the same seed decides the same for the same frames of the same
+            streams.
         rate: the part of the frames that something happens to at random.
         names: port -> the server's name, so that decisions do not depend on ports.
 
@@ -98,7 +104,11 @@ class Injector:
     """
 
     def __init__(
-        self, points: Sequence[Point] = (), seed: object = 0, rate: float = 0.0, names: Mapping[int, str] | None = None
+        self,
+        points: Sequence[Point] = (),
+        seed: object = 0,
+        rate: float = 0.0,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         self.names = dict(names or {})
         self.done: Counter[tuple[str, str, str]] = Counter()
@@ -128,21 +138,26 @@ class Injector:
     def _random(self, direction: str, header: Frame, place: Place) -> str:
         if not self._rate or place.stream >= WHOLE_AFTER:
             return ""
-        timed = header.kind == Kind.PROBE  # how many there are depends on time; they must not move the other draws
+        # how many there are depends on time; they must not move the other draws
+        timed = header.kind == Kind.PROBE
         key = (place, direction, timed)
         draw = self._draws.setdefault(key, random.Random(f"{self._seed} {key}"))
         return draw.choice(ACTIONS) if draw.random() < self._rate else ""
 
 
 class FaultyStream:
-    """A stream's connecting end, with faults.  A thread of its own receives, so that it can break for the trainer alone."""
+    """A stream's connecting end, with faults.
+
+    A thread of its own receives, so that it can break for the trainer alone.
+    """
 
     def __init__(self, stream: Stream, injector: Injector, server: str) -> None:
         self.carrier, self.peer = stream.carrier, stream.peer
         self._stream, self._injector = stream, injector
         self._place = Place(server)
         self._sent: list[Message] = []  # for what comes late
-        self._held: dict[str, Message | None] = {"out": None, "in": None}  # for what comes after the next
+        # for what comes after the next
+        self._held: dict[str, Message | None] = {"out": None, "in": None}
         self._broken = ""
         self._lingers = False  # broken for the trainer, not yet for the server
         self._arrived: queue.SimpleQueue[Message | None | PServerError] = queue.SimpleQueue()
@@ -153,7 +168,9 @@ class FaultyStream:
         message = (_copy(header), b"".join(payload))
         if header.kind == Kind.HELLO:
             hello = header.hello
-            self._place = Place(self._place.server, hello.trainer_id, hello.lane, hello.stream, hello.tables)
+            self._place = Place(
+                self._place.server, hello.trainer_id, hello.lane, hello.stream, hello.tables
+            )
             self._pump.start()
         self._sent.append(message)
         for each in self._after("out", message):
@@ -213,7 +230,9 @@ class FaultyStream:
             self._stream.cancel()
 
     def _linger(self) -> None:
-        """What had been sent arrives, the last of it for the first time, and then the connection ends for the server too."""
+        """What had been sent arrives, the last of it for the first time, and then the connection
+        ends for the server too.
+        """
         seconds = random.Random(str(self._place)).choice(LATE_SECONDS)
         time.sleep(seconds)
         with suppress(PServerError):
@@ -254,7 +273,9 @@ class FaultyCarrier:
 
 @contextmanager
 def injected(injector: Injector, *carriers: str) -> Iterator[Injector]:
-    """While it lasts, streams of these carriers (all if none is named) that this process opens are faulty."""
+    """While it lasts, streams of these carriers (all if none is named) that this process opens are
+    faulty.
+    """
     before = {name: CARRIERS[name] for name in carriers or CARRIERS}
     CARRIERS.update({name: FaultyCarrier(carrier, injector) for name, carrier in before.items()})
     try:

@@ -1,8 +1,9 @@
-"""Steps change the table one at a time per slice; whoever wants it between two steps, with its marks, closes the gate.
+"""Steps change the table one at a time per slice; whoever wants it between two steps, with its
+marks, closes the gate.
 
-A step passes the gate from the first change of a tensor to the change of its mark.  A save or a load closes it: it waits until
-nobody passes, and until it is open again no step begins to change anything.  Marks and values are then of one moment.
-"""
+A step passes the gate from the first change of a tensor to the change of its mark.  A save or a
+load closes it: it waits until nobody passes, and until it is open again no step begins to change
+anything.  Marks and values are then of one moment."""
 
 from __future__ import annotations
 

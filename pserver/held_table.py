@@ -1,8 +1,8 @@
-"""A sparse table as a server holds it: the pure table, the lock that every use of it takes, and the clock for its times to live.
+"""A sparse table as a server holds it: the pure table, the lock that every use of it takes, and the
+clock for its times to live.
 
-[Note: the table's lock]  An update, or the copy that a lookup takes, holds it: so a lookup waits for one update at most, and
-sees no half of one.
-"""
+[Note: the table's lock]  An update, or the copy that a lookup takes, holds it: so a lookup waits
+for one update at most, and sees no half of one."""
 
 from __future__ import annotations
 
@@ -39,16 +39,26 @@ class HeldTable:
     """
 
     def __init__(
-        self, table: Table, plan: Plan, server: int, scratch: Path | None = None, clock: Callable[[], float] = time.time
+        self,
+        table: Table,
+        plan: Plan,
+        server: int,
+        scratch: Path | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.table = table
         rules = rules_of(table, plan.groups)
-        compile_kernels(table, rules)  # now, while trainers wait for the installation, and not in the first step
+        # now, while trainers wait for the installation, and not in the first step
+        compile_kernels(table, rules)
         self.rows = open_table(table, rules, server, plan.servers, scratch)
-        self._read = [(segment.group, rule.numbers) for segment, rule in zip(table.segments, rules, strict=True)]
+        self._read = [
+            (segment.group, rule.numbers)
+            for segment, rule in zip(table.segments, rules, strict=True)
+        ]
         self.counts = isinstance(table.entry, ShowClickEntry)
         self.dtype = DTYPES[table.dtype]
-        self.scaled: str | None = None  # the coefficient of the commit to multiply with, where norms clip on servers
+        # the coefficient of the commit to multiply with, where norms clip on servers
+        self.scaled: str | None = None
         self.clamp: tuple[float, float] | None = None
         if plan.clips_on_servers and plan.clip is not None:
             self.scaled = {"value": None, "norm": table.name, "global_norm": ""}[plan.clip.kind]
@@ -74,8 +84,14 @@ class HeldTable:
             self._refusing(lambda: self.rows.lookup(ids.numpy(), out.numpy(), self._clock()))
         return out
 
-    def update(self, gradient: RowGradient, rows: Mapping[int, Mapping[str, Number]], scale: Mapping[str, float]) -> None:
-        """One step: by the rules of the table's segments; or, where trainers step by themselves, what they changed is added.
+    def update(
+        self,
+        gradient: RowGradient,
+        rows: Mapping[int, Mapping[str, Number]],
+        scale: Mapping[str, float],
+    ) -> None:
+        """One step: by the rules of the table's segments; or, where trainers step by themselves,
+        what they changed is added.
 
         Args:
             gradient: merged; may be overwritten.
@@ -92,7 +108,9 @@ class HeldTable:
             if self._adds:
                 self.rows.add(ids, values, statistics, self._clock())
             else:
-                numbers = [{name: rows[group][name] for name in names} for group, names in self._read]
+                numbers = [
+                    {name: rows[group][name] for name in names} for group, names in self._read
+                ]
                 self.rows.update(ids, values, numbers, statistics, self._clock())
 
     def check(self, gradient: RowGradient) -> None:
@@ -109,7 +127,7 @@ class HeldTable:
         except ValueError as error:
             raise Refused(str(error)) from error
 
-    # ---- whole tables --------------------------------------------------------------------------------------------
+    # ---- whole tables ----
 
     def scan(self, cursor: int, most: int, changed: bool, settled: bool) -> tuple[Chunk, int]:
         """A chunk of rows, whole, and where the next begins; -1 after the last."""
@@ -122,7 +140,8 @@ class HeldTable:
             self.rows.mark_saved()
 
     def load(self, chunk: Chunk) -> None:
-        """Takes the rows of a chunk that this server holds; of ids and values alone, rows from which nothing was learned yet.
+        """Takes the rows of a chunk that this server holds; of ids and values alone, rows from
+        which nothing was learned yet.
 
         Raises:
             Refused: the chunk is of another table.
@@ -154,15 +173,20 @@ class HeldTable:
             self._refusing(restore)
 
     def shrink(self, days: float, threshold: float | None, call: tuple[str, int] = ("", 0)) -> int:
-        """Days pass; rows that score too low, were not seen for too long or have outlived their time go.  Returns how many.
+        """Days pass; rows that score too low, were not seen for too long or have outlived their
+        time go.  Returns how many.
 
         Args:
-            call: whose it is, and its number: one that comes again is only answered.  0: not numbered.
+            call: whose it is, and its number: one that comes again is only answered.  0: not
+                numbered.
         """
         with self._lock:
             if not call[1] or self._shrunk[0] != call:
                 now = self._clock()
-                self._shrunk = call, int(self.rows.shrink(now, days, threshold)) + int(self.rows.expire(now))
+                self._shrunk = (
+                    call,
+                    int(self.rows.shrink(now, days, threshold)) + int(self.rows.expire(now)),
+                )
             return self._shrunk[1]
 
     def counters(self) -> dict[str, int]:

@@ -1,10 +1,12 @@
-"""Batches of ids: which differ, which server holds which, and the sums of what was meant for the same one.  Pure arithmetic.
+"""Batches of ids: which differ, which server holds which, and the sums of what was meant for the
+same one.  Pure arithmetic.
 
-[Note: two hashes]  Ids come in every shape: counted up, in strides, as hashes of text.  Two mixing functions spread them: ``mix``
-says where in a server's table an id stands, ``owners`` which server holds it.  They share nothing, so that a server's ids, which
-all agree in their owner, are still spread over the whole of its table.  Both are finalisers in the manner of splitmix64 (Steele,
-Lea, Flood: Fast splittable pseudorandom number generators, 2014), with the shifts and factors of D. Stafford's variants 13 and 1.
-"""
+[Note: two hashes]  Ids come in every shape: counted up, in strides, as hashes of text.  Two mixing
+functions spread them: ``mix`` says where in a server's table an id stands, ``owners`` which server
+holds it.  They share nothing, so that a server's ids, which all agree in their owner, are still
+spread over the whole of its table.  Both are finalisers in the manner of splitmix64 (Steele, Lea,
+Flood: Fast splittable pseudorandom number generators, 2014), with the shifts and factors of D.
+Stafford's variants 13 and 1."""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _owner(value: np.uint64, servers: np.uint64) -> np.int32:
 
 @kernel
 def _unique(ids: Array, places: Array, found: Array, inverse: Array) -> int:
-    """``places``: a power of two of -1s, at least twice as many as ids; returns how many ids differ."""
+    """``places``: a power of two of -1s, at least twice as many as ids; returns how many ids
+    differ.
+    """
     count = 0
     last = np.int64(len(places) - 1)
     for i in range(len(ids)):
@@ -89,7 +93,8 @@ def _partition(owned: Array, order: Array, offsets: Array) -> None:
 
 
 def checked(ids: object, what: str) -> Array:
-    """The ids, if they are a flat contiguous array of int64; a copy where the memory may not be written or is not aligned.
+    """The ids, if they are a flat contiguous array of int64; a copy where the memory may not be
+    written or is not aligned.
 
     Raises:
         TypeError: they are no array, or of another dtype.
@@ -104,14 +109,18 @@ def checked(ids: object, what: str) -> Array:
 
 
 def plain(array: Array, what: str) -> Array:
-    """The array itself, or a copy where kernels would be compiled anew for it (see kernels.py): read-only or unaligned memory.
+    """The array itself, or a copy where kernels would be compiled anew for it (see kernels.py):
+    read-only or unaligned memory.
 
     Raises:
         ValueError: the array is not contiguous.
     """
     flags = array.flags
     if not flags.c_contiguous:
-        raise ValueError(f"{what}: expected contiguous memory, got strides {array.strides} for shape {array.shape}")
+        raise ValueError(
+            f"{what}: expected contiguous memory, got strides {array.strides} for shape "
+            f"{array.shape}"
+        )
     return array if flags.writeable and flags.aligned else array.copy()
 
 
@@ -122,8 +131,8 @@ def unique(ids: Array) -> tuple[Array, Array]:
         ids: int64[n].
 
     Returns:
-        unique: int64[u], in the order of their first occurrence; inverse: int32[n] (int64 beyond 2**31 ids), so that
-        ``unique[inverse] == ids``.
+        unique: int64[u], in the order of their first occurrence; inverse: int32[n] (int64 beyond
+        2**31 ids), so that ``unique[inverse] == ids``.
 
     Raises:
         TypeError, ValueError: not a flat contiguous array of int64.
@@ -152,18 +161,26 @@ def merge(inverse: Array, values: Array, count: int) -> Array:
         ValueError: shapes that do not fit each other, or a place outside the sums.
     """
     if inverse.dtype not in (np.int32, np.int64) or values.dtype not in (np.float32, np.float64):
-        raise TypeError(f"merge: expected int32 or int64, and float32 or float64, got {inverse.dtype} and {values.dtype}")
+        raise TypeError(
+            f"merge: expected int32 or int64, and float32 or float64, got {inverse.dtype} and "
+            f"{values.dtype}"
+        )
     if inverse.ndim != 1 or values.ndim != 2 or len(values) != len(inverse):
-        raise ValueError(f"merge: expected shapes [n] and [n, d], got {inverse.shape} and {values.shape}")
+        raise ValueError(
+            f"merge: expected shapes [n] and [n, d], got {inverse.shape} and {values.shape}"
+        )
     sums = np.zeros((count, values.shape[1]), values.dtype)
     outside = _merge(plain(inverse, "merge"), plain(values, "merge"), sums)
     if outside >= 0:
-        raise ValueError(f"merge: expected places from 0 to {count - 1}, got {inverse[outside]} at {outside}")
+        raise ValueError(
+            f"merge: expected places from 0 to {count - 1}, got {inverse[outside]} at {outside}"
+        )
     return sums
 
 
 def owners(ids: Array, servers: int) -> Array:
-    """Which server holds each id: uniform over the servers for ids of any pattern, the same in every process.
+    """Which server holds each id: uniform over the servers for ids of any pattern, the same in
+    every process.
 
     Args:
         ids: int64[n].
@@ -191,7 +208,8 @@ def partition(ids: Array, servers: int) -> tuple[Array, Array]:
         servers: 1 to 2**31 - 1.
 
     Returns:
-        order: int64[n]; offsets: int64[servers + 1]: server s holds ``ids[order[offsets[s] : offsets[s + 1]]]``.
+        order: int64[n]; offsets: int64[servers + 1]: server s holds ``ids[order[offsets[s] :
+            offsets[s + 1]]]``.
 
     Raises:
         TypeError, ValueError: as :func:`owners`.

@@ -4,16 +4,18 @@
 
     bits 0 to 35: its slot + 1, 0 for an empty entry | 36 to 47: the epoch of its last change | 48 to 62: the call that made it
 
-An id's hash gives its part (8 bits) and, by the product of 32 other bits with the part's size, its place there; what finds its
-place taken stands behind.  The product keeps the order of the hashes, so a part that grows is read and written nearly from front
-to back.  No place is computed modulo the size: a part runs over its end into memory that is reserved for it anyway.
+An id's hash gives its part (8 bits) and, by the product of 32 other bits with the part's size, its
+place there; what finds its place taken stands behind.  The product keeps the order of the hashes,
+so a part that grows is read and written nearly from front to back.  No place is computed modulo the
+size: a part runs over its end into memory that is reserved for it anyway.
 
-Parts begin in different sizes and grow by half, each when it is three quarters full.  So they grow one after another, whatever
-the table's size, and no call waits for more than a few of them.  A part has two sides, of which it uses one and grows into the
-other; what it leaves is given back to the system.
+Parts begin in different sizes and grow by half, each when it is three quarters full.  So they grow
+one after another, whatever the table's size, and no call waits for more than a few of them.  A part
+has two sides, of which it uses one and grows into the other; what it leaves is given back to the
+system.
 
-Slots are handed out in order.  Those of removed rows form a list that runs through ``ids``, and go first.
-"""
+Slots are handed out in order.  Those of removed rows form a list that runs through ``ids``, and go
+first."""
 
 from __future__ import annotations
 
@@ -63,14 +65,24 @@ def _find(entries: Array, base: Array, sizes: Array, value: int) -> int:
 
 @kernel
 def _fetch(fetched: tuple[int, int, int], slot: int) -> None:
-    """Has what lies in a slot fetched.  ``fetched``: the first slot's address, bytes from one to the next, bytes wanted."""
+    """Has what lies in a slot fetched.
+
+    ``fetched``: the first slot's address, bytes from one to the next, bytes wanted.
+    """
     address = np.uint64(fetched[0]) + np.uint64(slot * fetched[1])
     for line in range(0, fetched[2], LINE):
         prefetch(address + np.uint64(line))
 
 
 @kernel
-def _locate(entries: Array, base: Array, sizes: Array, ids: Array, slots: Array, fetched: tuple[int, int, int]) -> int:
+def _locate(
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    ids: Array,
+    slots: Array,
+    fetched: tuple[int, int, int],
+) -> int:
     """Slots of ids, -1 where there is none; returns how many have none."""
     n = len(ids)
     start = entries.ctypes.data
@@ -99,9 +111,18 @@ def _locate(entries: Array, base: Array, sizes: Array, ids: Array, slots: Array,
 
 @kernel
 def _mark(
-    entries: Array, base: Array, sizes: Array, ids: Array, slots: Array, fetched: tuple[int, int, int], epoch: int, call: int
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    ids: Array,
+    slots: Array,
+    fetched: tuple[int, int, int],
+    epoch: int,
+    call: int,
 ) -> tuple[int, bool]:
-    """As ``_locate``, and notes the change in the entries; also whether some id seems to have come twice."""
+    """As ``_locate``, and notes the change in the entries; also whether some id seems to have come
+    twice.
+    """
     n = len(ids)
     start = entries.ctypes.data
     for i in range(n):
@@ -132,9 +153,19 @@ def _mark(
 
 @kernel
 def _insert(
-    entries: Array, base: Array, sizes: Array, counts: Array, reach: Array, ids: Array, slots: Array, begin: int, bits: int
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    counts: Array,
+    reach: Array,
+    ids: Array,
+    slots: Array,
+    begin: int,
+    bits: int,
 ) -> int:
-    """Enters ids that have no entry, from ``begin`` on; returns where it had to stop because a part must grow."""
+    """Enters ids that have no entry, from ``begin`` on; returns where it had to stop because a part
+    must grow.
+    """
     for i in range(begin, len(ids)):
         part = np.int64(mix(np.uint64(ids[i])) >> np.uint64(PART_SHIFT))
         if 4 * (counts[part] + 1) > 3 * sizes[part]:
@@ -150,7 +181,9 @@ def _insert(
 
 
 @kernel
-def _move(entries: Array, begin: int, end: int, base: Array, sizes: Array, reach: Array, part: int) -> None:
+def _move(
+    entries: Array, begin: int, end: int, base: Array, sizes: Array, reach: Array, part: int
+) -> None:
     """Enters anew what stands in entries [begin, end), whose part has got another base and size."""
     furthest = 0
     for old in range(begin, end):
@@ -165,11 +198,14 @@ def _move(entries: Array, begin: int, end: int, base: Array, sizes: Array, reach
 
 
 @kernel
-def _remove(entries: Array, base: Array, sizes: Array, counts: Array, ids: Array, slots: Array) -> int:
-    """Takes ids out and says which slots they had, -1 for those that had none; returns how many there were.
+def _remove(
+    entries: Array, base: Array, sizes: Array, counts: Array, ids: Array, slots: Array
+) -> int:
+    """Takes ids out and says which slots they had, -1 for those that had none; returns how many
+    there were.
 
-    What stands behind a hole moves up if its search would pass the hole (Knuth, TAOCP 3, 6.4, algorithm R).
-    """
+    What stands behind a hole moves up if its search would pass the hole (Knuth, TAOCP 3, 6.4,
+    algorithm R)."""
     removed = 0
     for i in range(len(ids)):
         hole = _find(entries, base, sizes, ids[i])
@@ -192,7 +228,10 @@ def _remove(entries: Array, base: Array, sizes: Array, counts: Array, ids: Array
 
 @kernel
 def _take(chain: Array, heads: Array, slots: Array) -> None:
-    """Slots for new rows.  ``heads``: the first free slot or -1, and the number of slots ever used."""
+    """Slots for new rows.
+
+    ``heads``: the first free slot or -1, and the number of slots ever used.
+    """
     for i in range(len(slots)):
         if heads[0] >= 0:
             slots[i] = heads[0]
@@ -212,12 +251,20 @@ def _free(chain: Array, heads: Array, slots: Array) -> None:
 
 @kernel
 def _listed(
-    entries: Array, base: Array, sizes: Array, chain: Array, begin: int, end: int, epoch: int, slots: Array
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    chain: Array,
+    begin: int,
+    end: int,
+    epoch: int,
+    slots: Array,
 ) -> tuple[int, int]:
-    """Slots from ``begin`` on that hold a row (with ``epoch`` >= 0: one of that epoch), as many as ``slots`` takes.
+    """Slots from ``begin`` on that hold a row (with ``epoch`` >= 0: one of that epoch), as many as
+    ``slots`` takes.
 
-    Returns how many, and the slot to go on from.  A free slot's link may look like an id, but that id's entry names another slot.
-    """
+    Returns how many, and the slot to go on from.  A free slot's link may look like an id, but that
+    id's entry names another slot."""
     count = 0
     start = entries.ctypes.data
     for slot in range(begin, end):
@@ -228,7 +275,9 @@ def _listed(
         place = _find(entries, base, sizes, chain[slot])
         if place >= 0:
             word = entries[2 * place + 1]
-            if (word & SLOT) - 1 == slot and (epoch < 0 or ((word >> EPOCH_SHIFT) & (EPOCHS - 1)) == epoch):
+            if (word & SLOT) - 1 == slot and (
+                epoch < 0 or ((word >> EPOCH_SHIFT) & (EPOCHS - 1)) == epoch
+            ):
                 slots[count] = slot
                 count += 1
     return count, end
@@ -271,7 +320,8 @@ class Index:
         self._reset()
 
     def _reset(self) -> None:
-        self._grown = np.arange(PARTS) / PARTS  # how often; each part began a little larger than the one before
+        # how often; each part began a little larger than the one before
+        self._grown = np.arange(PARTS) / PARTS
         self._sizes = self._sizes_of(self._grown)
         self._which = np.zeros(PARTS, np.int64)
         self._base = 2 * self._side * np.arange(PARTS, dtype=np.int64)
@@ -298,13 +348,17 @@ class Index:
     def locate(self, ids: Array, fetched: tuple[int, int, int] = NOTHING) -> tuple[Array, int]:
         """int64[n]: the slot of each id, -1 where it has none; and how many have none.
 
-        ``fetched``: what lies in the slots is wanted soon: its first address, bytes from one slot to the next, bytes wanted.
-        """
+        ``fetched``: what lies in the slots is wanted soon: its first address, bytes from one slot
+        to the next, bytes wanted."""
         slots = np.empty(len(ids), np.int64)
         return slots, _locate(self._entries.array, self._base, self._sizes, ids, slots, fetched)
 
-    def mark(self, ids: Array, epoch: int, call: int, fetched: tuple[int, int, int] = NOTHING) -> tuple[Array, int, bool]:
-        """As :meth:`locate`, noting a change; also whether an id may have come twice (or was noted in an equal call before)."""
+    def mark(
+        self, ids: Array, epoch: int, call: int, fetched: tuple[int, int, int] = NOTHING
+    ) -> tuple[Array, int, bool]:
+        """As :meth:`locate`, noting a change; also whether an id may have come twice (or was noted
+        in an equal call before).
+        """
         slots = np.empty(len(ids), np.int64)
         state = (self._entries.array, self._base, self._sizes)
         missing, twice = _mark(*state, ids, slots, fetched, epoch % EPOCHS, call % CALLS)
@@ -340,7 +394,8 @@ class Index:
         fresh = int(self._base[part])
         if size * 16 >= LARGE_PAGE:
             self._entries.large(fresh * 16, -(-size * 16 // LARGE_PAGE) * LARGE_PAGE)
-        self._entries.array[2 * fresh : 2 * (fresh + size)] = 0  # pages that are read before they are written come in small
+        # pages that are read before they are written come in small
+        self._entries.array[2 * fresh : 2 * (fresh + size)] = 0
         _move(self._entries.array, begin, end, self._base, self._sizes, self._reach, part)
         if (end - begin) * 16 < UNUSED:
             self._entries.array[2 * begin : 2 * end] = 0
@@ -348,7 +403,9 @@ class Index:
             self._entries.forget(begin * 16, -(-(end - begin) * 16 // LARGE_PAGE) * LARGE_PAGE)
 
     def _widen(self) -> None:
-        """Doubles what is reserved for a side, which copies all entries: only where little could be reserved."""
+        """Doubles what is reserved for a side, which copies all entries: only where little could be
+        reserved.
+        """
         held, base, reach = self._entries.array, self._base.copy(), self._reach
         self._side *= 2
         self._entries = Memory(0, np.int64, 4 * PARTS * self._side * 8, large=False)
@@ -362,18 +419,23 @@ class Index:
     def remove(self, ids: Array) -> Array:
         """Takes ids out; their former slots, -1 for those that had none: int64[n]."""
         slots = np.empty(len(ids), np.int64)
-        self._count -= _remove(self._entries.array, self._base, self._sizes, self._counts, ids, slots)
+        self._count -= _remove(
+            self._entries.array, self._base, self._sizes, self._counts, ids, slots
+        )
         _free(self.ids.array, self._heads, slots)
         return slots
 
     def listed(self, begin: int, most: int, epoch: int = -1) -> tuple[Array, int]:
-        """Slots in use from ``begin`` on, in order, at most ``most``; and where to go on, -1 at the end.
+        """Slots in use from ``begin`` on, in order, at most ``most``; and where to go on, -1 at the
+        end.
 
         ``epoch``: only those that were last changed in it.
         """
         slots = np.empty(min(most, max(self.used - begin, 0)), np.int64)
         state = (self._entries.array, self._base, self._sizes, self.ids.array)
-        count, after = _listed(*state, begin, self.used, epoch % EPOCHS if epoch >= 0 else -1, slots)
+        count, after = _listed(
+            *state, begin, self.used, epoch % EPOCHS if epoch >= 0 else -1, slots
+        )
         return slots[:count], -1 if after >= self.used else after
 
     def noted(self, ids: Array, epoch: int) -> Array:

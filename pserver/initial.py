@@ -1,8 +1,8 @@
 """Where rows begin: numbers that depend on the table's seed, the row's id and the column alone.
 
-Counter-based: number i of a row is a hash of (seed, id, i), so that no server need know what another has drawn, or in which
-order.  Normal numbers come in pairs, by Box and Muller (A note on the generation of random normal deviates, 1958).
-"""
+Counter-based: number i of a row is a hash of (seed, id, i), so that no server need know what
+another has drawn, or in which order.  Normal numbers come in pairs, by Box and Muller (A note on
+the generation of random normal deviates, 1958)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ def _key(seed: np.uint64, value: int) -> np.uint64:
 @kernel
 def _uniform(key: np.uint64, index: int) -> float:
     """Number ``index`` of a row, in [0, 1)."""
-    return np.float64(mix(key + np.uint64(index) * np.uint64(0xD1B54A32D192ED03)) >> np.uint64(11)) * UNIT
+    return (
+        np.float64(mix(key + np.uint64(index) * np.uint64(0xD1B54A32D192ED03)) >> np.uint64(11))
+        * UNIT
+    )
 
 
 @kernel
-def write_initial(row: Array, dim: int, value: int, seed: np.uint64, kind: int, low: float, high: float) -> None:
+def write_initial(
+    row: Array, dim: int, value: int, seed: np.uint64, kind: int, low: float, high: float
+) -> None:
     """Writes the initial values of id ``value`` into ``row[:dim]``."""
     if kind == CONSTANT:
         for j in range(dim):
@@ -53,7 +58,9 @@ def write_initial(row: Array, dim: int, value: int, seed: np.uint64, kind: int, 
 
 @kernel
 def chance(seed: np.uint64, value: int) -> float:
-    """A number in [0, 1) for an id, by which it is admitted or not: none of those that its row begins with."""
+    """A number in [0, 1) for an id, by which it is admitted or not: none of those that its row
+    begins with.
+    """
     return _uniform(_key(seed ^ np.uint64(0x8EBC6AF09C88C6E3), value), 0)
 
 
@@ -69,7 +76,15 @@ def numbers(initial: Initial) -> tuple[int, float, float]:
 
 @kernel
 def _start(
-    rows: Array, slots: Array, ids: Array, dim: int, template: Array, seed: np.uint64, kind: int, low: float, high: float
+    rows: Array,
+    slots: Array,
+    ids: Array,
+    dim: int,
+    template: Array,
+    seed: np.uint64,
+    kind: int,
+    low: float,
+    high: float,
 ) -> None:
     for i in range(len(slots)):
         row = rows[slots[i]]
@@ -95,6 +110,14 @@ def initial_rows(initial: Initial, seed: int, ids: Array, out: Array) -> None:
     _initial(out, plain(ids, "initial_rows"), seed_word(seed), *numbers(initial))
 
 
-def start_rows(rows: Array, slots: Array, ids: Array, dim: int, template: Array, seed: np.uint64, initial: Initial) -> None:
+def start_rows(
+    rows: Array,
+    slots: Array,
+    ids: Array,
+    dim: int,
+    template: Array,
+    seed: np.uint64,
+    initial: Initial,
+) -> None:
     """Makes records new: initial values, and beyond ``dim`` what ``template`` has there."""
     _start(rows, slots, ids, dim, template, seed, *numbers(initial))

@@ -42,19 +42,38 @@ class Installation:
         gate: that every step passes while it changes a table.
     """
 
-    def __init__(self, plan: Plan, program: Program, members: Members, job: Standing, scratch: str | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        program: Program,
+        members: Members,
+        job: Standing,
+        scratch: str | None = None,
+    ) -> None:
         self.plan = plan
         self.table = DenseTable(program)
         self._members = members
         self._job = job
         self.gate = Gate(job)
         self.tables = _held(program, scratch)
-        assert program.deployment is not None and program.deployment.server_index is not None, "a pserver program"
+        assert program.deployment is not None and program.deployment.server_index is not None, (
+            "a pserver program"
+        )
         self._server = program.deployment.server_index
         workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.table.values}
         self.lanes = [
-            Steps(index, lane, self._entries(index), self._locks, members, job, self.gate, workers, self._tables(index))
+            Steps(
+                index,
+                lane,
+                self._entries(index),
+                self._locks,
+                members,
+                job,
+                self.gate,
+                workers,
+                self._tables(index),
+            )
             for index, lane in enumerate(plan.lanes)
         ]
         self._meeting = ""
@@ -65,9 +84,13 @@ class Installation:
         self.table.load(values.tensors)
         for name, (ids, rows) in values.rows.items():
             for begin in range(0, len(ids), CHUNK_ROWS):
-                chunk = RowGradient(ids[begin : begin + CHUNK_ROWS], rows[begin : begin + CHUNK_ROWS])
+                chunk = RowGradient(
+                    ids[begin : begin + CHUNK_ROWS], rows[begin : begin + CHUNK_ROWS]
+                )
                 own = chunk.divide(self.plan.servers)[self._server]
-                self.tables[name].load({"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()})
+                self.tables[name].load(
+                    {"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()}
+                )
 
     def _entries(self, lane: int) -> dict[str, Entry]:
         return {name: entry for name, entry in self.table.entries.items() if entry.lane == lane}
@@ -91,7 +114,8 @@ class Installation:
         return sum(steps.version for steps in self.lanes)
 
     def hand_out(self, member: Member, name: str) -> torch.Tensor | None:
-        """A slice or a state as nobody is updating it; None for a state that no update has made yet.
+        """A slice or a state as nobody is updating it; None for a state that no update has made
+        yet.
 
         Raises:
             Unprepared: nothing of this name is held here.
@@ -104,7 +128,9 @@ class Installation:
             return self.table.read(name)
 
     def meet(self, member: Member, place: str) -> str:
-        """Where trainers meet that share some work among themselves: trainer 0 says it; "" before that."""
+        """Where trainers meet that share some work among themselves: trainer 0 says it; "" before
+        that.
+        """
         if place and member.trainer == 0:
             self._meeting = place
         return self._meeting
@@ -115,7 +141,9 @@ class Installation:
             steps.forget()
 
     def barrier(self, member: Member, name: str, patience: float) -> bool:
-        """Waits until every trainer that has not left has come to the barrier of this name, or patience (seconds) ends."""
+        """Waits until every trainer that has not left has come to the barrier of this name, or
+        patience (seconds) ends.
+        """
         with self._job.changed:
             arrived = self._barriers.setdefault(name, set())
             arrived.add(member.trainer)
@@ -128,7 +156,9 @@ class Installation:
             def missing() -> list[int]:
                 return [trainer for trainer in self._members.awaited() if trainer not in arrived]
 
-            this = Wait(member, "barrier", f"barrier {name!r}", lambda: passed() or time.monotonic() >= end)
+            this = Wait(
+                member, "barrier", f"barrier {name!r}", lambda: passed() or time.monotonic() >= end
+            )
             wait(self._job, self._members, this, missing)
             return passed()
 
@@ -139,11 +169,14 @@ def _held(program: Program, scratch: str | None) -> dict[str, HeldTable]:
     Raises:
         Refused: rows are to leave memory, and there is no place for them.
     """
-    assert program.deployment is not None and program.deployment.server_index is not None, "a pserver program"
+    assert program.deployment is not None and program.deployment.server_index is not None, (
+        "a pserver program"
+    )
     plan, server = program.deployment.plan, program.deployment.server_index
     if not plan.tables:
         return {}
-    from pserver.held_table import HeldTable  # which compiles the kernels of rows, or loads them: that takes a while
+    # which compiles the kernels of rows, or loads them: that takes a while
+    from pserver.held_table import HeldTable
 
     place = None if scratch is None else Path(scratch)
     try:

@@ -5,12 +5,13 @@
     EMPTY --trainer 0 joins--> INSTALLING --its values have arrived--> SERVING --all have left--> EMPTY
                                     `--------------- failure ------------> FAILED --all are gone--> EMPTY
 
-Every control call and every stream of every trainer ends in a method of :class:`Job`, in a thread of its caller's.
+Every control call and every stream of every trainer ends in a method of :class:`Job`, in a thread
+of its caller's.
 
-[Note: the job's lock]  ``changed`` (a condition over a re-entrant lock) guards the bookkeeping of this file, ``members.py``,
-``waits.py``, ``installation.py`` and ``steps.py``: state, members, rounds.  It is held for bookkeeping only: never while
-tensors are merged, updated or copied, and never while anything is sent.
-"""
+[Note: the job's lock]  ``changed`` (a condition over a re-entrant lock) guards the bookkeeping of
+this file, ``members.py``, ``waits.py``, ``installation.py`` and ``steps.py``: state, members,
+rounds.  It is held for bookkeeping only: never while tensors are merged, updated or copied, and
+never while anything is sent."""
 
 from __future__ import annotations
 
@@ -55,7 +56,12 @@ class Job:
         clock: seconds that never go back.
     """
 
-    def __init__(self, config: ServerConfig, carriers: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        carriers: Mapping[str, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.carriers = dict(carriers)
         self.ended = threading.Event()  # a job has ended here, by leaving or by failure
@@ -81,48 +87,66 @@ class Job:
         if self._preset is not None:
             self._serve(*self._preset)
 
-    # ---- the life of a job ---------------------------------------------------------------------------------------
+    # ---- the life of a job ----
 
     def preset(self, program: Program, values: Storage) -> None:
-        """Installs a program without a trainer: from a file, or in a script whose role is PSERVER."""
+        """Installs a program without a trainer: from a file, or in a script whose role is
+        PSERVER.
+        """
         with self.changed:
             self._preset = (program, values)
             self._serve(program, values)
 
     def _serve(self, program: Program, values: Storage) -> None:
-        self._members = Members(program.deployment.plan.trainers if program.deployment else 1, self._clock())
+        self._members = Members(
+            program.deployment.plan.trainers if program.deployment else 1, self._clock()
+        )
         installation = self.installation = self._made(program)
         installation.begin_with(values)
-        self._manifest, self._fingerprint = installation.plan.manifest(), installation.plan.fingerprint()
+        self._manifest, self._fingerprint = (
+            installation.plan.manifest(),
+            installation.plan.fingerprint(),
+        )
         self.state = "serving"
 
     def _made(self, program: Program) -> Installation:
         """An installation of a program, after all checks."""
         if program.deployment is None or program.deployment.server_index is None:
-            raise Refused("expected a pserver program with its deployment, got a single-node or a trainer program")
+            raise Refused(
+                "expected a pserver program with its deployment, got a single-node or a trainer "
+                "program"
+            )
         try:
             check_server_program(program)
         except ValueError as error:
             raise Refused(f"the program is refused: {error}") from error
         self._server_index = program.deployment.server_index
-        return Installation(program.deployment.plan, program, self._members, self, self.config.data_dir)
+        return Installation(
+            program.deployment.plan, program, self._members, self, self.config.data_dir
+        )
 
     def join(self, request: wire.JoinRequest) -> wire.JoinReply:
         """A trainer comes.  See protos/pserver/wire.proto for the order of calls.
 
         Raises:
-            Refused: another protocol version, a trainer number that the plan does not have, no carrier in common.
+            Refused: another protocol version, a trainer number that the plan does not have, no
+                carrier in common.
             Busy: a running job has this trainer already.
-            FingerprintMismatch: the trainer runs another program; the message says in what it differs.
+            FingerprintMismatch: the trainer runs another program; the message says in what it
+                differs.
         """
         with self.changed:
             if self._draining:
                 raise Draining("the server is shutting down")
             if request.protocol != PROTOCOL:
-                raise Refused(f"expected protocol version {PROTOCOL}, got {request.protocol}: install one version everywhere")
+                raise Refused(
+                    f"expected protocol version {PROTOCOL}, got {request.protocol}: install one "
+                    "version everywhere"
+                )
             if self.state == "failed" or (request.trainer_id == 0 and self._deserted()):
                 if self._members.joined():
-                    return wire.JoinReply(ready=False)  # those of the failed job leave, or are lost within the deadline
+                    # those of the failed job leave, or are lost within the deadline
+                    return wire.JoinReply(ready=False)
                 self._reset()
             if self.state == "empty":
                 if request.trainer_id != 0:
@@ -137,7 +161,9 @@ class Job:
                 carrier=member.carrier,
                 data_port=self.carriers[member.carrier],
                 deadline_seconds=self.config.deadline_seconds,
-                steps=[member.step(lane) for lane in range(len(self.installation.lanes))] if self.installation else [],
+                steps=[member.step(lane) for lane in range(len(self.installation.lanes))]
+                if self.installation
+                else [],
                 session=member.session,
             )
 
@@ -161,26 +187,42 @@ class Job:
         """The member, new or known; None where it should ask again later."""
         trainer = request.trainer_id
         known = self._members.by_trainer.get(trainer)
-        if known is not None and known.incarnation == request.incarnation and known.state is State.JOINED:
-            known.carrier = self._carrier(request)  # it asks again where the first choice did not work
+        if (
+            known is not None
+            and known.incarnation == request.incarnation
+            and known.state is State.JOINED
+        ):
+            # it asks again where the first choice did not work
+            known.carrier = self._carrier(request)
             return known
         if any(member.state is State.LEFT for member in self._members.by_trainer.values()) and (
             known is not None or request.fingerprint != self._fingerprint
         ):
             return None  # the present job is ending; a new one begins when everybody has left
         if known is not None:
-            raise Busy(f"trainer {trainer} takes part in the server's job already; start another server for a second job")
+            raise Busy(
+                f"trainer {trainer} takes part in the server's job already; start another server "
+                "for a second job"
+            )
         if request.fingerprint != self._fingerprint:
             if trainer == 0:
-                raise Busy("the server has a job with another program; start another server for a second job")
+                raise Busy(
+                    "the server has a job with another program; start another server for a second "
+                    "job"
+                )
             other = differences(request.manifest, self._manifest, "trainer 0")
             log.warning("refused trainer %d, which runs another program: %s", trainer, other)
-            raise FingerprintMismatch(f"trainer {trainer} runs another program than trainer 0: {other}")
+            raise FingerprintMismatch(
+                f"trainer {trainer} runs another program than trainer 0: {other}"
+            )
         if trainer >= self._members.expected:
-            raise Refused(f"expected a trainer number below {self._members.expected}, got {trainer}")
+            raise Refused(
+                f"expected a trainer number below {self._members.expected}, got {trainer}"
+            )
         if request.server_index != self._server_index:
             raise Refused(
-                f"this server holds part {self._server_index} of the program, trainer {trainer} takes it for part "
+                f"this server holds part {self._server_index} of the program, trainer {trainer} "
+                "takes it for part "
                 f"{request.server_index}: give every process the endpoints in the same order"
             )
         if self.state == "installing" and trainer != 0:
@@ -195,14 +237,18 @@ class Job:
     def _carrier(self, request: wire.JoinRequest) -> str:
         carrier = next((name for name in request.carriers if name in self.carriers), None)
         if carrier is None:
-            raise Refused(f"no carrier in common: the server has {sorted(self.carriers)}, the trainer {list(request.carriers)}")
+            raise Refused(
+                f"no carrier in common: the server has {sorted(self.carriers)}, the trainer "
+                f"{list(request.carriers)}"
+            )
         return carrier
 
     def install(self, request: wire.InstallRequest) -> wire.InstallReply:
         """Takes trainer 0's program; its values follow on the stream.
 
         Raises:
-            Refused: not trainer 0, not the time for it, an op that is not on the allow-list, an argument of a wrong type.
+            Refused: not trainer 0, not the time for it, an op that is not on the allow-list, an
+                argument of a wrong type.
             FingerprintMismatch: the program was made for another plan than the one it joined with.
         """
         member = self.member(request.session)
@@ -213,14 +259,19 @@ class Job:
         except ValueError as error:
             raise Refused(f"the program is refused: {error}") from error
         if program.deployment is None or program.deployment.plan.fingerprint() != self._fingerprint:
-            raise FingerprintMismatch("the program was made for another plan than the one that trainer 0 joined with")
+            raise FingerprintMismatch(
+                "the program was made for another plan than the one that trainer 0 joined with"
+            )
         installation = self._made(program)  # checking and making may take long: not under the lock
-        with self.changed:  # a call that came twice may end twice, and values may have arrived since the first time
+        # a call that came twice may end twice, and values may have arrived since the first time
+        with self.changed:
             self.installation = self.installation or installation
         return wire.InstallReply()
 
     def loaded(self, member: Member) -> Outcome:
-        """All values that trainer 0 wanted to send have arrived (COMMIT with step 0): they count from here on."""
+        """All values that trainer 0 wanted to send have arrived (COMMIT with step 0): they count
+        from here on.
+        """
         if member.trainer != 0:
             raise Refused(f"only trainer 0 loads values, and this is trainer {member.trainer}")
         with self.changed:
@@ -253,13 +304,19 @@ class Job:
             return wire.HeartbeatReply(failure=str(self.failure), error=type(self.failure).__name__)
 
     def leave(self, request: wire.LeaveRequest) -> wire.LeaveReply:
-        """A trainer goes, having finished, or because it failed: then the job fails for everybody."""
+        """A trainer goes, having finished, or because it failed: then the job fails for
+        everybody.
+        """
         with self.changed:
             member = self.member(request.session)
             if member.state is not State.JOINED:
                 return wire.LeaveReply()
             member.state = State.LEFT
-            log.info("trainer %d left%s", member.trainer, f": {request.failure}" if request.failure else "")
+            log.info(
+                "trainer %d left%s",
+                member.trainer,
+                f": {request.failure}" if request.failure else "",
+            )
             if request.failure:
                 self.fail(JobFailed(f"trainer {member.trainer} ended the job: {request.failure}"))
             self._close_if_over()
@@ -270,7 +327,10 @@ class Job:
         gone = not self._members.joined()
         if (self.failure is not None and gone) or self._members.over:
             if self.failure is None:
-                log.info("the job is done after %d updates", self.installation.version if self.installation else 0)
+                log.info(
+                    "the job is done after %d updates",
+                    self.installation.version if self.installation else 0,
+                )
                 self._reset()
             self.ended.set()
 
@@ -284,15 +344,23 @@ class Job:
             self.changed.notify_all()
 
     def tick(self) -> None:
-        """Looks for trainers that have fallen silent.  Called a few times a second by the server's main loop."""
+        """Looks for trainers that have fallen silent.
+
+        Called a few times a second by the server's main loop.
+        """
         with self.changed:
             now, deadline = self._clock(), self.config.deadline_seconds
             for member in self._members.silent(now, deadline):
                 member.state = State.LOST
-                waiting = f", last seen at {member.waiting or member.activity}" if member.waiting or member.activity else ""
+                waiting = (
+                    f", last seen at {member.waiting or member.activity}"
+                    if member.waiting or member.activity
+                    else ""
+                )
                 self.fail(
                     TrainerLost(
-                        f"trainer {member.trainer} has shown no heartbeat for {now - member.heard:.1f} s "
+                        f"trainer {member.trainer} has shown no heartbeat for "
+                        f"{now - member.heard:.1f} s "
                         f"(deadline {deadline:g} s){waiting}"
                     )
                 )
@@ -300,13 +368,21 @@ class Job:
             late = self._members.missing(now, self.config.start_deadline_seconds)
             if late and self._members.joined():
                 names = ", ".join(map(str, late))
-                self.fail(TrainerLost(f"trainer {names} has not joined within {self.config.start_deadline_seconds:g} s"))
+                self.fail(
+                    TrainerLost(
+                        f"trainer {names} has not joined within "
+                        f"{self.config.start_deadline_seconds:g} s"
+                    )
+                )
             elif late and self._deserted():
-                log.warning("the job ends: trainer %s never joined, and the others have left", ", ".join(map(str, late)))
+                log.warning(
+                    "the job ends: trainer %s never joined, and the others have left",
+                    ", ".join(map(str, late)),
+                )
                 self._reset()
                 self.ended.set()
 
-    # ---- for steps and streams -----------------------------------------------------------------------------------
+    # ---- for steps and streams ----
 
     def member(self, session: str) -> Member:
         """The trainer that holds a session; the call counts as a sign of life.
@@ -331,25 +407,39 @@ class Job:
             raise Draining("the server is shutting down")
 
     def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
-        """Waits up to a second until every trainer that has not left has come to the barrier of this name."""
-        return wire.BarrierReply(passed=self.installed().barrier(self.member(request.session), request.name, 1.0))
+        """Waits up to a second until every trainer that has not left has come to the barrier of
+        this name.
+        """
+        return wire.BarrierReply(
+            passed=self.installed().barrier(self.member(request.session), request.name, 1.0)
+        )
 
     def meet(self, request: wire.MeetRequest) -> wire.MeetReply:
         """Where trainers meet: trainer 0 says it, the others ask."""
-        return wire.MeetReply(place=self.installed().meet(self.member(request.session), request.place))
+        return wire.MeetReply(
+            place=self.installed().meet(self.member(request.session), request.place)
+        )
 
-    # ---- operators -----------------------------------------------------------------------------------------------
+    # ---- operators ----
 
     def save(self, request: wire.SaveRequest) -> wire.SaveReply:
         """Writes everything held here, atomically, below the server's data directory."""
         self.member(request.session)
-        path = disk.save(disk.directory(self.config.data_dir, request.path, self._server_index), self.installed(), self._members)
+        path = disk.save(
+            disk.directory(self.config.data_dir, request.path, self._server_index),
+            self.installed(),
+            self._members,
+        )
         return wire.SaveReply(file=str(path), bytes=self.installed().table.bytes_held)
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
         self.member(request.session)
-        path = disk.load(disk.directory(self.config.data_dir, request.path, self._server_index), self.installed(), self._members)
+        path = disk.load(
+            disk.directory(self.config.data_dir, request.path, self._server_index),
+            self.installed(),
+            self._members,
+        )
         return wire.LoadReply(file=str(path), bytes=self.installed().table.bytes_held)
 
     def shrink(self, request: wire.ShrinkRequest) -> wire.ShrinkReply:

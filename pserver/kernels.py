@@ -1,10 +1,11 @@
-"""How the arithmetic of tables is compiled: numba, without the GIL, kept on disk between processes where that can be.
+"""How the arithmetic of tables is compiled: numba, without the GIL, kept on disk between processes
+where that can be.
 
-[Note: kept kernels]  numba keeps a compiled function beside its source and compiles anew when that one file has changed.  Our
-kernels call each other across files, so a change in one must also end what was kept for the others: every kernel is kept under a
-digest of all the files in ``SOURCES``.  Where nothing can be written (a read-only container) nothing is kept, and every
-process compiles what it uses.
-"""
+[Note: kept kernels]  numba keeps a compiled function beside its source and compiles anew when that
+one file has changed.  Our kernels call each other across files, so a change in one must also end
+what was kept for the others: every kernel is kept under a digest of all the files in ``SOURCES``.
+Where nothing can be written (a read-only container) nothing is kept, and every process compiles
+what it uses."""
 
 from __future__ import annotations
 
@@ -20,7 +21,17 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 SOURCES = (
-    *("ids.py", "index.py", "initial.py", "kernels.py", "missed.py", "missed_adam.py", "row_rules.py", "rows.py", "waiting.py"),
+    *(
+        "ids.py",
+        "index.py",
+        "initial.py",
+        "kernels.py",
+        "missed.py",
+        "missed_adam.py",
+        "row_rules.py",
+        "rows.py",
+        "waiting.py",
+    ),
 )
 
 Array = npt.NDArray[Any]
@@ -38,7 +49,9 @@ def _digest() -> str:
 
 
 def kernel(function: Function) -> Function:
-    """Compiles the function on its first call with arguments of some types; it runs without the GIL and never raises."""
+    """Compiles the function on its first call with arguments of some types; it runs without the GIL
+    and never raises.
+    """
     try:
         compiled: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # no directory to keep it in
@@ -50,7 +63,10 @@ def kernel(function: Function) -> Function:
 
 
 def _prefetch(context: Any, address: Any) -> Any:
-    """Has the processor fetch the cache line at an address, and goes on.  ``address``: an integer; it need not be mapped."""
+    """Has the processor fetch the cache line at an address, and goes on.
+
+    ``address``: an integer; it need not be mapped.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
@@ -58,19 +74,27 @@ def _prefetch(context: Any, address: Any) -> Any:
         signature_of = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
         declared = builder.module.declare_intrinsic("llvm.prefetch", [pointer], signature_of)
         where = builder.inttoptr(arguments[0], pointer)
-        builder.call(declared, [where, flag(0), flag(3), flag(1)])  # a read, wanted in every cache, of data
+        # a read, wanted in every cache, of data
+        builder.call(declared, [where, flag(0), flag(3), flag(1)])
         return context.get_dummy_value()
 
     return types.void(types.uintp), generate
 
 
 def _copy(context: Any, target: Any, source: Any, size: Any) -> Any:
-    """Copies bytes between two addresses that do not overlap; quickest where ``size`` is a constant."""
+    """Copies bytes between two addresses that do not overlap; quickest where ``size`` is a
+    constant.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
-        declared = builder.module.declare_intrinsic("llvm.memcpy", [pointer, pointer, ir.IntType(64)])
-        into, start = builder.inttoptr(arguments[0], pointer), builder.inttoptr(arguments[1], pointer)
+        declared = builder.module.declare_intrinsic(
+            "llvm.memcpy", [pointer, pointer, ir.IntType(64)]
+        )
+        into, start = (
+            builder.inttoptr(arguments[0], pointer),
+            builder.inttoptr(arguments[1], pointer),
+        )
         builder.call(declared, [into, start, arguments[2], ir.IntType(1)(0)])
         return context.get_dummy_value()
 

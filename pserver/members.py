@@ -1,5 +1,5 @@
-"""Who takes part in a server's job: joining, heartbeats, leaving, being lost, and waiting for one another.  No locks, no clock:
-time is an argument, and the job's lock is held by whoever calls.
+"""Who takes part in a server's job: joining, heartbeats, leaving, being lost, and waiting for one
+another.  No locks, no clock: time is an argument, and the job's lock is held by whoever calls.
 
 A member's states::
 
@@ -28,12 +28,14 @@ class State(enum.Enum):
 
 @dataclass(slots=True)
 class Mark:
-    """How far a trainer has come in one lane.  There is one for each trainer and lane, however many steps they take.
+    """How far a trainer has come in one lane.  There is one for each trainer and lane, however many
+    steps they take.
 
-    [Note: exactly once]  A trainer numbers its steps from 1 and sends one until it has been answered, so a step that comes is
-    the next one, the one being taken, or one that was applied: it is taken, joined, or only answered.  Marks move with the table,
-    while nobody sees it between two steps (gate.py), and are saved with it.  A mark belongs to one start of a trainer's process,
-    its incarnation: another one counts its steps from 1 anew.
+    [Note: exactly once]  A trainer numbers its steps from 1 and sends one until it has been
+    answered, so a step that comes is the next one, the one being taken, or one that was applied: it
+    is taken, joined, or only answered.  Marks move with the table, while nobody sees it between two
+    steps (gate.py), and are saved with it.  A mark belongs to one start of a trainer's process, its
+    incarnation: another one counts its steps from 1 anew.
 
     Attributes:
         applied: the last step that was applied.
@@ -63,18 +65,23 @@ class Mark:
         return [self.applied, self.committed, int(self.overflow)]
 
     def restore(self, saved: Sequence[int]) -> None:
-        """Takes over what was saved, unless more has been applied since: a step's number is never used again."""
+        """Takes over what was saved, unless more has been applied since: a step's number is never
+        used again.
+        """
         applied, committed, overflow = saved
         if applied > self.applied:
             self.applied, self.committed, self.overflow = applied, committed, bool(overflow)
 
 
-Marks = dict[str, dict[str, Any]]  # as JSON holds them: trainer -> {"incarnation": ..., "lanes": {lane: Mark.saved()}}
+# as JSON holds them: trainer -> {"incarnation": ..., "lanes": {lane: Mark.saved()}}
+Marks = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One trainer's wait: where ("lane 0", "barrier"), for what ("step 12"), and whether it is over."""
+    """One trainer's wait: where ("lane 0", "barrier"), for what ("step 12"), and whether it is
+    over.
+    """
 
     member: Member
     place: str
@@ -155,7 +162,9 @@ class Members:
 
     def joined(self) -> list[Member]:
         """Those who take part now, by trainer number."""
-        return [member for _, member in sorted(self.by_trainer.items()) if member.state is State.JOINED]
+        return [
+            member for _, member in sorted(self.by_trainer.items()) if member.state is State.JOINED
+        ]
 
     def of_session(self, session: str) -> Member:
         """The member that holds a session.
@@ -174,8 +183,12 @@ class Members:
         return 0 if member is None else member.step(lane)
 
     def awaited(self) -> list[int]:
-        """The trainers whom a sync step or a barrier needs: all of the plan but those who have left."""
-        gone = {trainer for trainer, member in self.by_trainer.items() if member.state is State.LEFT}
+        """The trainers whom a sync step or a barrier needs: all of the plan but those who have
+        left.
+        """
+        gone = {
+            trainer for trainer, member in self.by_trainer.items() if member.state is State.LEFT
+        }
         return [trainer for trainer in range(self.expected) if trainer not in gone]
 
     def silent(self, now: float, deadline: float) -> list[Member]:
@@ -190,5 +203,7 @@ class Members:
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended: somebody has been here, everybody expected has been, and nobody is left."""
+        """Whether the job has ended: somebody has been here, everybody expected has been, and
+        nobody is left.
+        """
         return len(self.by_trainer) >= self.expected and not self.joined()

@@ -1,10 +1,12 @@
-"""A stream whose frames are counted in both directions, so that whoever receives notices what is missing and what came twice.
+"""A stream whose frames are counted in both directions, so that whoever receives notices what is
+missing and what came twice.
 
-[Note: a loss shows]  A carrier delivers frames in order, or breaks; this layer does not trust that.  Both ends number what they
-send.  A number that has been seen is ignored; one that leaves out another breaks the stream, and the connecting end asks again
-(:mod:`pserver.channel`).  What nothing follows cannot be missed: so a trainer that waits sends PROBE behind it, and the server
-answers PROBE.  A frame that is slow arrives before the PROBE behind it, so slowness is never taken for a loss.
-"""
+[Note: a loss shows]  A carrier delivers frames in order, or breaks; this layer does not trust that.
+Both ends number what they send.  A number that has been seen is ignored; one that leaves out
+another breaks the stream, and the connecting end asks again (:mod:`pserver.channel`).  What nothing
+follows cannot be missed: so a trainer that waits sends PROBE behind it, and the server answers
+PROBE.  A frame that is slow arrives before the PROBE behind it, so slowness is never taken for a
+loss."""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from pserver.wire_pb2 import Frame
 
 
 class Numbered:
-    """A :class:`~pserver.stream.Stream` over another.  Frames of a peer that does not count (``sequence`` 0) pass as they are.
+    """A :class:`~pserver.stream.Stream` over another.  Frames of a peer that does not count
+    (``sequence`` 0) pass as they are.
 
     Args:
         traffic: where the bytes of its frames are counted, by name.
@@ -30,10 +33,14 @@ class Numbered:
         self.received = 0
         self._stream = stream
         self._traffic = traffic or Traffic()
-        self._sending = threading.Lock()  # so that frames leave in the order of their numbers; never held by ``cancel``
+        # so that frames leave in the order of their numbers; never held by ``cancel``
+        self._sending = threading.Lock()
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
-        """See :class:`pserver.stream.Stream`.  Writes the number into ``header``, which may be sent again elsewhere."""
+        """See :class:`pserver.stream.Stream`.
+
+        Writes the number into ``header``, which may be sent again elsewhere.
+        """
         with self._sending:
             self.sent += 1
             header.sequence = self.sent
@@ -49,7 +56,9 @@ class Numbered:
                 self._traffic.received(received[0])
                 return received
             if number > expected:
-                raise Unreachable(f"{self.peer}: expected frame {expected} of the stream, got frame {number}")
+                raise Unreachable(
+                    f"{self.peer}: expected frame {expected} of the stream, got frame {number}"
+                )
         return None
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""``pserver plan``: runs a trainer's script as far as its plan, which it prints instead of joining servers."""
+"""``pserver plan``: runs a trainer's script as far as its plan, which it prints instead of joining
+servers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from pathlib import Path
 ONLY = "PSERVER_PLAN_ONLY"  # read in trainer/role.py
 
 
-def show(script: str, arguments: Sequence[str], servers: int, trainers: int, environment: Mapping[str, str]) -> int:
+def show(
+    script: str,
+    arguments: Sequence[str],
+    servers: int,
+    trainers: int,
+    environment: Mapping[str, str],
+) -> int:
     """Runs the script as trainer 0 of such a job; returns its exit status.
 
     Raises:
@@ -25,4 +33,6 @@ def show(script: str, arguments: Sequence[str], servers: int, trainers: int, env
         "PSERVER_ENDPOINTS": ",".join(f"server-{index}:6174" for index in range(servers)),
         ONLY: "1",
     }
-    return subprocess.run([sys.executable, script, *arguments], env={**environment, **role}, check=False).returncode
+    return subprocess.run(
+        [sys.executable, script, *arguments], env={**environment, **role}, check=False
+    ).returncode

@@ -1,4 +1,7 @@
-"""Who has a row: ids are admitted, rows outlive their time, score too low, or make room for others.  Everything is counted."""
+"""Who has a row: ids are admitted, rows outlive their time, score too low, or make room for others.
+
+Everything is counted.
+"""
 
 from __future__ import annotations
 
@@ -82,12 +85,19 @@ class Presence:
             due = self._room_for(due, slots)
             slots[due] = self._stepper.make(ids[due])
             if self._notes:
-                self._note(slots, due, None if statistics is None else statistics + _spread(brought, before, len(ids)), now)
+                self._note(
+                    slots,
+                    due,
+                    None if statistics is None else statistics + _spread(brought, before, len(ids)),
+                    now,
+                )
         self.order += len(ids)
         self.counts["pushes"] += len(ids)
 
     def settle(self, ids: Array, slots: Array) -> None:
-        """Makes a row for each of these ids that has none, whatever the entry says, and takes the steps that others missed."""
+        """Makes a row for each of these ids that has none, whatever the entry says, and takes the
+        steps that others missed.
+        """
         missing = slots < 0
         self._stepper.make_up(slots)
         if missing.any():
@@ -98,7 +108,9 @@ class Presence:
             self.order += len(ids)
 
     def _note(self, slots: Array, places: Array, statistics: Array | None, now: float) -> None:
-        """Writes into records what they know of a push; ``places``: of the ids in the call whose rows are meant."""
+        """Writes into records what they know of a push; ``places``: of the ids in the call whose
+        rows are meant.
+        """
         rows, there = self._stepper.rows, slots[places]
         if rows.has("pushed"):
             rows.word("pushed")[there] = now
@@ -112,7 +124,8 @@ class Presence:
             rows.word("unseen")[there] = 0.0
 
     def _room_for(self, due: Array, slots: Array) -> Array:
-        """Evicts rows until those of the call's ids at the places ``due`` fit; returns the places for which there is room.
+        """Evicts rows until those of the call's ids at the places ``due`` fit; returns the places
+        for which there is room.
 
         Of a call that alone has more ids than there is room for, the last keep theirs.
         """
@@ -133,7 +146,7 @@ class Presence:
         rows.remove(rows.index.ids.array[gone])
         return due
 
-    # ---- now and then --------------------------------------------------------------------------------------------
+    # ---- now and then ----
 
     def _blocks(self) -> Iterator[Array]:
         """The slots of all rows, some at a time; rows of a block may be removed meanwhile."""
@@ -143,7 +156,10 @@ class Presence:
             yield slots
 
     def _drop(self, goes: Callable[[Array], Array], waiter_goes: Callable[[Array], Array]) -> int:
-        """Removes rows and waiting ids: ``goes`` and ``waiter_goes`` say of slots which.  Returns how many rows."""
+        """Removes rows and waiting ids: ``goes`` and ``waiter_goes`` say of slots which.
+
+        Returns how many rows.
+        """
         rows, removed = self._stepper.rows, 0
         for slots in self._blocks():
             gone = slots[goes(slots)]
@@ -168,12 +184,18 @@ class Presence:
         ttl = self.table.ttl
         if ttl is None:
             return 0
-        removed = self._drop(lambda slots: self.outlived(slots, now), lambda slots: now - self.waiting.facts[slots, -1] > ttl)
+        removed = self._drop(
+            lambda slots: self.outlived(slots, now),
+            lambda slots: now - self.waiting.facts[slots, -1] > ttl,
+        )
         self.counts["expired"] += removed
         return removed
 
     def shrink(self, days: float, threshold: float | None) -> int:
-        """Days pass: statistics fade, and what scores too low or was not pushed for too long goes.  Returns how many rows."""
+        """Days pass: statistics fade, and what scores too low or was not pushed for too long goes.
+
+        Returns how many rows.
+        """
         entry = self.entry
         if entry is None:
             return 0
@@ -182,7 +204,9 @@ class Presence:
         def passed(facts: Array) -> Array:
             facts[:, :2] *= entry.decay**days
             facts[:, 2] += days
-            gone: Array = (score(entry, facts) < least) | (facts[:, 2] > entry.delete_after_unseen_days)
+            gone: Array = (score(entry, facts) < least) | (
+                facts[:, 2] > entry.delete_after_unseen_days
+            )
             return gone
 
         def row_goes(slots: Array) -> Array:
@@ -199,7 +223,9 @@ class Presence:
             facts = self.waiting.facts[slots]
             gone = passed(facts)
             self.waiting.facts[slots] = facts
-            self.waiting.index.mark(self.waiting.index.ids.array[slots], self._stepper.rows.epoch, 0)
+            self.waiting.index.mark(
+                self.waiting.index.ids.array[slots], self._stepper.rows.epoch, 0
+            )
             return gone
 
         removed = self._drop(row_goes, waiter_goes)

@@ -1,16 +1,18 @@
-"""One process that ``launch`` started: its output on the terminal and in its log, its end, and the group that outlives nobody.
+"""One process that ``launch`` started: its output on the terminal and in its log, its end, and the
+group that outlives nobody.
 
-[Note: no orphans]  Every process joins one process group, whose leader (the guard) does nothing but read a pipe that only
-``launch`` can write to.  When ``launch`` ends, even by kill -9, the kernel closes the pipe, the guard wakes and kills the group:
-servers, trainers, and whatever these started (data loader workers).  The group's number can't go to others while the guard
-lives.  The processes join at the fork, so there is no moment at which one exists and is not guarded.  The group is not the
-terminal's foreground group: Ctrl-C reaches ``launch`` alone, which passes it on.
+[Note: no orphans]  Every process joins one process group, whose leader (the guard) does nothing but
+read a pipe that only ``launch`` can write to.  When ``launch`` ends, even by kill -9, the kernel
+closes the pipe, the guard wakes and kills the group: servers, trainers, and whatever these started
+(data loader workers).  The group's number can't go to others while the guard lives.  The processes
+join at the fork, so there is no moment at which one exists and is not guarded.  The group is not
+the terminal's foreground group: Ctrl-C reaches ``launch`` alone, which passes it on.
 
-[Note: who owns the terminal]  Lines are prefixed with the process's name and written whole.  Where the terminal is a real one,
-one process may own it: it writes to a pseudo terminal, and its bytes go through as they are (a live progress display works);
-other processes' lines first clear the line that the display stands on, which draws itself again below.  In the log stands what
-the display left behind, without control codes.
-"""
+[Note: who owns the terminal]  Lines are prefixed with the process's name and written whole.  Where
+the terminal is a real one, one process may own it: it writes to a pseudo terminal, and its bytes go
+through as they are (a live progress display works); other processes' lines first clear the line
+that the display stands on, which draws itself again below.  In the log stands what the display left
+behind, without control codes."""
 
 from __future__ import annotations
 
@@ -41,16 +43,26 @@ os.killpg(0, signal.SIGKILL)
 
 
 class Group:
-    """A process group that is killed when the block, or this whole process, ends.  See [Note: no orphans]."""
+    """A process group that is killed when the block, or this whole process, ends.
+
+    See [Note: no orphans].
+    """
 
     def __init__(self) -> None:
-        self._guard = subprocess.Popen([sys.executable, "-I", "-S", "-c", _GUARD], stdin=subprocess.PIPE, process_group=0)
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD], stdin=subprocess.PIPE, process_group=0
+        )
         self.id = self._guard.pid
 
     def __enter__(self) -> Group:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         os.killpg(self.id, signal.SIGKILL)
         self._guard.wait()
         if self._guard.stdin is not None:
@@ -85,13 +97,15 @@ class Terminal:
             self._write("\x1b[?25h")
 
     def _write(self, text: str) -> None:
-        with self._lock, suppress(BrokenPipeError):  # nobody reads any more (`| head`); the logs and the job go on
+        # nobody reads any more (`| head`); the logs and the job go on
+        with self._lock, suppress(BrokenPipeError):
             self._out.write(text)
             self._out.flush()
 
 
 class Process:
-    """A running process.  Threads read its output and wait for its end; ``ended`` is called from one of them, once.
+    """A running process.  Threads read its output and wait for its end; ``ended`` is called from
+    one of them, once.
 
     Attributes:
         name: "trainer 0".
@@ -150,7 +164,8 @@ class Process:
 
     def _wait(self) -> None:
         status = self._popen.wait()
-        self._reader.join(timeout=1.0)  # a process that it started may hold the output open for longer
+        # a process that it started may hold the output open for longer
+        self._reader.join(timeout=1.0)
         self.status = 128 - status if status < 0 else status
         self._ended(self)
 
@@ -160,7 +175,8 @@ class Process:
             if self._owns:
                 self._terminal.through(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
-            rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]  # what a carriage return has overwritten is gone
+            # what a carriage return has overwritten is gone
+            rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
             for line in lines:
                 self._take(line)
         if rest:

@@ -1,4 +1,6 @@
-"""The update of a committed step, batch by batch, by whoever has time for it; and how far it has come."""
+"""The update of a committed step, batch by batch, by whoever has time for it; and how far it has
+come.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class Progress:
         changed: the job's lock, which guards everything here; told of every batch.
         batches: what is to be updated.
         work: updates one; called without the lock.
-        end: called under the lock, once: when every batch is updated (with None), or one has failed (with what it raised).
+        end: called under the lock, once: when every batch is updated (with None), or one has failed
+            (with what it raised).
 
     Attributes:
         updated: slices that have their new values.

@@ -1,9 +1,11 @@
-"""Memory of rows: reserved once and large, so that growing never copies; and what a row's record holds where.
+"""Memory of rows: reserved once and large, so that growing never copies; and what a row's record
+holds where.
 
-[Note: reserved memory]  A table's memory is one anonymous mapping, far larger than what it will need: addresses cost nothing,
-pages come into being when first touched.  So a table grows without moving a row.  Where the system refuses to reserve (a bound
-on addresses, no overcommitting), the mapping is as large as needed and growing copies it.  Once a few MB are in use, the system
-is asked for large pages: a table is read at random, and with small pages half of that is finding the page.
+[Note: reserved memory]  A table's memory is one anonymous mapping, far larger than what it will
+need: addresses cost nothing, pages come into being when first touched.  So a table grows without
+moving a row.  Where the system refuses to reserve (a bound on addresses, no overcommitting), the
+mapping is as large as needed and growing copies it.  Once a few MB are in use, the system is asked
+for large pages: a table is read at random, and with small pages half of that is finding the page.
 
 [Note: a record]  Everything that a step needs of a row lies together::
 
@@ -23,14 +25,17 @@ import numpy as np
 
 from pserver.kernels import Array
 
-NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0x40)  # Python names it from 3.12 on
+# Python names it from 3.12 on
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0x40)
 LARGE_PAGE = 2**21
 LARGE_FROM = 2**22  # bytes in use from which on large pages are asked for
 LEAST_RESERVED = 2**36
 
 
 def reservable() -> int:
-    """Bytes that one table may come to hold: four times this machine's memory, which none can exceed."""
+    """Bytes that one table may come to hold: four times this machine's memory, which none can
+    exceed.
+    """
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(4 * pages, LEAST_RESERVED)
 
@@ -50,11 +55,14 @@ class Memory:
         large: whether large pages are asked for by itself.
 
     Attributes:
-        array: [rows that have a place, columns], all of it zero until written.  It is replaced when growing has to copy.
+        array: [rows that have a place, columns], all of it zero until written.  It is replaced when
+            growing has to copy.
         address: where it begins.
     """
 
-    def __init__(self, columns: int, dtype: type[np.generic], reserved: int | None = None, large: bool = True) -> None:
+    def __init__(
+        self, columns: int, dtype: type[np.generic], reserved: int | None = None, large: bool = True
+    ) -> None:
         self.columns, self.dtype = columns, np.dtype(dtype)
         self.row_bytes = max(columns, 1) * self.dtype.itemsize
         self._large = not large
@@ -96,7 +104,10 @@ class Memory:
                 pass
 
     def forget(self, begin: int, size: int) -> None:
-        """Gives these bytes back; they read as zeros from here on.  ``begin`` is a multiple of a page."""
+        """Gives these bytes back; they read as zeros from here on.
+
+        ``begin`` is a multiple of a page.
+        """
         if sys.platform == "linux":
             self._map.madvise(mmap.MADV_DONTNEED, begin, size)
         else:  # elsewhere the advice may leave what was there
@@ -121,14 +132,21 @@ class Layout:
     Attributes:
         columns: of a whole record, in elements of the dtype.
         states: name -> (first column, width).
-        words: name -> index among a record's 8-byte words; -1 for those that it does not have.  "step": the last that the row has
-            seen; "pushed": when it was, last; "order": how many pushes there were before that one; "pushes": to this row; "show"
-            and "click": its statistics; "unseen": days without a push.
+        words: name -> index among a record's 8-byte words; -1 for those that it does not have.
+            "step": the last that the row has seen; "pushed": when it was, last; "order": how many
+            pushes there were before that one; "pushes": to this row; "show" and "click": its
+            statistics; "unseen": days without a push.
     """
 
     NAMES = ("step", "pushed", "order", "pushes", "show", "click", "unseen")
 
-    def __init__(self, dim: int, dtype: type[np.generic], states: Sequence[tuple[str, int]], words: Sequence[str]) -> None:
+    def __init__(
+        self,
+        dim: int,
+        dtype: type[np.generic],
+        states: Sequence[tuple[str, int]],
+        words: Sequence[str],
+    ) -> None:
         self.dim, self.dtype = dim, dtype
         self.states: dict[str, tuple[int, int]] = {}
         at = dim

@@ -1,4 +1,6 @@
-"""What a server tells of itself: who takes part, what is held; and what went when its tables shrank."""
+"""What a server tells of itself: who takes part, what is held; and what went when its tables
+shrank.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def trainer_reports(members: Members, now: float) -> list[wire.TrainerStatus]:
 def held_report(installed: Installation) -> wire.StatusReply:
     """The part of a status that is about what is installed."""
     tables = [
-        wire.TableStatus(name=name, rows=len(held.rows), bytes_held=held.bytes_held, counters=held.counters())
+        wire.TableStatus(
+            name=name, rows=len(held.rows), bytes_held=held.bytes_held, counters=held.counters()
+        )
         for name, held in installed.tables.items()
     ]
     return wire.StatusReply(
@@ -46,7 +50,10 @@ def shrink(installed: Installation, request: wire.ShrinkRequest) -> wire.ShrinkR
     """
     unknown = set(request.tables) - set(installed.tables)
     if unknown:
-        raise Unprepared(f"the plan has no table {min(unknown)!r}; it has {', '.join(installed.tables) or 'none'}")
+        raise Unprepared(
+            f"the plan has no table {min(unknown)!r}; it has "
+            f"{', '.join(installed.tables) or 'none'}"
+        )
     threshold = request.threshold if request.HasField("threshold") else None
     call = (request.session, request.number)
     with installed.gate.closed():

@@ -1,7 +1,8 @@
-"""Named arrays of one request as they arrive over a stream: rows of tables, whose number no plan knows.  Pure bookkeeping.
+"""Named arrays of one request as they arrive over a stream: rows of tables, whose number no plan
+knows.  Pure bookkeeping.
 
-A request's frames may come again from the beginning, on another stream, which has an object of its own.
-"""
+A request's frames may come again from the beginning, on another stream, which has an object of its
+own."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class NamedArrays:
         """Copies a frame's parts to their places.
 
         Raises:
-            CorruptFrame: a part does not fit the one before it of its name, or no tensor has its shape.
+            CorruptFrame: a part does not fit the one before it of its name, or no tensor has its
+                shape.
         """
         codec.scatter(header, payload, self._destination)
         for part in header.parts:
@@ -42,7 +44,9 @@ class NamedArrays:
             self._received[part.name] = 0
         if part.offset != self._received[part.name]:
             begin = self._received[part.name]
-            raise CorruptFrame(f"{part.name!r}: expected bytes from {begin} on, got them from {part.offset}")
+            raise CorruptFrame(
+                f"{part.name!r}: expected bytes from {begin} on, got them from {part.offset}"
+            )
         return self._arrays[part.name]
 
     def take_out(self) -> dict[str, torch.Tensor]:
@@ -55,17 +59,23 @@ class NamedArrays:
         self._arrays, self._received = {}, {}
         for name, array in arrays.items():
             if received[name] != array.nbytes:
-                raise CorruptFrame(f"expected {array.nbytes} bytes of {name!r}, got {received[name]}")
+                raise CorruptFrame(
+                    f"expected {array.nbytes} bytes of {name!r}, got {received[name]}"
+                )
         return arrays
 
 
 def row_parts(name: str, gradient: RowGradient) -> list[tuple[str, torch.Tensor]]:
     """A table's gradient as it travels."""
     parts = [(name + IDS, gradient.ids), (name + ROWS, gradient.rows)]
-    return parts if gradient.statistics is None else [*parts, (name + STATISTICS, gradient.statistics)]
+    return (
+        parts if gradient.statistics is None else [*parts, (name + STATISTICS, gradient.statistics)]
+    )
 
 
-def row_gradients(arrays: Mapping[str, torch.Tensor], tables: Sequence[Table]) -> dict[str, RowGradient]:
+def row_gradients(
+    arrays: Mapping[str, torch.Tensor], tables: Sequence[Table]
+) -> dict[str, RowGradient]:
     """The gradients that have arrived, by table.
 
     Raises:
@@ -78,13 +88,18 @@ def row_gradients(arrays: Mapping[str, torch.Tensor], tables: Sequence[Table]) -
         ids = left.pop(table.name + IDS, None)
         if ids is None:
             continue
-        rows, statistics = left.pop(table.name + ROWS, None), left.pop(table.name + STATISTICS, None)
+        rows, statistics = (
+            left.pop(table.name + ROWS, None),
+            left.pop(table.name + STATISTICS, None),
+        )
         count = len(ids) if ids.dim() == 1 else -1
         counts = isinstance(table.entry, ShowClickEntry)
         _expect(table.name + IDS, ids, torch.int64, (count,))
         _expect(table.name + ROWS, rows, codec.DTYPES[table.dtype], (count, table.dim))
         if counts or statistics is not None:
-            _expect(table.name + STATISTICS, statistics, torch.float32, (count, 2) if counts else None)
+            _expect(
+                table.name + STATISTICS, statistics, torch.float32, (count, 2) if counts else None
+            )
         assert rows is not None
         found[table.name] = RowGradient(ids, rows, statistics)
     if left:
@@ -92,7 +107,9 @@ def row_gradients(arrays: Mapping[str, torch.Tensor], tables: Sequence[Table]) -
     return found
 
 
-def _expect(name: str, array: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...] | None) -> None:
+def _expect(
+    name: str, array: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...] | None
+) -> None:
     if array is None or shape is None or array.dtype != dtype or tuple(array.shape) != shape:
         expected = "none" if shape is None else f"{dtype} {list(shape)}"
         got = "none" if array is None else f"{array.dtype} {list(array.shape)}"

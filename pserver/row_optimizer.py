@@ -30,8 +30,8 @@ def _rowwise(n: Mapping[str, Any], step: int) -> Scalars:
 
 
 def adam_scalars(n: Mapping[str, Any], step: int) -> Scalars:
-    """Rate over its bias correction, 1 - beta1, beta2, 1 - beta2, the root of the other correction, eps, what is added to the
-    gradient, and what values are multiplied with first."""
+    """Rate over its bias correction, 1 - beta1, beta2, 1 - beta2, the root of the other correction,
+    eps, what is added to the gradient, and what values are multiplied with first."""
     beta, beta_square = n["betas"]
     rate, root = n["lr"] / (1 - beta**step), (1 - beta_square**step) ** 0.5
     return rate, 1 - beta, beta_square, 1 - beta_square, root, n["eps"], n["weight_decay"], 1.0
@@ -43,7 +43,12 @@ def _adamw(n: Mapping[str, Any], step: int) -> Scalars:
 
 def _lazy_adam(n: Mapping[str, Any], step: int) -> Scalars:
     beta, beta_square = n["betas"]
-    return n["lr"] * (1 - beta_square**step) ** 0.5 / (1 - beta**step), 1 - beta, 1 - beta_square, n["eps"]
+    return (
+        n["lr"] * (1 - beta_square**step) ** 0.5 / (1 - beta**step),
+        1 - beta,
+        1 - beta_square,
+        n["eps"],
+    )
 
 
 def _ftrl(n: Mapping[str, Any], step: int) -> Scalars:
@@ -69,9 +74,11 @@ class RowOptimizer:
     Attributes:
         kernel: what a step does to the rows that it touches: see row_rules.py.
         scalars: (the step's numbers, the step's number from 1 on) -> what the kernel takes.
-        states: name -> whether it has a number for each of the segment's columns, or one for the row.
+        states: name -> whether it has a number for each of the segment's columns, or one for the
+            row.
         defaults: numbers where nobody gives them, as torch's constructor has them.
-        missed: what a step does to the rows that it does not touch: see missed.py; None: nothing, ever.
+        missed: what a step does to the rows that it does not touch: see missed.py; None: nothing,
+            ever.
         past: (a step's numbers) -> what that kernel takes.
         decay: which of those is weight decay; None: it has none.
         always: whether steps move rows that they do not touch even without weight decay.
@@ -100,7 +107,9 @@ _MOMENTS = {"exp_avg": True, "exp_avg_sq": True}
 
 ROW_OPTIMIZERS: Mapping[str, RowOptimizer] = MappingProxyType(
     {
-        "sgd": RowOptimizer(row_rules.sgd, _sgd, {}, _SGD, missed.sgd, lambda n: _sgd(n, 0), decay=1),
+        "sgd": RowOptimizer(
+            row_rules.sgd, _sgd, {}, _SGD, missed.sgd, lambda n: _sgd(n, 0), decay=1
+        ),
         "momentum": RowOptimizer(
             row_rules.momentum,
             _momentum,
@@ -122,11 +131,31 @@ ROW_OPTIMIZERS: Mapping[str, RowOptimizer] = MappingProxyType(
             initial="initial_accumulator_value",
         ),
         "rowwise_adagrad": RowOptimizer(
-            row_rules.rowwise_adagrad, _rowwise, {"sum": False}, _ADAGRAD, initial="initial_accumulator_value"
+            row_rules.rowwise_adagrad,
+            _rowwise,
+            {"sum": False},
+            _ADAGRAD,
+            initial="initial_accumulator_value",
         ),
-        "adam": RowOptimizer(row_rules.adam, adam_scalars, _MOMENTS, _ADAM, missed_adam.adam, _adam_past, decay=4, always=True),
+        "adam": RowOptimizer(
+            row_rules.adam,
+            adam_scalars,
+            _MOMENTS,
+            _ADAM,
+            missed_adam.adam,
+            _adam_past,
+            decay=4,
+            always=True,
+        ),
         "adamw": RowOptimizer(
-            row_rules.adam, _adamw, _MOMENTS, {**_ADAM, "weight_decay": 1e-2}, missed_adam.adam, _adamw_past, decay=4, always=True
+            row_rules.adam,
+            _adamw,
+            _MOMENTS,
+            {**_ADAM, "weight_decay": 1e-2},
+            missed_adam.adam,
+            _adamw_past,
+            decay=4,
+            always=True,
         ),
         "lazy_adam": RowOptimizer(row_rules.lazy_adam, _lazy_adam, _MOMENTS, {**_ADAM}),
         "ftrl": RowOptimizer(
@@ -145,4 +174,10 @@ ROW_OPTIMIZERS: Mapping[str, RowOptimizer] = MappingProxyType(
 def first_numbers(rule: Rule) -> dict[str, Any]:
     """A rule's numbers at the first step, all of them, and its flags."""
     optimizer = ROW_OPTIMIZERS[rule.type]
-    return {**optimizer.defaults, "nesterov": False, "maximize": False, **rule.numbers, **rule.flags}
+    return {
+        **optimizer.defaults,
+        "nesterov": False,
+        "maximize": False,
+        **rule.numbers,
+        **rule.flags,
+    }

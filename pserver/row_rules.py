@@ -1,11 +1,11 @@
 """The update rules of rows, as kernels over the rows that a step touches.
 
-Each does to a row what torch's optimizer of that name does, operation by operation and in the row's own precision; the scalars of
-a step (a rate divided by its bias correction) are worked out in double, once, as torch does.  What a step does to rows that it
-does not touch is in missed.py.
+Each does to a row what torch's optimizer of that name does, operation by operation and in the row's
+own precision; the scalars of a step (a rate divided by its bias correction) are worked out in
+double, once, as torch does.  What a step does to rows that it does not touch is in missed.py.
 
-A kernel takes the memory of records, the slots of the rows (-1: leave out), their gradients [u, dim], the segment's columns
-[begin, end), the first column of each state, and the step's scalars.
+A kernel takes the memory of records, the slots of the rows (-1: leave out), their gradients [u,
+dim], the segment's columns [begin, end), the first column of each state, and the step's scalars.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def fetch(start: int, record: int, slots: Array, i: int) -> None:
 
 
 @kernel
-def sgd(rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array) -> None:
+def sgd(
+    rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
+) -> None:
     """torch.optim.SGD without momentum.  Scalars: rate, weight decay."""
     rate, decay = scalars[0], scalars[1]
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
@@ -44,15 +46,30 @@ def sgd(rows: Array, slots: Array, gradients: Array, begin: int, end: int, state
 
 
 @kernel
-def momentum(rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array) -> None:
-    """torch.optim.SGD with momentum.  Scalars: rate, momentum, 1 - dampening (1 at first), weight decay, whether Nesterov's."""
-    rate, keep, gain, decay, nesterov = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4] != 0
+def momentum(
+    rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
+) -> None:
+    """torch.optim.SGD with momentum.
+
+    Scalars: rate, momentum, 1 - dampening (1 at first), weight decay, whether Nesterov's.
+    """
+    rate, keep, gain, decay, nesterov = (
+        scalars[0],
+        scalars[1],
+        scalars[2],
+        scalars[3],
+        scalars[4] != 0,
+    )
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
     for i in range(len(slots)):
         fetch(start, record, slots, i)
         if slots[i] < 0:
             continue
-        row, gradient, velocity = rows[slots[i]][begin:end], gradients[i][begin:end], rows[slots[i]][states[0] :]
+        row, gradient, velocity = (
+            rows[slots[i]][begin:end],
+            gradients[i][begin:end],
+            rows[slots[i]][states[0] :],
+        )
         for j in range(len(row)):
             slope = gradient[j] + decay * row[j]
             if keep != 0:
@@ -62,7 +79,9 @@ def momentum(rows: Array, slots: Array, gradients: Array, begin: int, end: int, 
 
 
 @kernel
-def adagrad(rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array) -> None:
+def adagrad(
+    rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
+) -> None:
     """torch.optim.Adagrad.  Scalars: rate at this step, weight decay, eps."""
     rate, decay, eps = scalars[0], scalars[1], scalars[2]
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
@@ -70,7 +89,11 @@ def adagrad(rows: Array, slots: Array, gradients: Array, begin: int, end: int, s
         fetch(start, record, slots, i)
         if slots[i] < 0:
             continue
-        row, gradient, squares = rows[slots[i]][begin:end], gradients[i][begin:end], rows[slots[i]][states[0] :]
+        row, gradient, squares = (
+            rows[slots[i]][begin:end],
+            gradients[i][begin:end],
+            rows[slots[i]][states[0] :],
+        )
         for j in range(len(row)):
             slope = gradient[j] + decay * row[j]
             squares[j] += slope * slope
@@ -78,9 +101,12 @@ def adagrad(rows: Array, slots: Array, gradients: Array, begin: int, end: int, s
 
 
 @kernel
-def rowwise_adagrad(rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array) -> None:
-    """One accumulator a row, the mean of its squared gradients (Mudigere et al.: Software-hardware co-design for fast and
-    scalable training of deep learning recommendation models, 2022).  Scalars: rate, weight decay of touched rows, eps."""
+def rowwise_adagrad(
+    rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
+) -> None:
+    """One accumulator a row, the mean of its squared gradients (Mudigere et al.: Software-hardware
+    co-design for fast and scalable training of deep learning recommendation models, 2022).
+    Scalars: rate, weight decay of touched rows, eps."""
     rate, decay, eps = scalars[0], scalars[1], scalars[2]
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
     for i in range(len(slots)):
@@ -99,7 +125,9 @@ def rowwise_adagrad(rows: Array, slots: Array, gradients: Array, begin: int, end
 
 
 @kernel
-def adam(rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array) -> None:
+def adam(
+    rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
+) -> None:
     """torch.optim.Adam and AdamW.  Scalars: see ``row_optimizer.adam_scalars``."""
     rate, gain, keep_square, gain_square = scalars[0], scalars[1], scalars[2], scalars[3]
     root, eps, decay, shrink = scalars[4], scalars[5], scalars[6], scalars[7]
@@ -119,8 +147,13 @@ def adam(rows: Array, slots: Array, gradients: Array, begin: int, end: int, stat
 
 
 @kernel
-def lazy_adam(rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array) -> None:
-    """torch.optim.SparseAdam.  Scalars: rate with both bias corrections, 1 - beta1, 1 - beta2, eps."""
+def lazy_adam(
+    rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
+) -> None:
+    """torch.optim.SparseAdam.
+
+    Scalars: rate with both bias corrections, 1 - beta1, 1 - beta2, eps.
+    """
     rate, gain, gain_square, eps = scalars[0], scalars[1], scalars[2], scalars[3]
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
     for i in range(len(slots)):
@@ -142,14 +175,20 @@ def power(value: float, exponent: float) -> float:
 
 
 @kernel
-def ftrl_solution(linear: float, powered: float, rate: float, l1: float, l2: float, beta: float) -> float:
-    """The weight that minimises what ``linear`` and the accumulated squares (to their power) stand for."""
+def ftrl_solution(
+    linear: float, powered: float, rate: float, l1: float, l2: float, beta: float
+) -> float:
+    """The weight that minimises what ``linear`` and the accumulated squares (to their power) stand
+    for.
+    """
     shrunk = linear - min(max(linear, -l1), l1)
     return -shrunk / ((powered + beta) / rate + l2)
 
 
 @kernel
-def ftrl(rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array) -> None:
+def ftrl(
+    rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
+) -> None:
     """transpiler.ftrl.Ftrl.  Scalars: rate, l1, l2, -lr_power, beta."""
     rate, l1, l2, exponent, beta = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize

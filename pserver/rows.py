@@ -21,10 +21,21 @@ _NO_WORDS = np.zeros((0, 0), np.int64)
 
 @kernel
 def _gather(
-    rows: Array, slots: Array, ids: Array, width: int, out: Array, template: Array,
-    dim: int, seed: np.uint64, kind: int, low: float, high: float,
-) -> None:  # fmt: skip
-    """Copies the first ``width`` columns of records; of rows that are not there, what they would begin with."""
+    rows: Array,
+    slots: Array,
+    ids: Array,
+    width: int,
+    out: Array,
+    template: Array,
+    dim: int,
+    seed: np.uint64,
+    kind: int,
+    low: float,
+    high: float,
+) -> None:
+    """Copies the first ``width`` columns of records; of rows that are not there, what they would
+    begin with.
+    """
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
     into, size = out.ctypes.data, width * rows.itemsize
     for i in range(len(slots)):
@@ -55,10 +66,13 @@ class Rows:
 
     Attributes:
         template: what new records hold behind their values, [columns].
-        removed: ids whose rows were removed since the last save; None before the first, when nobody needs to know.
+        removed: ids whose rows were removed since the last save; None before the first, when nobody
+            needs to know.
     """
 
-    def __init__(self, table: Table, states: Sequence[tuple[str, int]], words: Sequence[str]) -> None:
+    def __init__(
+        self, table: Table, states: Sequence[tuple[str, int]], words: Sequence[str]
+    ) -> None:
         self.table = table
         self.dtype: Any = np.float32 if table.dtype == "float32" else np.float64
         self.seed = seed_word(table.seed)
@@ -118,20 +132,38 @@ class Rows:
         self.template[:width] = template[:width]
 
     def gather(self, slots: Array, ids: Array, out: Array) -> None:
-        """Copies the first columns of records, as many as ``out`` has; rows that are not there (slot -1) as they would begin."""
+        """Copies the first columns of records, as many as ``out`` has; rows that are not there
+        (slot -1) as they would begin.
+        """
         start = numbers(self.table.initial)
-        _gather(self.records, slots, ids, out.shape[1], out, self.template, self.table.dim, self.seed, *start)
+        _gather(
+            self.records,
+            slots,
+            ids,
+            out.shape[1],
+            out,
+            self.template,
+            self.table.dim,
+            self.seed,
+            *start,
+        )
 
     def _fetched(self, columns: int) -> tuple[int, int, int]:
         """What the index may have fetched: so many columns of records."""
-        return self._memory.address, self._memory.row_bytes, min(columns * self.template.itemsize, FETCHED)
+        return (
+            self._memory.address,
+            self._memory.row_bytes,
+            min(columns * self.template.itemsize, FETCHED),
+        )
 
     def locate(self, ids: Array) -> Array:
         """The slots of ids, -1 for those that have none; their values are about to be read."""
         return self.index.locate(ids, self._fetched(self.layout.dim))[0]
 
     def mark(self, ids: Array) -> tuple[Array, int, bool]:
-        """A call changes these rows: their slots, how many there are not yet, and whether an id may have come twice."""
+        """A call changes these rows: their slots, how many there are not yet, and whether an id may
+        have come twice.
+        """
         self.calls += 1
         return self.index.mark(ids, self.epoch, self.calls, self._fetched(self.layout.columns))
 
@@ -140,7 +172,9 @@ class Rows:
         self.note_known(ids)
         slots = self.index.insert(ids, self.epoch, self.calls)
         self._memory.need(self.index.used)
-        start_rows(self.records, slots, ids, self.table.dim, self.template, self.seed, self.table.initial)
+        start_rows(
+            self.records, slots, ids, self.table.dim, self.template, self.seed, self.table.initial
+        )
         return slots
 
     def remove(self, ids: Array) -> None:

@@ -4,10 +4,10 @@
 
     bind control port --> listen on the carriers --> ready line --> tick ... --signal, Drain, or once--> drain --> exit
 
-[Note: draining]  In this order, within the grace: health checks say no; the job takes no new trainer and no new step; whoever
-waits for another trainer is told; answers under way are sent to their end; each stream gets a DRAIN frame; streams that
-still stand are cancelled; the control service goes last, so that trainers can hear why and say goodbye.
-"""
+[Note: draining]  In this order, within the grace: health checks say no; the job takes no new
+trainer and no new step; whoever waits for another trainer is told; answers under way are sent to
+their end; each stream gets a DRAIN frame; streams that still stand are cancelled; the control
+service goes last, so that trainers can hear why and say goodbye."""
 
 from __future__ import annotations
 
@@ -43,12 +43,14 @@ GRACE_SECONDS = 5.0
 
 
 class Server:
-    """One parameter server in this process, with threads of its own; also for tests and for scripts whose role is PSERVER.
+    """One parameter server in this process, with threads of its own; also for tests and for scripts
+    whose role is PSERVER.
 
     Args:
-        config: see :class:`~pserver.config.ServerConfig`; ``once`` and ``threads`` are :func:`serve`'s business.
-        program: a pserver program whose storage holds its values: the server waits for no trainer 0.  None: ``config.program``
-            says where to read one, or trainer 0 installs it.
+        config: see :class:`~pserver.config.ServerConfig`; ``once`` and ``threads`` are
+            :func:`serve`'s business.
+        program: a pserver program whose storage holds its values: the server waits for no trainer
+            0.  None: ``config.program`` says where to read one, or trainer 0 installs it.
     """
 
     def __init__(self, config: ServerConfig, program: Program | None = None) -> None:
@@ -111,7 +113,9 @@ class Server:
         except OSError as error:
             if self.config.transport != "auto":
                 raise OSError(f"no shared memory: {error.strerror or error}") from error
-            log.warning("no shared memory here, trainers take another carrier: %s", error.strerror or error)
+            log.warning(
+                "no shared memory here, trainers take another carrier: %s", error.strerror or error
+            )
             return
         self._carriers.append(listener)
         ports["shm"] = listener.port
@@ -120,13 +124,24 @@ class Server:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def __str__(self) -> str:
         """``"HOST:PORT (shm, flight PORT, grpc)"``"""
-        ports = {name: port for name, port in self.job.carriers.items() if port != self._control.port and name != "shm"}
-        carriers = [f"{name} {ports[name]}" if name in ports else name for name in self.job.carriers]
+        ports = {
+            name: port
+            for name, port in self.job.carriers.items()
+            if port != self._control.port and name != "shm"
+        }
+        carriers = [
+            f"{name} {ports[name]}" if name in ports else name for name in self.job.carriers
+        ]
         return f"{self.endpoint} ({', '.join(carriers)})"
 
     @property
@@ -135,7 +150,10 @@ class Server:
         return self.job.status(StatusRequest()).state == "draining"
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Drains and ends; harmless when called twice, or before ``start``.  See [Note: draining]."""
+        """Drains and ends; harmless when called twice, or before ``start``.
+
+        See [Note: draining].
+        """
         if self._stopping.is_set() or not self._ready.is_set():
             return
         self._stopping.set()
@@ -144,7 +162,8 @@ class Server:
         self.job.close()
         self._streams.drain(grace_seconds)
         self._close_carriers(max(0.0, deadline - time.monotonic()))
-        while self.job.busy and time.monotonic() < deadline:  # they have been told, and have yet to say goodbye
+        # they have been told, and have yet to say goodbye
+        while self.job.busy and time.monotonic() < deadline:
             time.sleep(0.02)
         self._control.stop(1.0)
         self._clock.join()
@@ -167,12 +186,15 @@ class Server:
 
 
 def _warm_up() -> None:
-    """A process's first optimizer imports torch's compiler, which takes seconds on a busy machine: not during Install."""
+    """A process's first optimizer imports torch's compiler, which takes seconds on a busy machine:
+    not during Install.
+    """
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
 def serve(config: ServerConfig, program: Program | None = None) -> int:
-    """Runs one server until SIGTERM, SIGINT, a Drain call, or (with ``config.once``) the end of its first job.
+    """Runs one server until SIGTERM, SIGINT, a Drain call, or (with ``config.once``) the end of its
+    first job.
 
     Prints one line when it is ready.  A second signal ends the process at once.
 
@@ -188,7 +210,11 @@ def serve(config: ServerConfig, program: Program | None = None) -> int:
     asked = threading.Event()
     with _signals(asked), Server(config, program) as server:
         print(f"pserver ready at {server}", flush=True)
-        while not (asked.wait(TICK_SECONDS) or server.draining or (config.once and server.job.ended.is_set())):
+        while not (
+            asked.wait(TICK_SECONDS)
+            or server.draining
+            or (config.once and server.job.ended.is_set())
+        ):
             pass
         failure = server.job.failure if config.once and not asked.is_set() else None
     if failure is None:
@@ -199,7 +225,10 @@ def serve(config: ServerConfig, program: Program | None = None) -> int:
 
 @contextmanager
 def _signals(asked: threading.Event) -> Iterator[None]:
-    """While it lasts SIGTERM and SIGINT set ``asked``, a second one ends the process.  Only the main thread can arrange this."""
+    """While it lasts SIGTERM and SIGINT set ``asked``, a second one ends the process.
+
+    Only the main thread can arrange this.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -224,4 +253,8 @@ def _warn_if_open(host: str, endpoint: str) -> None:
     except ValueError:
         loopback = False
     if not loopback:
-        log.warning("%s is open to the network, without encryption or passwords: who reaches it can change models", endpoint)
+        log.warning(
+            "%s is open to the network, without encryption or passwords: who reaches it can "
+            "change models",
+            endpoint,
+        )

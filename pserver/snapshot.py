@@ -1,9 +1,9 @@
 """A slice as it is between two updates, for those who read it while it is updated.
 
-[Note: reading beside an update]  An update works in the slice's own memory, because torch's optimizers do.  So whoever begins one
-sees to it that a copy stands beside it, which readers get until it has ended: they wait for a copy at most, never for an update.
-A copy is made once between two updates, by whoever needs it first, and all readers share it.
-"""
+[Note: reading beside an update]  An update works in the slice's own memory, because torch's
+optimizers do.  So whoever begins one sees to it that a copy stands beside it, which readers get
+until it has ended: they wait for a copy at most, never for an update. A copy is made once between
+two updates, by whoever needs it first, and all readers share it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ class Snapshot:
 
     def __init__(self, value: torch.Tensor) -> None:
         self._value = value
-        self._lock = Lock()  # guards the next; held while the copy is made, so that no update begins meanwhile
-        self._copy: torch.Tensor | None = None  # the slice as it is, or as it was before the update that is under way
+        # guards the next; held while the copy is made, so that no update begins meanwhile
+        self._lock = Lock()
+        # the slice as it is, or as it was before the update that is under way
+        self._copy: torch.Tensor | None = None
 
     def read(self) -> torch.Tensor:
         """The slice after the last update that has ended; nobody writes to it."""

@@ -1,8 +1,9 @@
-"""A sparse table: rows by id, with their optimizer state, on one server or in one trainer.  Pure arithmetic.
+"""A sparse table: rows by id, with their optimizer state, on one server or in one trainer.  Pure
+arithmetic.
 
-A row is made by the first push that is admitted; until then, and when nobody asks, it takes no memory: whoever reads it gets its
-initial value.  One caller changes a table at a time; lookups may run beside each other, but not beside a change.
-"""
+A row is made by the first push that is admitted; until then, and when nobody asks, it takes no
+memory: whoever reads it gets its initial value.  One caller changes a table at a time; lookups may
+run beside each other, but not beside a change."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ class SparseTable:
 
     Args:
         table: what the plan says of it.
-        rules: one for each of its segments; their numbers are the first step's until :meth:`update` brings others.
+        rules: one for each of its segments; their numbers are the first step's until :meth:`update`
+            brings others.
         server: which of the servers; ``servers``: how many there are.
 
     Raises:
         ValueError: a rule that rows do not have, or another number of rules than of segments.
     """
 
-    def __init__(self, table: Table, rules: Sequence[Rule], server: int = 0, servers: int = 1) -> None:
+    def __init__(
+        self, table: Table, rules: Sequence[Rule], server: int = 0, servers: int = 1
+    ) -> None:
         self.table, self.server, self.servers = table, server, servers
         self._what = f"table {table.name!r}"
         self._stepper = Stepper(table, rules, words_of(table))
@@ -58,25 +62,36 @@ class SparseTable:
         return self._stepper.rows.bytes_held + self._presence.waiting.bytes_held
 
     def counters(self) -> dict[str, int]:
-        """What there is, and what was counted: ids looked up and pushed to, ids admitted (rows made by a push), pushes refused
-        for want of admission, rows evicted, expired and shrunk away."""
+        """What there is, and what was counted: ids looked up and pushed to, ids admitted (rows made
+        by a push), pushes refused for want of admission, rows evicted, expired and shrunk away."""
         waiting = len(self._presence.waiting.index)
-        return {"rows": len(self), "waiting": waiting, "lookups": self._lookups, **self._presence.counts}
+        return {
+            "rows": len(self),
+            "waiting": waiting,
+            "lookups": self._lookups,
+            **self._presence.counts,
+        }
 
-    # ---- checks --------------------------------------------------------------------------------------------------
+    # ---- checks ----
 
     def _ids(self, ids: object) -> Array:
         found = checked(ids, self._what)
         if self.table.rows is not None:
             at = outside(found, 0, self.table.rows)
             if at >= 0:
-                raise ValueError(f"{self._what}: expected ids from 0 to {self.table.rows - 1}, got {found[at]}")
+                raise ValueError(
+                    f"{self._what}: expected ids from 0 to {self.table.rows - 1}, got {found[at]}"
+                )
         return found
 
     def _array(self, array: object, shape: tuple[int, ...], what: str, dtype: Any = None) -> Array:
         wanted = np.dtype(dtype or self._stepper.rows.dtype)
         if not isinstance(array, np.ndarray) or array.dtype != wanted:
-            kind = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+            kind = (
+                f"an array of {array.dtype}"
+                if isinstance(array, np.ndarray)
+                else type(array).__name__
+            )
             raise TypeError(f"{self._what}: {what}: expected {wanted}, got {kind}")
         if array.shape != shape:
             raise ValueError(f"{self._what}: {what}: expected shape {shape}, got {array.shape}")
@@ -89,7 +104,10 @@ class SparseTable:
             raise ValueError(f"{self._what}: expected each id once, got {again} again")
 
     def _marked(self, ids: Array) -> Array:
-        """The slots of ids, -1 for those without a row; what rows they have counts as changed.  Checks that the ids differ."""
+        """The slots of ids, -1 for those without a row; what rows they have counts as changed.
+
+        Checks that the ids differ.
+        """
         slots, missing, twice = self._stepper.rows.mark(ids)
         if twice:
             self._differ(ids)
@@ -102,23 +120,27 @@ class SparseTable:
 
         Raises:
             TypeError: another dtype.
-            ValueError: another shape, memory that is not contiguous, an id that comes twice or that the table does not have.
+            ValueError: another shape, memory that is not contiguous, an id that comes twice or that
+                the table does not have.
         """
         self._differ(self._ids(ids))
 
-    # ---- rows ----------------------------------------------------------------------------------------------------
+    # ---- rows ----
 
     def lookup(self, ids: Array, out: Array, now: float = 0.0) -> None:
-        """Copies rows, as if all steps until now had been taken; an id without a row reads its initial value, and gets none.
+        """Copies rows, as if all steps until now had been taken; an id without a row reads its
+        initial value, and gets none.
 
         Args:
             ids: int64[n], in any order; they may repeat.
             out: [n, dim] of the table's dtype, written.
-            now: seconds, on the clock of the other calls: rows that have outlived their time read as if they were not there.
+            now: seconds, on the clock of the other calls: rows that have outlived their time read
+                as if they were not there.
 
         Raises:
             TypeError: another dtype.
-            ValueError: another shape, memory that is not contiguous, or an id that the table does not have.
+            ValueError: another shape, memory that is not contiguous, or an id that the table does
+                not have.
         """
         ids = self._ids(ids)
         if self._array(out, (len(ids), self.table.dim), "out") is not out:
@@ -137,19 +159,23 @@ class SparseTable:
         statistics: Array | None = None,
         now: float = 0.0,
     ) -> None:
-        """One step of the table: counts a push to every id, admits what is due, and applies the rules to the rows that are there.
+        """One step of the table: counts a push to every id, admits what is due, and applies the
+        rules to the rows that are there.
 
         Args:
             ids: int64[u], each once; none is a step, too.
             gradients: [u, dim] of the table's dtype; may be overwritten.
-            numbers: of this step, a mapping for each segment; a number that is missing stays as it was.
-            statistics: float32[u, 2], how often each id was shown and clicked, for a table with a ShowClickEntry; None: 1 and 0.
+            numbers: of this step, a mapping for each segment; a number that is missing stays as it
+                was.
+            statistics: float32[u, 2], how often each id was shown and clicked, for a table with a
+                ShowClickEntry; None: 1 and 0.
             now: seconds.
 
         Raises:
             TypeError: another dtype.
-            ValueError: another shape, memory that is not contiguous, an id that comes twice or that the table does not have, a
-                number that a rule does not have, statistics of a table without.  Nothing is changed then.
+            ValueError: another shape, memory that is not contiguous, an id that comes twice or that
+                the table does not have, a number that a rule does not have, statistics of a table
+                without.  Nothing is changed then.
         """
         ids = self._ids(ids)
         gradients = self._array(gradients, (len(ids), self.table.dim), "gradients")
@@ -161,14 +187,19 @@ class SparseTable:
     def _statistics(self, statistics: Array | None, count: int) -> Array | None:
         if self._presence.entry is None:
             if statistics is not None:
-                raise ValueError(f"{self._what}: statistics: expected none, as the table has no ShowClickEntry")
+                raise ValueError(
+                    f"{self._what}: statistics: expected none, as the table has no ShowClickEntry"
+                )
             return None
         if statistics is None:
             return np.tile(np.array([1, 0], np.float32), (count, 1))
         return self._array(statistics, (count, 2), "statistics", np.float32)
 
-    def add(self, ids: Array, deltas: Array, statistics: Array | None = None, now: float = 0.0) -> None:
-        """Adds [u, dim] to the rows of ids, each once: a push like that of :meth:`update`, but no step of the rules.
+    def add(
+        self, ids: Array, deltas: Array, statistics: Array | None = None, now: float = 0.0
+    ) -> None:
+        """Adds [u, dim] to the rows of ids, each once: a push like that of :meth:`update`, but no
+        step of the rules.
 
         Raises:
             TypeError, ValueError: as :meth:`update`.
@@ -183,7 +214,8 @@ class SparseTable:
         self._stepper.rows.records[slots[here], : self.table.dim] += deltas[here]
 
     def assign(self, ids: Array, values: Array) -> None:
-        """Sets the rows of ids, each once, to [u, dim], whatever admission and capacity say; new rows have the state of new rows.
+        """Sets the rows of ids, each once, to [u, dim], whatever admission and capacity say; new
+        rows have the state of new rows.
 
         Raises:
             TypeError, ValueError: as :meth:`update`.
@@ -194,17 +226,20 @@ class SparseTable:
         self._presence.settle(ids, slots)
         self._stepper.rows.records[slots, : self.table.dim] = values
 
-    # ---- whole tables --------------------------------------------------------------------------------------------
+    # ---- whole tables ----
 
-    def scan(self, cursor: int, most: int, changed: bool = False, settled: bool = False) -> tuple[dict[str, Array], int]:
+    def scan(
+        self, cursor: int, most: int, changed: bool = False, settled: bool = False
+    ) -> tuple[dict[str, Array], int]:
         """A chunk of the table, see table_chunks.py, and where the next begins.
 
         Args:
-            cursor: 0 at first, then what the last call returned.  Rows that are there all the while come once each, even if the
-                table changes between calls.
+            cursor: 0 at first, then what the last call returned.  Rows that are there all the while
+                come once each, even if the table changes between calls.
             most: rows, waiting or removed ids in a chunk, at most.
             changed: only what has changed since :meth:`mark_saved`.
-            settled: rows as a lookup reads them, all steps taken; otherwise as they are, with the last step that they have seen.
+            settled: rows as a lookup reads them, all steps taken; otherwise as they are, with the
+                last step that they have seen.
 
         Returns:
             The chunk, and the next cursor: -1 when this was the last.
@@ -212,15 +247,20 @@ class SparseTable:
         return self._chunks.scan(cursor, most, changed, settled)
 
     def mark_saved(self) -> None:
-        """From here on changes are counted anew.  After the first such call ids of removed rows are kept until the next."""
+        """From here on changes are counted anew.
+
+        After the first such call ids of removed rows are kept until the next.
+        """
         self._stepper.rows.mark_saved()
 
     def load(self, chunk: Mapping[str, Array]) -> None:
-        """Takes over the rows of a chunk that this server owns, in place of what it has of them; other rows stay.
+        """Takes over the rows of a chunk that this server owns, in place of what it has of them;
+        other rows stay.
 
         Raises:
             TypeError: ids of another dtype.
-            ValueError: the chunk is of a table of another dim, dtype or rule, or has an id that this table does not have.
+            ValueError: the chunk is of a table of another dim, dtype or rule, or has an id that
+                this table does not have.
         """
         for name in ("ids", "waiting.ids", "removed"):
             if name in chunk:
@@ -229,10 +269,17 @@ class SparseTable:
         self._chunks.load(chunk, self.server, self.servers)
 
     def facts(self) -> dict[str, Any]:
-        """What is not in rows, JSON-able: the steps taken and their numbers, counters, the time of the last push."""
+        """What is not in rows, JSON-able: the steps taken and their numbers, counters, the time of
+        the last push.
+        """
         presence = self._presence
         counts = {**presence.counts, "lookups": self._lookups}
-        return {**self._stepper.facts(), "counts": counts, "order": presence.order, "now": presence.now}
+        return {
+            **self._stepper.facts(),
+            "counts": counts,
+            "order": presence.order,
+            "now": presence.now,
+        }
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Takes over what :meth:`facts` returned, on this or another server.
@@ -247,8 +294,9 @@ class SparseTable:
         presence.order, presence.now = max(presence.order, int(facts["order"])), float(facts["now"])
 
     def shrink(self, now: float, days: float = 1.0, threshold: float | None = None) -> int:
-        """Days pass: show and click fade by the entry's decay for each, and rows (and waiting ids) go that score below
-        ``threshold`` (None: the entry's) or were not pushed to for too many days.  A table without a ShowClickEntry stays.
+        """Days pass: show and click fade by the entry's decay for each, and rows (and waiting ids)
+        go that score below ``threshold`` (None: the entry's) or were not pushed to for too many
+        days.  A table without a ShowClickEntry stays.
 
         Returns:
             How many rows were removed.
@@ -257,7 +305,10 @@ class SparseTable:
         return self._presence.shrink(days, threshold)
 
     def expire(self, now: float) -> int:
-        """Removes rows and waiting ids that have outlived their time; returns how many rows.  Until then they only read so."""
+        """Removes rows and waiting ids that have outlived their time; returns how many rows.
+
+        Until then they only read so.
+        """
         self._presence.now = max(self._presence.now, now)
         return self._presence.expire(now)
 
@@ -267,7 +318,9 @@ class SparseTable:
 
 
 def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
-    """Compiles, or loads, what a table like this will call, so that its first step does not have to wait for that."""
+    """Compiles, or loads, what a table like this will call, so that its first step does not have to
+    wait for that.
+    """
     tiny = SparseTable(replace(table, rows=None), rules)
     ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._stepper.rows.dtype)
     none: list[dict[str, Number]] = [{}] * len(rules)

@@ -19,7 +19,8 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
     """Prints a row for each server, then a line for each trainer and each trouble.
 
     Args:
-        variables: a line for each variable, too: the bytes that came and went for it, those of most bytes first.
+        variables: a line for each variable, too: the bytes that came and went for it, those of most
+            bytes first.
 
     Returns:
         0 if all of them answered and none has failed, otherwise 1.
@@ -38,9 +39,16 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
         table.add_row(endpoint, *cells(reply))
         lines += [f"{endpoint}: {trainer_line(trainer)}" for trainer in reply.trainers]
         lines += [f"{endpoint}: {table_line(held)}" for held in reply.tables]
-        busiest = sorted(reply.variables.items(), key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]))
-        lines += [f"{endpoint}: {name}: {size(b.bytes_in)} / {size(b.bytes_out)}" for name, b in busiest]
-        troubles += [f"{endpoint}: {reply.failure}"] if reply.failure or reply.state == "failed" else []
+        busiest = sorted(
+            reply.variables.items(),
+            key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]),
+        )
+        lines += [
+            f"{endpoint}: {name}: {size(b.bytes_in)} / {size(b.bytes_out)}" for name, b in busiest
+        ]
+        troubles += (
+            [f"{endpoint}: {reply.failure}"] if reply.failure or reply.state == "failed" else []
+        )
     console.print(table)
     for line in (*lines, *troubles):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -78,12 +86,18 @@ def trainer_line(trainer: TrainerStatus) -> str:
     text = f"trainer {trainer.trainer_id} {trainer.state}, step {trainer.step}"
     for more in (trainer.carrier, trainer.activity):
         text += f", {more}" if more else ""
-    return text + (f", silent for {trainer.silence_seconds:.1f} s" if trainer.state == "joined" else "")
+    return text + (
+        f", silent for {trainer.silence_seconds:.1f} s" if trainer.state == "joined" else ""
+    )
 
 
 def table_line(table: TableStatus) -> str:
     """One table's part on a server, with what was counted there."""
-    counted = "".join(f", {count} {name}" for name, count in sorted(table.counters.items()) if count and name != "rows")
+    counted = "".join(
+        f", {count} {name}"
+        for name, count in sorted(table.counters.items())
+        if count and name != "rows"
+    )
     return f"table {table.name}: {table.rows} rows, {size(table.bytes_held)}{counted}"
 
 

@@ -1,14 +1,16 @@
-"""The steps of a table: its rules at work on the rows that a step touches, and what the others have missed.
+"""The steps of a table: its rules at work on the rows that a step touches, and what the others have
+missed.
 
-[Note: rows that were always there]  Under rules that move every row at every step, a table whose ids are a range is the whole
-parameter: a row that no step has touched yet has missed all steps from the first on, and reads as torch's would.  Where ids may
-be anything, or rows come and go, a row begins with the push that makes it.
+[Note: rows that were always there]  Under rules that move every row at every step, a table whose
+ids are a range is the whole parameter: a row that no step has touched yet has missed all steps from
+the first on, and reads as torch's would.  Where ids may be anything, or rows come and go, a row
+begins with the push that makes it.
 
-[Note: a history that ends]  Where a schedule gives every step numbers of its own, what rows may have missed becomes long.  Once
-it has ``KEPT`` stretches, every step also makes up for what a few further rows have missed, in turn, so that all rows have had
-theirs after ``PERIOD`` steps; what was before the turn began is forgotten.  (Not where weights decay in a table whose ids are a
-range: there a row may have missed all steps from the first on.)
-"""
+[Note: a history that ends]  Where a schedule gives every step numbers of its own, what rows may
+have missed becomes long.  Once it has ``KEPT`` stretches, every step also makes up for what a few
+further rows have missed, in turn, so that all rows have had theirs after ``PERIOD`` steps; what was
+before the turn began is forgotten.  (Not where weights decay in a table whose ids are a range:
+there a row may have missed all steps from the first on.)"""
 
 from __future__ import annotations
 
@@ -47,10 +49,16 @@ class Stepper:
         self.table, self.step = table, 0
         self._what = f"table {table.name!r}"
         if len(rules) != len(table.segments):
-            raise ValueError(f"{self._what}: expected a rule for each of {len(table.segments)} segments, got {len(rules)}")
+            raise ValueError(
+                f"{self._what}: expected a rule for each of {len(table.segments)} segments, got "
+                f"{len(rules)}"
+            )
         for rule in rules:
             if rule.type not in ROW_OPTIMIZERS:
-                raise ValueError(f"{self._what}: expected a rule among {', '.join(ROW_OPTIMIZERS)}, got {rule.type!r}")
+                raise ValueError(
+                    f"{self._what}: expected a rule among {', '.join(ROW_OPTIMIZERS)}, got "
+                    f"{rule.type!r}"
+                )
         self._types = tuple(rule.type for rule in rules)
         self._optimizers = tuple(ROW_OPTIMIZERS[rule.type] for rule in rules)
         self._numbers: Numbers = [first_numbers(rule) for rule in rules]
@@ -59,11 +67,18 @@ class Stepper:
         self.rows, self._states = self._made_rows()
         self._history = self._no_history()
         self._swept, self._sweep_began = 0, 0  # see [Note: a history that ends]
-        self._ranged = table.rows is not None and table.entry is None and table.ttl is None and table.capacity is None
+        self._ranged = (
+            table.rows is not None
+            and table.entry is None
+            and table.ttl is None
+            and table.capacity is None
+        )
         self._fill_template()
 
     def _made_rows(self) -> tuple[Rows, list[Array]]:
-        """Memory of rows, and for each segment where its part of each of its states begins in a record."""
+        """Memory of rows, and for each segment where its part of each of its states begins in a
+        record.
+        """
         widths: dict[str, int] = {}
         offsets: list[list[tuple[str, int]]] = []
         for segment, optimizer in zip(self.table.segments, self._optimizers, strict=True):
@@ -72,17 +87,24 @@ class Stepper:
                 widths[name] = widths.get(name, 0) + (segment.end - segment.begin if full else 1)
         rows = Rows(self.table, list(widths.items()), self._all_words(self._moves(self._numbers)))
         begins = {name: begin for name, (begin, _) in rows.layout.states.items()}
-        return rows, [np.array([begins[name] + offset for name, offset in own], np.int64) for own in offsets]
+        return rows, [
+            np.array([begins[name] + offset for name, offset in own], np.int64) for own in offsets
+        ]
 
     def _all_words(self, moves: bool) -> tuple[str, ...]:
         return (("step",) if moves else ()) + self._words
 
     def _moves(self, numbers: Numbers) -> bool:
         """Whether a step with these numbers moves rows that it does not touch."""
-        return any(optimizer.moves(held) for optimizer, held in zip(self._optimizers, numbers, strict=True))
+        return any(
+            optimizer.moves(held) for optimizer, held in zip(self._optimizers, numbers, strict=True)
+        )
 
     def _no_history(self) -> History:
-        widths = [len(optimizer.past(held)) for optimizer, held in zip(self._optimizers, self._numbers, strict=True)]
+        widths = [
+            len(optimizer.past(held))
+            for optimizer, held in zip(self._optimizers, self._numbers, strict=True)
+        ]
         return History(widths, [optimizer.decay for optimizer in self._optimizers], self.rows.dtype)
 
     def _fill_template(self) -> None:
@@ -90,9 +112,11 @@ class Stepper:
         for segment, optimizer, states, held in parts:
             for begin, full in zip(states, optimizer.states.values(), strict=True):
                 width = segment.end - segment.begin if full else 1
-                self.rows.template[begin : begin + width] = held[optimizer.initial] if optimizer.initial else 0.0
+                self.rows.template[begin : begin + width] = (
+                    held[optimizer.initial] if optimizer.initial else 0.0
+                )
 
-    # ---- rows ----------------------------------------------------------------------------------------------------
+    # ---- rows ----
 
     def make(self, ids: Array, current: bool = False) -> Array:
         """New rows for ids that have none: their slots.  ``current``: they have seen all steps."""
@@ -112,9 +136,8 @@ class Stepper:
             self.seen(np.arange(self.rows.index.used), self.step)
 
     def read(self, slots: Array, ids: Array, out: Array) -> None:
-        """Copies the first columns of records, as many as ``out`` has, with all steps taken; of rows that are not there (slot
-        -1), what they would hold.
-        """
+        """Copies the first columns of records, as many as ``out`` has, with all steps taken; of
+        rows that are not there (slot -1), what they would hold."""
         if not len(self._history):
             self.rows.gather(slots, ids, out)
             return
@@ -134,12 +157,16 @@ class Stepper:
 
     def _take_missed(self, records: Array, words: Array, slots: Array) -> None:
         word = self.rows.layout.words["step"]
-        for index, (segment, optimizer) in enumerate(zip(self.table.segments, self._optimizers, strict=True)):
+        for index, (segment, optimizer) in enumerate(
+            zip(self.table.segments, self._optimizers, strict=True)
+        ):
             if optimizer.missed is not None:
                 columns = word, segment.begin, segment.end, self._states[index]
-                optimizer.missed(records, words, slots, *columns, self.step, *self._history.arguments(index))
+                optimizer.missed(
+                    records, words, slots, *columns, self.step, *self._history.arguments(index)
+                )
 
-    # ---- steps ---------------------------------------------------------------------------------------------------
+    # ---- steps ----
 
     def numbers(self, given: Sequence[Mapping[str, Number]]) -> Numbers:
         """All numbers of a step: what is not given stays as it was.
@@ -148,15 +175,22 @@ class Stepper:
             ValueError: a number that a rule does not have, or not a mapping for each segment.
         """
         if len(given) != len(self._numbers):
-            raise ValueError(f"{self._what}: expected numbers for each of {len(self._numbers)} segments, got {len(given)}")
+            raise ValueError(
+                f"{self._what}: expected numbers for each of {len(self._numbers)} segments, got "
+                f"{len(given)}"
+            )
         for kind, held, new in zip(self._types, self._numbers, given, strict=True):
             if not new.keys() <= held.keys():
                 known, unknown = ", ".join(held), ", ".join(sorted(new.keys() - held.keys()))
-                raise ValueError(f"{self._what}: rule {kind}: expected numbers among {known}, got {unknown}")
+                raise ValueError(
+                    f"{self._what}: rule {kind}: expected numbers among {known}, got {unknown}"
+                )
         return [{**held, **new} for held, new in zip(self._numbers, given, strict=True)]
 
     def take(self, slots: Array, gradients: Array, numbers: Numbers) -> None:
-        """One step of these rows (-1: leave out), with gradients [u, dim] that may be overwritten."""
+        """One step of these rows (-1: leave out), with gradients [u, dim] that may be
+        overwritten.
+        """
         rows = self.rows
         if self._moves(numbers):
             self.know_steps()
@@ -166,13 +200,23 @@ class Stepper:
         if self.step == 1:
             self._fill_template()
         now = [self._at_first(index, held) for index, held in enumerate(numbers)]
-        for segment, optimizer, states, held in zip(self.table.segments, self._optimizers, self._states, now, strict=True):
+        for segment, optimizer, states, held in zip(
+            self.table.segments, self._optimizers, self._states, now, strict=True
+        ):
             if held["maximize"]:
-                np.negative(gradients[:, segment.begin : segment.end], out=gradients[:, segment.begin : segment.end])
+                np.negative(
+                    gradients[:, segment.begin : segment.end],
+                    out=gradients[:, segment.begin : segment.end],
+                )
             scalars = np.array(optimizer.scalars(held, self.step), rows.dtype)
-            optimizer.kernel(rows.records, slots, gradients, segment.begin, segment.end, states, scalars)
+            optimizer.kernel(
+                rows.records, slots, gradients, segment.begin, segment.end, states, scalars
+            )
         if rows.has("step"):
-            self._history.note(self.step, [each.past(held) for each, held in zip(self._optimizers, now, strict=True)])
+            self._history.note(
+                self.step,
+                [each.past(held) for each, held in zip(self._optimizers, now, strict=True)],
+            )
             self.seen(slots[slots >= 0], self.step)
 
     def _sweep(self) -> None:
@@ -182,26 +226,35 @@ class Stepper:
         rows = self.rows
         slots, after = rows.index.listed(self._swept, rows.index.used // PERIOD + 1)
         self.make_up(slots)
-        rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)  # what was saved of them needs what is forgotten
+        # what was saved of them needs what is forgotten
+        rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)
         self._swept = max(after, 0)
         if after < 0:
             self._history.forget_before(self._sweep_began)
             self._sweep_began = self.step
 
     def _at_first(self, index: int, held: dict[str, Any]) -> dict[str, Any]:
-        """torch's first step with a momentum takes the gradient as the velocity, whatever the dampening."""
+        """torch's first step with a momentum takes the gradient as the velocity, whatever the
+        dampening.
+        """
         if self._begun[index] or not held.get("momentum"):
             return held
         self._begun[index] = True
         return {**held, "dampening": 0.0}
 
-    # ---- as data -------------------------------------------------------------------------------------------------
+    # ---- as data ----
 
     def facts(self) -> dict[str, Any]:
         """What of this is not in rows: JSON-able."""
         sweep = [self._swept, self._sweep_began]
         history = self._history.plain()
-        return {"step": self.step, "numbers": self._numbers, "begun": self._begun, "history": history, "sweep": sweep}
+        return {
+            "step": self.step,
+            "numbers": self._numbers,
+            "begun": self._begun,
+            "history": history,
+            "sweep": sweep,
+        }
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Takes over what :meth:`facts` returned.
@@ -210,7 +263,10 @@ class Stepper:
             ValueError: it is of a table with other rules.
         """
         numbers = self.numbers(facts["numbers"])
-        self._numbers = [{name: tuple(value) if name == "betas" else value for name, value in held.items()} for held in numbers]
+        self._numbers = [
+            {name: tuple(value) if name == "betas" else value for name, value in held.items()}
+            for held in numbers
+        ]
         if facts["history"]:
             self.know_steps()
         self.step, self._begun = int(facts["step"]), list(facts["begun"])

@@ -1,15 +1,18 @@
-"""The steps of one lane of a running job: slices updated together (sync, diloco) or as each trainer's step arrives (the others).
+"""The steps of one lane of a running job: slices updated together (sync, diloco) or as each
+trainer's step arrives (the others).
 
-[Note: who updates]  A sync step is merged and applied once: the first thread that finds the round ready moves its phase under
-the job's lock (``round.py`` draws the phases).  After that nothing changes a slice until every trainer has committed again, so
-replies are sent straight from the table's memory.  In async mode each slice has a lock that an update holds, so that updates of a
+[Note: who updates]  A sync step is merged and applied once: the first thread that finds the round
+ready moves its phase under the job's lock (``round.py`` draws the phases).  After that nothing
+changes a slice until every trainer has committed again, so replies are sent straight from the
+table's memory.  In async mode each slice has a lock that an update holds, so that updates of a
 slice never race, and readers get a copy (``snapshot.py``).
 
-[Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had sent leaves no trace.  But once
-it is complete nothing can stop its update, so a slice may leave as soon as it has its new value.  With several threads workers
-update large steps, and those that answer trainers send what is updated.  With one thread, and for small steps, the thread that
-found the step complete updates all of it before anything is sent: to take turns was measured to cost more than it saved.
-"""
+[Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had
+sent leaves no trace.  But once it is complete nothing can stop its update, so a slice may leave as
+soon as it has its new value.  With several threads workers update large steps, and those that
+answer trainers send what is updated.  With one thread, and for small steps, the thread that found
+the step complete updates all of it before anything is sent: to take turns was measured to cost more
+than it saved."""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ LARGE_BYTES = 2**20  # of a lane's slices.  See [Note: answers begin early]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a committed step came to: updates so far, trainers in this one, and whether an overflow skipped it."""
+    """What a committed step came to: updates so far, trainers in this one, and whether an overflow
+    skipped it.
+    """
 
     version: int
     committed: int
@@ -49,7 +54,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Clipping:
-    """A merged step that waits for its coefficient: this server's part of the squared norms, by parameter name."""
+    """A merged step that waits for its coefficient: this server's part of the squared norms, by
+    parameter name.
+    """
 
     round: Round
     norms: Mapping[str, float]
@@ -98,13 +105,16 @@ class Steps:
         self._measures = any(entry.scaled is not None for entry in entries.values())
         self._round = Round()
         self._snapshots = {name: Snapshot(entry.value) for name, entry in entries.items()}
-        self._handed: dict[tuple[int, str], torch.Tensor] = {}  # (trainer, slice) -> as last handed out; for compensation
+        # (trainer, slice) -> as last handed out; for compensation
+        self._handed: dict[tuple[int, str], torch.Tensor] = {}
 
     def commit(self, member: Member, step: int, contribution: Contribution) -> Progress | Clipping:
-        """Takes a trainer's step, and in sync mode waits for the others'.  A step is applied once, however often it comes.
+        """Takes a trainer's step, and in sync mode waits for the others'.  A step is applied once,
+        however often it comes.
 
         Returns:
-            Its update, for :meth:`updated` and :meth:`outcome`; or, where norms clip, what :meth:`scale` is to be called with.
+            Its update, for :meth:`updated` and :meth:`outcome`; or, where norms clip, what
+            :meth:`scale` is to be called with.
 
         Raises:
             Refused: a step out of order.
@@ -117,11 +127,18 @@ class Steps:
             if step <= mark.applied:
                 return Progress()
             if step != mark.applied + 1:
-                raise Refused(f"trainer {member.trainer}: expected step {mark.applied + 1}, got step {step}")
-            groups = {entry.group for entry in self.entries.values()}.union(*(held.groups for held in self.tables.values()))
+                raise Refused(
+                    f"trainer {member.trainer}: expected step {mark.applied + 1}, got step {step}"
+                )
+            groups = {entry.group for entry in self.entries.values()}.union(
+                *(held.groups for held in self.tables.values())
+            )
             missing = groups - set(contribution.rows)
             if missing:
-                raise Refused(f"step {step} of trainer {member.trainer} has no hyper-parameters for group {min(missing)}")
+                raise Refused(
+                    f"step {step} of trainer {member.trainer} has no hyper-parameters for group "
+                    f"{min(missing)}"
+                )
             again, mark.taking = mark.taking == step, step
             current = self._round
             if self.lane.rounds and not again:
@@ -131,12 +148,17 @@ class Steps:
                     self._job.check_standing()
                     self._job.changed.wait(WAKE_SECONDS)
                 return Progress()
-        return self._together(member, step, current) if self.lane.rounds else self._alone(member, contribution)
+        return (
+            self._together(member, step, current)
+            if self.lane.rounds
+            else self._alone(member, contribution)
+        )
 
-    # ---- what a step came to -------------------------------------------------------------------------------------
+    # ---- what a step came to ----
 
     def updated(self, member: Member, step: int, progress: Progress) -> Iterator[str]:
-        """The lane's slices, each as soon as it has its new value; where staleness is bounded, not before they may be read.
+        """The lane's slices, each as soon as it has its new value; where staleness is bounded, not
+        before they may be read.
 
         Raises:
             PServerError: the update failed, or a wait for others.
@@ -148,7 +170,8 @@ class Steps:
             yield name
 
     def outcome(self, member: Member, step: int, progress: Progress) -> Outcome:
-        """What a step came to, when it is over; where staleness is bounded, when the slowest trainer is near enough.
+        """What a step came to, when it is over; where staleness is bounded, when the slowest
+        trainer is near enough.
 
         Raises:
             PServerError: as :meth:`updated`.
@@ -162,14 +185,17 @@ class Steps:
             return Outcome(self.version, mark.committed, mark.overflow)
 
     def _await(self, progress: Progress, name: str = "") -> None:
-        """Waits for the update of a slice, or of all and their marks.  See [Note: answers begin early]."""
+        """Waits for the update of a slice, or of all and their marks.
+
+        See [Note: answers begin early].
+        """
         with self._job.changed:
             while not (name in progress.updated or progress.over):
                 if progress.failure is not None:
                     raise progress.failure
                 self._job.changed.wait(WAKE_SECONDS)
 
-    # ---- the update ----------------------------------------------------------------------------------------------
+    # ---- the update ----
 
     def _begun(self, update: Callable[[Batch], None], applied: Callable[[], None]) -> Progress:
         """What updates every slice, batch by batch, and then moves marks, behind the gate."""
@@ -181,7 +207,12 @@ class Steps:
                 applied()
             passing.__exit__(None, None, None)
 
-        return Progress(self._job.changed, self._batches or [()], lambda batch: self._work(lambda: update(batch)), end)
+        return Progress(
+            self._job.changed,
+            self._batches or [()],
+            lambda batch: self._work(lambda: update(batch)),
+            end,
+        )
 
     def _run(self, progress: Progress) -> Progress:
         """Lets an update run: in the workers, or here.  See [Note: answers begin early]."""
@@ -203,7 +234,11 @@ class Steps:
                 gradient, entry = contribution.gradients.pop(name, None), self.entries[name]
                 if gradient is not None:
                     with self._locks[name], self._snapshots[name].updating():
-                        entry.update(gradient, contribution.rows[entry.group], before=self._handed.get((member.trainer, name)))
+                        entry.update(
+                            gradient,
+                            contribution.rows[entry.group],
+                            before=self._handed.get((member.trainer, name)),
+                        )
 
         def applied() -> None:
             self.version += 0 if contribution.overflow else 1
@@ -216,14 +251,21 @@ class Steps:
         return sum(self.entries[name].value.nbytes for name in batch if name in self.entries)
 
     def _slowest(self) -> int:
-        """The least step among the trainers that have not left; one that has not joined yet has taken none."""
+        """The least step among the trainers that have not left; one that has not joined yet has
+        taken none.
+        """
         steps = [self._members.step(trainer, self.index) for trainer in self._members.awaited()]
         return min(steps, default=2**63)
 
     def _together(self, member: Member, step: int, current: Round) -> Progress | Clipping:
         """Everybody's step is one step, and ``current`` has this trainer's."""
         with self._job.changed:
-            self._wait(member, step, lambda: current.phase is not Phase.COLLECTING or self._complete(current), current)
+            self._wait(
+                member,
+                step,
+                lambda: current.phase is not Phase.COLLECTING or self._complete(current),
+                current,
+            )
             measured = self._measures and not current.overflow
             merging = measured and current.phase is Phase.COLLECTING
             current.phase = Phase.MERGING if merging else current.phase
@@ -236,7 +278,11 @@ class Steps:
                 self._job.changed.notify_all()
         with self._job.changed:
             self._wait(member, step, lambda: current.phase is not Phase.MERGING, current)
-        return Clipping(current, current.norms) if current.norms else self._apply(current, Phase.MERGED, {})
+        return (
+            Clipping(current, current.norms)
+            if current.norms
+            else self._apply(current, Phase.MERGED, {})
+        )
 
     def _add(self, current: Round, member: Member, contribution: Contribution) -> None:
         try:
@@ -249,7 +295,8 @@ class Steps:
         return all(trainer in current.contributions for trainer in self._members.awaited())
 
     def scale(self, current: Round, coefficients: Mapping[str, float]) -> Progress:
-        """Applies the merged step, once, with the clipping coefficients of whoever comes first (all compute the same).
+        """Applies the merged step, once, with the clipping coefficients of whoever comes first (all
+        compute the same).
 
         Returns:
             Its update, for :meth:`updated` and :meth:`outcome`.
@@ -286,11 +333,16 @@ class Steps:
             return current.progress
 
     def _applied(self, current: Round) -> None:
-        """The round is over: everybody's mark moves, and the next one begins.  Under the job's lock."""
+        """The round is over: everybody's mark moves, and the next one begins.
+
+        Under the job's lock.
+        """
         current.phase = Phase.APPLIED
         self.version += 0 if current.overflow else 1
         for trainer in current.contributions:
-            self._members.by_trainer[trainer].mark(self.index).apply(current.committed, current.overflow)
+            self._members.by_trainer[trainer].mark(self.index).apply(
+                current.committed, current.overflow
+            )
         self._round = Round()
 
     def _work(self, work: Callable[[], None]) -> None:
@@ -298,11 +350,15 @@ class Steps:
         try:
             work()
         except Exception as error:
-            self._job.fail(JobFailed(f"the server could not update: {type(error).__name__}: {error}"))
+            self._job.fail(
+                JobFailed(f"the server could not update: {type(error).__name__}: {error}")
+            )
             raise
 
     def hand_out(self, member: Member, name: str) -> torch.Tensor:
-        """A slice of this lane as nobody is updating it: the memory itself where steps are taken together, otherwise a copy."""
+        """A slice of this lane as nobody is updating it: the memory itself where steps are taken
+        together, otherwise a copy.
+        """
         if self.lane.rounds:
             return self.entries[name].value
         copy = self._snapshots[name].read()
@@ -315,16 +371,25 @@ class Steps:
         for snapshot in self._snapshots.values():
             snapshot.forget()
 
-    def _wait(self, member: Member, step: int, done: Callable[[], bool], current: Round | None = None) -> None:
+    def _wait(
+        self, member: Member, step: int, done: Callable[[], bool], current: Round | None = None
+    ) -> None:
         """Waits under the job's lock until ``done``; says for whom when that takes long."""
 
         def missing() -> list[int]:
             awaited = self._members.awaited()
             if current is not None:
                 return [trainer for trainer in awaited if trainer not in current.contributions]
-            return [trainer for trainer in awaited if self._members.step(trainer, self.index) < step]
+            return [
+                trainer for trainer in awaited if self._members.step(trainer, self.index) < step
+            ]
 
-        wait(self._job, self._members, Wait(member, f"lane {self.index}", f"step {step}", done), missing)
+        wait(
+            self._job,
+            self._members,
+            Wait(member, f"lane {self.index}", f"step {step}", done),
+            missing,
+        )
 
 
 def _advance(progress: Progress, most: int) -> None:

@@ -1,7 +1,8 @@
-"""The tensor streams that a server has open, over whichever carriers, so that it can say DRAIN on all of them.
+"""The tensor streams that a server has open, over whichever carriers, so that it can say DRAIN on
+all of them.
 
-A carrier's listener can end streams; this knows more: whether a stream is in the middle of an answer or waits for its trainer.
-"""
+A carrier's listener can end streams; this knows more: whether a stream is in the middle of an
+answer or waits for its trainer."""
 
 from __future__ import annotations
 
@@ -34,12 +35,15 @@ class OpenStreams:
                 self.changed.notify_all()
 
     def drain(self, grace_seconds: float) -> None:
-        """Waits, this long at most, until no stream is in the middle of an answer, then sends DRAIN on each."""
+        """Waits, this long at most, until no stream is in the middle of an answer, then sends DRAIN
+        on each.
+        """
         with self.changed:
             self.changed.wait_for(lambda: all(stream.idle for stream in self._open), grace_seconds)
             streams = list(self._open)
         threads = [Thread(target=_say_drain, args=(stream,), daemon=True) for stream in streams]
-        for thread in threads:  # one each: a peer that does not read must not keep the others waiting
+        # one each: a peer that does not read must not keep the others waiting
+        for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(0.5)

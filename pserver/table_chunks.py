@@ -1,10 +1,10 @@
 """A table as chunks of arrays: whole records out, and in again, on any number of servers.
 
-A chunk has, for each of m rows, "ids" int64[m], "values" [m, dim], "state.NAME" [m, width], and what records know of pushes:
-"step", "pushed", "order", "pushes", "show", "click", "unseen" [m], as far as the table has them.  Where ids may have to wait for
-their row it has "waiting.ids" int64[w] and "waiting.NAME" float64[w]; and where only changes are asked for, "removed": ids that
-have neither any more.  Every chunk of a table has the same arrays; some may be empty.
-"""
+A chunk has, for each of m rows, "ids" int64[m], "values" [m, dim], "state.NAME" [m, width], and
+what records know of pushes: "step", "pushed", "order", "pushes", "show", "click", "unseen" [m], as
+far as the table has them.  Where ids may have to wait for their row it has "waiting.ids" int64[w]
+and "waiting.NAME" float64[w]; and where only changes are asked for, "removed": ids that have
+neither any more.  Every chunk of a table has the same arrays; some may be empty."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class TableChunks:
     def __init__(self, what: str, stepper: Stepper, presence: Presence) -> None:
         self._what, self._stepper, self._presence = what, stepper, presence
 
-    def scan(self, cursor: int, most: int, changed: bool, settled: bool) -> tuple[dict[str, Array], int]:
+    def scan(
+        self, cursor: int, most: int, changed: bool, settled: bool
+    ) -> tuple[dict[str, Array], int]:
         """Some rows, waiting or removed ids; see ``SparseTable.scan``."""
         part, place = divmod(cursor, PLACE)
         epoch = self._stepper.rows.epoch if changed else -1
@@ -61,12 +63,16 @@ class TableChunks:
             chunk.update(self._waiting_arrays(found[WAITING]))
         if changed:
             removed = self._stepper.rows.removed
-            chunk["removed"] = np.empty(0, np.int64) if removed is None else removed.ids.array[found[REMOVED]]
+            chunk["removed"] = (
+                np.empty(0, np.int64) if removed is None else removed.ids.array[found[REMOVED]]
+            )
         return chunk
 
     def _index(self, part: int) -> Index | None:
         rows = self._stepper.rows
-        return {ROWS: rows.index, WAITING: self._presence.waiting.index, REMOVED: rows.removed}[part]
+        return {ROWS: rows.index, WAITING: self._presence.waiting.index, REMOVED: rows.removed}[
+            part
+        ]
 
     def _row_arrays(self, slots: Array, settled: bool) -> dict[str, Array]:
         rows = self._stepper.rows
@@ -88,13 +94,18 @@ class TableChunks:
 
     def _waiting_arrays(self, slots: Array) -> dict[str, Array]:
         waiting = self._presence.waiting
-        facts = {f"waiting.{name}": waiting.facts[slots, at] for at, name in enumerate(waiting.names)}
+        facts = {
+            f"waiting.{name}": waiting.facts[slots, at] for at, name in enumerate(waiting.names)
+        }
         return {"waiting.ids": waiting.index.ids.array[slots], **facts}
 
-    # ---- in again ------------------------------------------------------------------------------------------------
+    # ---- in again ----
 
     def load(self, chunk: Mapping[str, Array], server: int, servers: int) -> None:
-        """Takes over what of a chunk belongs to this server; what it had of those ids goes.  The chunk was checked."""
+        """Takes over what of a chunk belongs to this server; what it had of those ids goes.
+
+        The chunk was checked.
+        """
         rows, waiting = self._stepper.rows, self._presence.waiting
         if "removed" in chunk:
             ids = self._own(chunk["removed"], server, servers)[0]
@@ -126,7 +137,11 @@ class TableChunks:
 
     def _load_words(self, chunk: Mapping[str, Array], slots: Array, own: Array) -> None:
         rows, presence = self._stepper.rows, self._presence
-        missing = {"step": self._stepper.step, "pushed": presence.now, "order": presence.order + np.arange(len(slots))}
+        missing = {
+            "step": self._stepper.step,
+            "pushed": presence.now,
+            "order": presence.order + np.arange(len(slots)),
+        }
         for name, at in rows.layout.words.items():
             if at >= 0:
                 rows.word(name)[slots] = chunk[name][own] if name in chunk else missing.get(name, 0)
@@ -137,20 +152,33 @@ class TableChunks:
         """Returns if a chunk is one of a table like this.
 
         Raises:
-            ValueError: an array is missing, of another shape or dtype, or of a state that rows do not have here.
+            ValueError: an array is missing, of another shape or dtype, or of a state that rows do
+                not have here.
         """
         rows = self._stepper.rows
         count = len(chunk["ids"])
-        expected: dict[str, tuple[tuple[int, ...], Any]] = {"values": ((count, rows.layout.dim), rows.dtype)}
+        expected: dict[str, tuple[tuple[int, ...], Any]] = {
+            "values": ((count, rows.layout.dim), rows.dtype)
+        }
         for name, (_, width) in rows.layout.states.items():
             expected[f"state.{name}"] = ((count, width), rows.dtype)
-        expected.update({name: ((count,), rows.word_type(name)) for name in rows.layout.words if name in chunk})
+        expected.update(
+            {name: ((count,), rows.word_type(name)) for name in rows.layout.words if name in chunk}
+        )
         states = {name for name in chunk if name.startswith("state.")}
         if not states <= expected.keys():
-            raise ValueError(f"{self._what}: chunk: expected {', '.join(expected)}, got {', '.join(sorted(states))}")
+            raise ValueError(
+                f"{self._what}: chunk: expected {', '.join(expected)}, got "
+                f"{', '.join(sorted(states))}"
+            )
         for name, (shape, dtype) in expected.items():
             if name not in chunk:
-                raise ValueError(f"{self._what}: chunk: expected {', '.join(expected)}, got no {name}")
+                raise ValueError(
+                    f"{self._what}: chunk: expected {', '.join(expected)}, got no {name}"
+                )
             if chunk[name].shape != shape or chunk[name].dtype != dtype:
                 got = f"{chunk[name].dtype}{list(chunk[name].shape)}"
-                raise ValueError(f"{self._what}: chunk: {name}: expected {np.dtype(dtype)}{list(shape)}, got {got}")
+                raise ValueError(
+                    f"{self._what}: chunk: {name}: expected {np.dtype(dtype)}{list(shape)}, got "
+                    f"{got}"
+                )

@@ -1,7 +1,8 @@
-"""The server's end of the stream that reads and loads rows: lookups, chunks to be saved, chunks to be loaded.
+"""The server's end of the stream that reads and loads rows: lookups, chunks to be saved, chunks to
+be loaded.
 
-It changes nothing but by loading, so a request that comes again is simply answered again; one that loads counts once.
-"""
+It changes nothing but by loading, so a request that comes again is simply answered again; one that
+loads counts once."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class TableRequests:
     def _table(self, name: str) -> HeldTable:
         tables = self._job.installed().tables
         if name not in tables:
-            raise Unprepared(f"the plan has no table {name!r}; it has {', '.join(tables) or 'none'}")
+            raise Unprepared(
+                f"the plan has no table {name!r}; it has {', '.join(tables) or 'none'}"
+            )
         return tables[name]
 
     def _look_up(self, names: Iterable[str]) -> None:
@@ -61,7 +64,10 @@ class TableRequests:
         for name in names:
             ids = asked.get(name, torch.empty(0, dtype=torch.int64))
             if ids.dtype != torch.int64 or ids.dim() != 1:
-                raise Refused(f"table {name!r}: expected int64 ids of one dimension, got {ids.dtype} {list(ids.shape)}")
+                raise Refused(
+                    f"table {name!r}: expected int64 ids of one dimension, got {ids.dtype} "
+                    f"{list(ids.shape)}"
+                )
             found.append((name, self._table(name).lookup(ids)))
         self._answer(found, Done(version=self._job.installed().version))
 

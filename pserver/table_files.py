@@ -1,14 +1,16 @@
-"""Rows of a table as files, a chunk each; and the rows that stand at the end of a chain of checkpoints.
+"""Rows of a table as files, a chunk each; and the rows that stand at the end of a chain of
+checkpoints.
 
-A chunk is a mapping of arrays, as ``SparseTable.scan`` gives it: ``ids`` int64[m] with columns of m entries beside it ("values",
-"state.NAME", ...), ``waiting.ids`` int64[w] with columns "waiting.NAME" for ids that are not admitted yet, and in a delta
-``removed`` int64[r], ids without a row.  It is one safetensors file; nothing larger than a chunk is ever in memory.
+A chunk is a mapping of arrays, as ``SparseTable.scan`` gives it: ``ids`` int64[m] with columns of m
+entries beside it ("values", "state.NAME", ...), ``waiting.ids`` int64[w] with columns
+"waiting.NAME" for ids that are not admitted yet, and in a delta ``removed`` int64[r], ids without a
+row.  It is one safetensors file; nothing larger than a chunk is ever in memory.
 
-[Note: merging a chain]  A later checkpoint's word about an id counts: its row, that it waits, or that it was removed.  So the
-checkpoints are read from the newest to the oldest, and what a newer one named is left out of the older ones.  That takes memory
-for the ids that all but the oldest name, 8 bytes each.  Where these are more than ``MOST_IDS``, they are divided by a hash of the
-id, and the chain is read once for each part.
-"""
+[Note: merging a chain]  A later checkpoint's word about an id counts: its row, that it waits, or
+that it was removed.  So the checkpoints are read from the newest to the oldest, and what a newer
+one named is left out of the older ones.  That takes memory for the ids that all but the oldest
+name, 8 bytes each.  Where these are more than ``MOST_IDS``, they are divided by a hash of the id,
+and the chain is read once for each part."""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ Chunk = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one checkpoint of a chain holds of a table: a way to read its chunks, and how many ids they name."""
+    """What one checkpoint of a chain holds of a table: a way to read its chunks, and how many ids
+    they name.
+    """
 
     chunks: Callable[[], Iterator[Chunk]]
     ids: int
@@ -44,14 +48,17 @@ def write(directory: Path, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[s
     """Writes a chunk to a new file of the directory.
 
     Returns:
-        Its name, and its facts for the manifest: "size" (bytes), "blake2b", and "ids", the number of ids that it names.
+        Its name, and its facts for the manifest: "size" (bytes), "blake2b", and "ids", the number
+            of ids that it names.
 
     Raises:
         ValueError: a column's length is not that of its ids.
         OSError: the disk is full, or refuses; no file is left.
     """
     _check(chunk)
-    content = safetensors.numpy.save({name: np.ascontiguousarray(column) for name, column in chunk.items()})
+    content = safetensors.numpy.save(
+        {name: np.ascontiguousarray(column) for name, column in chunk.items()}
+    )
     path = directory / f"rows-{secrets.token_hex(8)}.safetensors"
     try:
         path.write_bytes(content)
@@ -76,19 +83,24 @@ def read(path: Path, facts: Mapping[str, Any]) -> Chunk:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise ValueError(f"{path}: it is missing, and was there when the checkpoint was opened") from error
+        raise ValueError(
+            f"{path}: it is missing, and was there when the checkpoint was opened"
+        ) from error
     if len(content) != facts["size"] or _checksum(content) != facts["blake2b"]:
         raise ValueError(f"{path}: its bytes are not those that were saved (checksum)")
     try:
         chunk: Chunk = safetensors.numpy.load(content)
     except (safetensors.SafetensorError, KeyError) as error:
-        raise ValueError(f"{path}: expected a safetensors file of a table's rows ({error})") from error
+        raise ValueError(
+            f"{path}: expected a safetensors file of a table's rows ({error})"
+        ) from error
     _check(chunk)
     return chunk
 
 
 def merged(layers: Sequence[Layer], most_ids: int = MOST_IDS) -> Iterator[Chunk]:
-    """The rows that stand at the end of a chain: each id once, none that was removed.  See [Note: merging a chain].
+    """The rows that stand at the end of a chain: each id once, none that was removed.  See [Note:
+    merging a chain].
 
     Args:
         layers: the newest first.
@@ -118,7 +130,9 @@ class _Part:
     parts: int
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
-        return np.asarray(((ids.view(np.uint64) * _GOLDEN) >> np.uint64(40)) % np.uint64(self.parts) == self.part)
+        return np.asarray(
+            ((ids.view(np.uint64) * _GOLDEN) >> np.uint64(40)) % np.uint64(self.parts) == self.part
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +169,14 @@ def _check(chunk: Mapping[str, np.ndarray]) -> None:
         ids = chunk.get(_ids_of(name))
         if ids is None or ids.dtype != np.int64 or ids.ndim != 1:
             got = "nothing" if ids is None else f"{ids.dtype} {list(ids.shape)}"
-            raise ValueError(f"a table's rows: {name}: expected int64 [n] as {_ids_of(name)!r}, got {got}")
+            raise ValueError(
+                f"a table's rows: {name}: expected int64 [n] as {_ids_of(name)!r}, got {got}"
+            )
         if column.ndim < 1 or len(column) != len(ids):
-            raise ValueError(f"a table's rows: {name}: expected {len(ids)} entries, one for each id, got {list(column.shape)}")
+            raise ValueError(
+                f"a table's rows: {name}: expected {len(ids)} entries, one for each id, got "
+                f"{list(column.shape)}"
+            )
 
 
 def _checksum(content: bytes) -> str:

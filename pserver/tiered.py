@@ -1,15 +1,18 @@
-"""A sparse table of which memory holds a part: the rows that nobody has pushed to for longest are on disk.
+"""A sparse table of which memory holds a part: the rows that nobody has pushed to for longest are
+on disk.
 
-[Note: two tiers]  A row is in memory or on disk, never in both.  A push brings its rows into memory; where that would be more
-than the budget, rows leave it first, in blocks, those that have waited longest.  What does not push (a lookup, a scan) has rows
-from the disk as guests: they are put into memory, read by the code that reads all rows, and taken out again.  So the arithmetic
-knows of one tier only, and every number is that of a table without a budget.
+[Note: two tiers]  A row is in memory or on disk, never in both.  A push brings its rows into
+memory; where that would be more than the budget, rows leave it first, in blocks, those that have
+waited longest.  What does not push (a lookup, a scan) has rows from the disk as guests: they are
+put into memory, read by the code that reads all rows, and taken out again.  So the arithmetic knows
+of one tier only, and every number is that of a table without a budget.
 
-Records on disk say which steps they have seen, those in memory only where steps move rows that they do not touch.  A schedule may
-make such rules of others at step T: what went to disk before has then missed nothing up to T.
+Records on disk say which steps they have seen, those in memory only where steps move rows that they
+do not touch.  A schedule may make such rules of others at step T: what went to disk before has then
+missed nothing up to T.
 
-Ids that wait for admission stay in memory.  A call's own rows are in memory together, whatever the budget.
-"""
+Ids that wait for admission stay in memory.  A call's own rows are in memory together, whatever the
+budget."""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ SHARE = 16  # a part of the budget that leaves memory at once
 Chunk = dict[str, Array]
 
 
-def open_table(table: Table, rules: Sequence[Rule], server: int = 0, servers: int = 1, root: Path | None = None) -> SparseTable:
+def open_table(
+    table: Table, rules: Sequence[Rule], server: int = 0, servers: int = 1, root: Path | None = None
+) -> SparseTable:
     """A table in memory, or in two tiers where it has ``memory_bytes``.
 
     Args:
@@ -50,10 +55,12 @@ def open_table(table: Table, rules: Sequence[Rule], server: int = 0, servers: in
 
 
 class TieredTable(SparseTable):
-    """See the module's docstring.  One caller at a time, lookups too; between the calls of a scan nothing is pushed.
+    """See the module's docstring.  One caller at a time, lookups too; between the calls of a scan
+    nothing is pushed.
 
     Args:
-        table: with ``memory_bytes``, of rows in memory on all servers together; the others as of :class:`SparseTable`.
+        table: with ``memory_bytes``, of rows in memory on all servers together; the others as of
+            :class:`SparseTable`.
         root: below which this table's directory on disk is made; None: where temporary files go.
 
     Raises:
@@ -61,16 +68,29 @@ class TieredTable(SparseTable):
         ImportError: rocksdict is not installed.
     """
 
-    def __init__(self, table: Table, rules: Sequence[Rule], server: int = 0, servers: int = 1, root: Path | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        rules: Sequence[Rule],
+        server: int = 0,
+        servers: int = 1,
+        root: Path | None = None,
+    ) -> None:
         if table.memory_bytes is None:
             raise ValueError(f"table {table.name!r}: expected memory_bytes, got None")
         super().__init__(table, rules, server, servers)
         self._rules = tuple(rules)
         self._budget = table.memory_bytes / servers
         chunk, _ = super().scan(0, 1)
-        columns = {name: (column.dtype, column.shape[1:]) for name, column in chunk.items() if name != "ids"}
+        columns = {
+            name: (column.dtype, column.shape[1:])
+            for name, column in chunk.items()
+            if name != "ids"
+        }
         waits = {name for name in columns if name.startswith("waiting.")}
-        columns = {name: column for name, column in columns.items() if name not in waits} | {"step": (np.dtype(np.int64), ())}
+        columns = {name: column for name, column in columns.items() if name not in waits} | {
+            "step": (np.dtype(np.int64), ())
+        }
         self._cold = ColdRows(columns, root)
         self._known_at = 0  # the step from which on records in memory say what they have seen
         self._moved = {"spilled": 0, "fetched": 0}
@@ -79,20 +99,24 @@ class TieredTable(SparseTable):
     def most_rows(self) -> int:
         """Rows that may stay in memory."""
         rows = self._stepper.rows
-        return max(int(self._budget // (rows.layout.columns * rows.records.itemsize + INDEX_BYTES)), 1)
+        return max(
+            int(self._budget // (rows.layout.columns * rows.records.itemsize + INDEX_BYTES)), 1
+        )
 
     def __len__(self) -> int:
         return super().__len__() + len(self._cold)
 
     def counters(self) -> dict[str, int]:
-        """As of any table; rows on disk, rows that went there, and rows that were read from there."""
+        """As of any table; rows on disk, rows that went there, and rows that were read from
+        there.
+        """
         return {**super().counters(), "cold": len(self._cold), **self._moved}
 
     def close(self) -> None:
         """Removes what is on disk; the table is not used any more."""
         self._cold.close()
 
-    # ---- between the tiers ---------------------------------------------------------------------------------------
+    # ---- between the tiers ----
 
     def _absent(self, ids: Array) -> Array:
         """Those of the ids that have no row in memory, each once."""
@@ -129,7 +153,9 @@ class TieredTable(SparseTable):
         excess = min(len(rows) + count - self.most_rows, len(rows))
         if excess <= 0:
             return
-        gone = victims(rows, min(max(excess, self.most_rows // SHARE), len(rows)), self._moved["spilled"])
+        gone = victims(
+            rows, min(max(excess, self.most_rows // SHARE), len(rows)), self._moved["spilled"]
+        )
         for begin in range(0, len(gone), BLOCK):
             slots = gone[begin : begin + BLOCK]
             ids = rows.index.ids.array[slots]
@@ -145,7 +171,7 @@ class TieredTable(SparseTable):
         if len(held):
             self._cold.remove(held)
 
-    # ---- as any table --------------------------------------------------------------------------------------------
+    # ---- as any table ----
 
     def lookup(self, ids: Array, out: Array, now: float = 0.0) -> None:
         """As of any table; rows on disk stay there."""
@@ -181,7 +207,9 @@ class TieredTable(SparseTable):
         if not knew and self._stepper.rows.has("step"):
             self._known_at = step
 
-    def add(self, ids: Array, deltas: Array, statistics: Array | None = None, now: float = 0.0) -> None:
+    def add(
+        self, ids: Array, deltas: Array, statistics: Array | None = None, now: float = 0.0
+    ) -> None:
         """As of any table."""
         self._warm(self._ids(ids))
         super().add(ids, deltas, statistics, now)
@@ -191,7 +219,9 @@ class TieredTable(SparseTable):
         self._warm(self._ids(ids))
         super().assign(ids, values)
 
-    def scan(self, cursor: int, most: int, changed: bool = False, settled: bool = False) -> tuple[Chunk, int]:
+    def scan(
+        self, cursor: int, most: int, changed: bool = False, settled: bool = False
+    ) -> tuple[Chunk, int]:
         """As of any table: first what is in memory, then what is on disk."""
         if cursor < COLD:
             chunk, after = super().scan(cursor, most, changed, settled)
@@ -223,10 +253,12 @@ class TieredTable(SparseTable):
         super().restore(facts)
         self._note_steps(knew, step)
 
-    # ---- all rows ------------------------------------------------------------------------------------------------
+    # ---- all rows ----
 
     def _blocks(self) -> Iterator[Chunk]:
-        """All records on disk, some at a time; those that were given out may be replaced or removed meanwhile."""
+        """All records on disk, some at a time; those that were given out may be replaced or removed
+        meanwhile.
+        """
         cursor = 0
         while cursor >= 0:
             chunk, cursor = self._cold.scan(cursor, BLOCK)
@@ -247,8 +279,12 @@ class TieredTable(SparseTable):
             removed += self._visit("expired", now)
         return removed
 
-    def _visit(self, what: str, now: float, days: float = 0.0, threshold: float | None = None) -> int:
-        """Has rows on disk shrunk or expired, a block at a time, in a table of their own; returns how many are gone."""
+    def _visit(
+        self, what: str, now: float, days: float = 0.0, threshold: float | None = None
+    ) -> int:
+        """Has rows on disk shrunk or expired, a block at a time, in a table of their own; returns
+        how many are gone.
+        """
         other, total = SparseTable(self.table, self._rules, self.server, self.servers), 0
         other.restore(self.facts())
         for block in self._blocks():

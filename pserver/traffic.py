@@ -1,4 +1,6 @@
-"""Payload bytes by name on the wire, counted at one end of streams: as they travel, after compression."""
+"""Payload bytes by name on the wire, counted at one end of streams: as they travel, after
+compression.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ class Traffic:
     def by_name(self) -> dict[str, Bytes]:
         """The counts by name on the wire."""
         with self._lock:
-            return {n: (self._received.get(n, 0), self._sent.get(n, 0)) for n in {**self._received, **self._sent}}
+            return {
+                n: (self._received.get(n, 0), self._sent.get(n, 0))
+                for n in {**self._received, **self._sent}
+            }
 
     def report(self, plan: Plan, reply: StatusReply) -> None:
         """Writes the counts by variable into a server's status."""
@@ -45,8 +50,12 @@ class Traffic:
 
 
 def by_variable(counts: Mapping[str, Bytes], plan: Plan) -> dict[str, Bytes]:
-    """The counts of a variable's slices and of what goes with them (scales, ids) together; states by their own names."""
-    variables = {piece.name: placement.name for placement in plan.placements for piece in placement.slices}
+    """The counts of a variable's slices and of what goes with them (scales, ids) together; states
+    by their own names.
+    """
+    variables = {
+        piece.name: placement.name for placement in plan.placements for piece in placement.slices
+    }
     total: dict[str, Bytes] = {}
     for name, (received, sent) in counts.items():
         name = name if name in variables else name.partition("@")[0]

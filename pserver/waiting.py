@@ -1,4 +1,6 @@
-"""Which ids get a row: the entries of a table, enforced; and those that were pushed to and have none yet."""
+"""Which ids get a row: the entries of a table, enforced; and those that were pushed to and have
+none yet.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,16 @@ class Waiting:
 
     Attributes:
         index: of them.
-        names: what is known of each, in the order of ``facts``' columns: "count", or "show", "click" and "unseen"; and "pushed"
-            where rows have a time to live.
+        names: what is known of each, in the order of ``facts``' columns: "count", or "show",
+            "click" and "unseen"; and "pushed" where rows have a time to live.
     """
 
     def __init__(self, table: Table) -> None:
         self.entry, self._ttl, self._seed = table.entry, table.ttl, seed_word(table.seed)
         self.index = Index()
-        names = ("show", "click", "unseen") if isinstance(self.entry, ShowClickEntry) else ("count",)
+        names = (
+            ("show", "click", "unseen") if isinstance(self.entry, ShowClickEntry) else ("count",)
+        )
         self.names = (*names, *(("pushed",) if table.ttl is not None else ()))
         self._memory = Memory(len(self.names), np.float64)
 
@@ -58,7 +62,9 @@ class Waiting:
         """Of facts and index."""
         return self.index.used * self._memory.row_bytes + self.index.bytes_held
 
-    def admit(self, ids: Array, statistics: Array | None, now: float, epoch: int) -> tuple[Array, Array]:
+    def admit(
+        self, ids: Array, statistics: Array | None, now: float, epoch: int
+    ) -> tuple[Array, Array]:
         """A push to ids without a row.
 
         Args:
@@ -66,7 +72,8 @@ class Waiting:
             statistics: float32[m, 2] of this push, where the table has statistics.
 
         Returns:
-            bool[m]: whether they get a row now; float64[m, 2]: the statistics that they bring from earlier pushes.
+            bool[m]: whether they get a row now; float64[m, 2]: the statistics that they bring from
+                earlier pushes.
         """
         brought = np.zeros((len(ids), 2))
         if isinstance(self.entry, ProbabilityEntry):
@@ -94,7 +101,9 @@ class Waiting:
         return admitted, brought
 
     def _known(self, ids: Array, now: float, epoch: int) -> Array:
-        """Slots of these ids; those that are new, or had outlived their time, with nothing in them."""
+        """Slots of these ids; those that are new, or had outlived their time, with nothing in
+        them.
+        """
         slots, missing, _ = self.index.mark(ids, epoch, 0)
         if missing:
             slots[slots < 0] = self.add(ids[slots < 0], epoch)

@@ -1,9 +1,9 @@
-"""Trainers that wait for one another, under their job's lock: with the job's failure as an end, and a word on who is waited for.
+"""Trainers that wait for one another, under their job's lock: with the job's failure as an end, and
+a word on who is waited for.
 
-[Note: who waits for whom]  A trainer may wait in a step (for the others' steps) or at a barrier (for the others to come to it).
-If some are in the one and all the rest in the other, nobody would ever move: they have taken different numbers of steps, and are
-told so.
-"""
+[Note: who waits for whom]  A trainer may wait in a step (for the others' steps) or at a barrier
+(for the others to come to it). If some are in the one and all the rest in the other, nobody would
+ever move: they have taken different numbers of steps, and are told so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Standing(Protocol):
-    """What a wait needs of its job: its lock, and whether it still stands.  See [Note: the job's lock] in job.py."""
+    """What a wait needs of its job: its lock, and whether it still stands.
+
+    See [Note: the job's lock] in job.py.
+    """
 
     changed: threading.Condition
 
@@ -52,9 +55,15 @@ def wait(job: Standing, members: Members, this: Wait, missing: Callable[[], list
             if not said and time.monotonic() - began > PATIENCE_SECONDS:
                 said = True
                 for_whom = ", ".join(map(str, missing()))
-                log.warning("trainer %d has waited long at %s for trainer %s", this.member.trainer, this.what, for_whom)
+                log.warning(
+                    "trainer %d has waited long at %s for trainer %s",
+                    this.member.trainer,
+                    this.what,
+                    for_whom,
+                )
     finally:
-        if this.member.waits.get(this.place) is this:  # the same step may have come again, over another stream
+        # the same step may have come again, over another stream
+        if this.member.waits.get(this.place) is this:
             del this.member.waits[this.place]
 
 
@@ -62,11 +71,22 @@ def _check_deadlock(job: Standing, members: Members) -> None:
     """See [Note: who waits for whom]."""
     joined = {member.trainer: member for member in members.joined()}
     awaited = members.awaited()
-    blocked = [joined[trainer] for trainer in awaited if trainer in joined and joined[trainer].waits]
-    if len(blocked) < len(awaited) or any(each.done() for member in blocked for each in member.waits.values()):
+    blocked = [
+        joined[trainer] for trainer in awaited if trainer in joined and joined[trainer].waits
+    ]
+    if len(blocked) < len(awaited) or any(
+        each.done() for member in blocked for each in member.waits.values()
+    ):
         return
     at_barrier = ["barrier" in member.waits for member in blocked]
     if any(at_barrier) and not all(at_barrier):
-        facts = ", ".join(f"trainer {member.trainer} waits at {member.waiting}" for member in blocked)
-        job.fail(JobFailed(f"the trainers wait for one another ({facts}): they have taken different numbers of steps"))
+        facts = ", ".join(
+            f"trainer {member.trainer} waits at {member.waiting}" for member in blocked
+        )
+        job.fail(
+            JobFailed(
+                f"the trainers wait for one another ({facts}): they have taken different numbers "
+                "of steps"
+            )
+        )
         job.check_standing()

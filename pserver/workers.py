@@ -1,9 +1,10 @@
-"""The threads on which large steps are updated, slices side by side, where a server may use more than one.
+"""The threads on which large steps are updated, slices side by side, where a server may use more
+than one.
 
-[Note: torch's threads]  Torch can divide one operation among threads, which meet again after each.  Slices that go side by side
-need no meeting, so here each has one thread, for which torch's own number is 1.  Where one slice is most of the work, operations
-are divided as usual.  Never more threads compute than torch was told to use.
-"""
+[Note: torch's threads]  Torch can divide one operation among threads, which meet again after each.
+Slices that go side by side need no meeting, so here each has one thread, for which torch's own
+number is 1.  Where one slice is most of the work, operations are divided as usual.  Never more
+threads compute than torch was told to use."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ DIVIDED = 0.5  # of a step's bytes: a batch of more is divided by torch, see [No
 
 
 class Workers:
-    """See the module's docstring.  Its threads are made when there is work for them, and end when nobody refers to it.
+    """See the module's docstring.  Its threads are made when there is work for them, and end when
+    nobody refers to it.
 
     Args:
         threads: that may compute at once.
@@ -26,7 +28,9 @@ class Workers:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._one = ThreadPoolExecutor(1, "update")
-        self._several = ThreadPoolExecutor(threads, "update", initializer=_undivided, initargs=(torch.get_num_threads(),))
+        self._several = ThreadPoolExecutor(
+            threads, "update", initializer=_undivided, initargs=(torch.get_num_threads(),)
+        )
 
     def start(self, task: Callable[[int], None], sizes: Sequence[int]) -> None:
         """Calls ``task(n)`` in each of n threads.
@@ -42,8 +46,11 @@ class Workers:
 
 
 def _undivided(others: int) -> None:
-    """From here on torch does not divide the operations of this thread; new threads begin with ``others``, as they did."""
-    torch.get_num_threads()  # a thread's first call takes over the number of the process: not after it has been set
+    """From here on torch does not divide the operations of this thread; new threads begin with
+    ``others``, as they did.
+    """
+    # a thread's first call takes over the number of the process: not after it has been set
+    torch.get_num_threads()
     torch.set_num_threads(1)
     other = Thread(target=torch.set_num_threads, args=(others,))
     other.start()

@@ -1,4 +1,6 @@
-"""What several test files need: an environment without a cluster's variables, and real servers in this process."""
+"""What several test files need: an environment without a cluster's variables, and real servers in
+this process.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,34 @@ from pserver.config import ServerConfig
 from pserver.server import Server
 
 EXIT_SECONDS = 60.0
-CLUSTER_VARIABLES = ("TRAINING_ROLE", "PSERVER_ENDPOINTS", "TRAINERS", "TRAINER_ID", "CURRENT_ENDPOINT")
-TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+CLUSTER_VARIABLES = (
+    "TRAINING_ROLE",
+    "PSERVER_ENDPOINTS",
+    "TRAINERS",
+    "TRAINER_ID",
+    "CURRENT_ENDPOINT",
+)
+TORCHRUN_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--rewrite``: see tests/support/transcript.py."""
-    parser.addoption("--rewrite", action="store_true", help="write the transcripts in tests/testdata anew")
+    parser.addoption(
+        "--rewrite", action="store_true", help="write the transcripts in tests/testdata anew"
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Every wait has a deadline, the one for threads that a test left behind too: where they are is said, and the run ends."""
+    """Every wait has a deadline, the one for threads that a test left behind too: where they are is
+    said, and the run ends.
+    """
 
     def end() -> None:
         faulthandler.dump_traceback(all_threads=True)
@@ -39,19 +58,27 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the caller's cluster."""
-    for name in (*CLUSTER_VARIABLES, *TORCHRUN_VARIABLES, *(key for key in os.environ if key.startswith("PSERVER_"))):
+    for name in (
+        *CLUSTER_VARIABLES,
+        *TORCHRUN_VARIABLES,
+        *(key for key in os.environ if key.startswith("PSERVER_")),
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Sums depend on the number of threads: a reference and what it is compared with both run with one."""
+    """Sums depend on the number of threads: a reference and what it is compared with both run with
+    one.
+    """
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Callable[[int], str]]:
-    """``servers(n)``: the endpoints of n running servers, comma-separated; the same n servers serve every job of a test file."""
+    """``servers(n)``: the endpoints of n running servers, comma-separated; the same n servers serve
+    every job of a test file.
+    """
     with ExitStack() as stack:
         running: list[Server] = []
 

@@ -14,12 +14,17 @@ BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 
 def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch: pytest.MonkeyPatch):
-    """Runs alternate, the medians are those of the rounds after the first, and a ratio says how many times as fast we are."""
+    """Runs alternate, the medians are those of the rounds after the first, and a ratio says how
+    many times as fast we are.
+    """
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from harness import Promise, Row, alternate
 
     clock, order = count(1), []
-    medians = alternate({name: lambda name=name: order.append(name) or float(next(clock)) for name in ("a", "b")}, runs=3)
+    medians = alternate(
+        {name: lambda name=name: order.append(name) or float(next(clock)) for name in ("a", "b")},
+        runs=3,
+    )
     assert order == ["a", "b"] * 4
     assert medians == {"a": 5.0, "b": 6.0}
     fast = Row(Promise("wire/x", "y", 1.5), value=2.0, baseline=4.0, runs=3)
@@ -34,11 +39,25 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch: p
 def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
     """A row at a tiny size ends in the table and, whole, in the JSON file."""
     output = tmp_path / "bench.json"
-    command = [sys.executable, str(BENCHMARKS), "--tiny", "--runs", "1", "--only", only, "--output", str(output)]
+    command = [
+        sys.executable,
+        str(BENCHMARKS),
+        "--tiny",
+        "--runs",
+        "1",
+        "--only",
+        only,
+        "--output",
+        str(output),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stderr
     (row,) = json.loads(output.read_text())
     assert row["name"].startswith(only) and not row["skipped"], row
-    assert row["value"] > 0 and row["baseline"] > 0 and row["ratio"] == pytest.approx(row["baseline"] / row["value"])
+    assert (
+        row["value"] > 0
+        and row["baseline"] > 0
+        and row["ratio"] == pytest.approx(row["baseline"] / row["value"])
+    )
     assert {"unit", "target", "runs", "against"} <= set(row)
     assert row["name"] in ended.stdout

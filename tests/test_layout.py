@@ -1,4 +1,6 @@
-"""Promises about the source itself: which way imports go, what every module says of itself, how long files get."""
+"""Promises about the source itself: which way imports go, what every module says of itself, how
+long files get.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,33 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("transpiler", "pserver", "trainer")
 MODULES = sorted(
-    path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+    path
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+    if not path.stem.endswith(("_pb2", "_pb2_grpc"))
 )
 LONGEST_FILE, LONGEST_FUNCTION = 400, 50
 # What a package may import besides the standard library.
-TRANSPILER = {"transpiler", "torch", "numpy", "safetensors", "google", "sympy"}  # torch's symbolic sizes are sympy's
-FORBIDDEN_THERE = {"threading", "socket", "time", "os", "subprocess", "multiprocessing", "concurrent", "asyncio"}
+# torch's symbolic sizes are sympy's
+TRANSPILER = {"transpiler", "torch", "numpy", "safetensors", "google", "sympy"}
+FORBIDDEN_THERE = {
+    "threading",
+    "socket",
+    "time",
+    "os",
+    "subprocess",
+    "multiprocessing",
+    "concurrent",
+    "asyncio",
+}
 EXCEPT = {
     "transpiler/serialize.py": {"os"},  # Program.save syncs and renames
     "transpiler/rehearsal.py": {"random"},  # what a rehearsed step draws is put back
 }
-TABLES = "eviction ids index initial kernels missed missed_adam presence records row_optimizer row_rules rows sparse stepper"
+TABLES = (
+    "eviction ids index initial kernels missed missed_adam presence records row_optimizer "
+    "row_rules rows sparse stepper"
+)
 PURE = ("pserver/merge.py", "pserver/dense.py", "pserver/table_chunks.py", "pserver/waiting.py")
 PURE += tuple(f"pserver/{name}.py" for name in TABLES.split())
 FORBIDDEN_IN_PURE = {"grpc", "pyarrow", "threading", "time", "socket", "queue", "concurrent"}
@@ -58,10 +76,16 @@ def test_imports_go_one_way() -> None:
 
 
 def test_the_transpiler_touches_no_thread_socket_clock_or_environment() -> None:
-    """The same input gives the same output in every process, because there is nothing else to depend on."""
+    """The same input gives the same output in every process, because there is nothing else to
+    depend on.
+    """
     for path in MODULES:
         if relative(path).startswith("transpiler/"):
-            outside = {name for name in imports(path) if name not in sys.stdlib_module_names and name not in TRANSPILER}
+            outside = {
+                name
+                for name in imports(path)
+                if name not in sys.stdlib_module_names and name not in TRANSPILER
+            }
 
             forbidden = FORBIDDEN_THERE - EXCEPT.get(relative(path), set())
 
@@ -77,7 +101,11 @@ def test_the_servers_arithmetic_is_pure() -> None:
 def test_nothing_unpickles_or_evaluates() -> None:
     """Data never becomes code: no pickle, eval, exec, or import by name."""
     for path in MODULES:
-        calls = {node.func.id for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        calls = {
+            node.func.id
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
 
         assert not imports(path) & FORBIDDEN_ANYWHERE, relative(path)
         assert not calls & {"eval", "exec", "__import__"}, relative(path)
@@ -88,26 +116,37 @@ def test_the_environment_is_read_in_two_places() -> None:
     for path in MODULES:
         names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
 
-        assert relative(path) in READS_ENVIRONMENT or not names & {"environ", "getenv"}, relative(path)
+        assert relative(path) in READS_ENVIRONMENT or not names & {"environ", "getenv"}, relative(
+            path
+        )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_every_module_says_what_it_is_and_stays_short(path: Path) -> None:
-    """A docstring, at most 400 lines, functions of at most 50, and return annotations on all of them."""
+    """A docstring, at most 400 lines, functions of at most 50, and return annotations on all of
+    them.
+    """
     module = tree(path)
 
     assert ast.get_docstring(module), "no docstring"
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or 0) - node.lineno < LONGEST_FUNCTION, f"{node.name} is too long"
+            assert (node.end_lineno or 0) - node.lineno < LONGEST_FUNCTION, (
+                f"{node.name} is too long"
+            )
             assert node.returns is not None, f"{node.name} has no return annotation"
 
 
 def bound(module: ast.Module) -> set[str]:
-    """The names that a module's top level imports (for type checkers alone, too), defines or assigns."""
+    """The names that a module's top level imports (for type checkers alone, too), defines or
+    assigns.
+    """
     found: set[str] = set()
-    for node in [*module.body, *(inner for block in module.body if isinstance(block, ast.If) for inner in block.body)]:
+    for node in [
+        *module.body,
+        *(inner for block in module.body if isinstance(block, ast.If) for inner in block.body),
+    ]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             found.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):

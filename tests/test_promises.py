@@ -1,4 +1,6 @@
-"""What the design promises, row by row, and where each promise is tested; and the promises that have no better place."""
+"""What the design promises, row by row, and where each promise is tested; and the promises that
+have no better place.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from transpiler import DistributedStrategy
 TESTS = Path(__file__).parent
 Servers = Callable[[int], str]
 
-# fmt: off
+
 KEPT = {
     "slicing": "test_slicing",
     "dispatch": "test_round_robin_has_one_cursor_over_all_blocks",
@@ -75,7 +77,6 @@ DONE_BETTER = {
     "checkpoints, atomic": "test_a_save_that_stops_anywhere_leaves_the_old_checkpoint_or_the_new_one",
     "one call exports": "test_one_call_exports_a_plain_state_dict",
 }
-# fmt: on
 
 
 @pytest.mark.parametrize("promise", [*KEPT, *DONE_BETTER])
@@ -83,7 +84,9 @@ def test_every_promise_has_a_test(promise: str) -> None:
     """Each row names a test that exists."""
     name = {**KEPT, **DONE_BETTER}[promise]
 
-    assert [file.name for file in TESTS.rglob("test_*.py") if f"\ndef {name}(" in file.read_text()] != []
+    assert [
+        file.name for file in TESTS.rglob("test_*.py") if f"\ndef {name}(" in file.read_text()
+    ] != []
 
 
 @pytest.fixture(autouse=True)
@@ -99,16 +102,23 @@ def net(seed: int = 5) -> nn.Module:
 
 def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(8, 6, generator=generator), torch.randint(0, 2, (8,), generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(8, 6, generator=generator), torch.randint(0, 2, (8,), generator=generator))
+        for _ in range(count)
+    ]
 
 
-def joined(endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+def joined(
+    endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any
+) -> Any:
     fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")))
     fleet.distributed_model(model)
     return fleet.distributed_optimizer(optimizer, **options)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, scheduler: Any = None) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, scheduler: Any = None
+) -> None:
     for x, y in data:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -118,16 +128,24 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, schedul
 
 
 def assert_equal(mine: nn.Module, reference: nn.Module) -> None:
-    for (name, one), other in zip(mine.state_dict().items(), reference.state_dict().values(), strict=True):
+    for (name, one), other in zip(
+        mine.state_dict().items(), reference.state_dict().values(), strict=True
+    ):
         assert torch.equal(one, other), name
 
 
-def test_parameters_arrive_between_steps_and_never_under_a_running_backward(servers: Servers) -> None:
-    """What a server sends while backward runs waits: the parameters that forward saw are those that backward sees."""
+def test_parameters_arrive_between_steps_and_never_under_a_running_backward(
+    servers: Servers,
+) -> None:
+    """What a server sends while backward runs waits: the parameters that forward saw are those that
+    backward sees.
+    """
     strategy = DistributedStrategy()
     strategy.a_sync_configs = {"send_queue_size": 4}
     model = nn.Linear(6, 2)
-    optimizer = joined(servers(1), model, torch.optim.SGD(model.parameters(), lr=0.5), strategy=strategy)
+    optimizer = joined(
+        servers(1), model, torch.optim.SGD(model.parameters(), lr=0.5), strategy=strategy
+    )
     before = fleet.metrics()["bytes_in"]
     model(torch.ones(3, 6)).sum().backward()
     optimizer.step()
@@ -155,7 +173,9 @@ def test_parameters_arrive_between_steps_and_never_under_a_running_backward(serv
 
 
 def test_one_trainer_on_many_servers_and_many_trainers_on_one(servers: Servers) -> None:
-    """1 x 3 equals plain torch to the bit; in 3 x 1 the three are equal to one another and within rounding of it."""
+    """1 x 3 equals plain torch to the bit; in 3 x 1 the three are equal to one another and within
+    rounding of it.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     from trainer import Executor
@@ -169,9 +189,14 @@ def test_one_trainer_on_many_servers_and_many_trainers_on_one(servers: Servers) 
         return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 2))
 
     def job(trainers: int, count: int) -> list[nn.Module]:
-        models, transpilers = [plain_net() for _ in range(trainers)], [DistributeTranspiler() for _ in range(trainers)]
+        models, transpilers = (
+            [plain_net() for _ in range(trainers)],
+            [DistributeTranspiler() for _ in range(trainers)],
+        )
         for number, (model, transpiler) in enumerate(zip(models, transpilers, strict=True)):
-            program, startup = capture(model, step, torch.optim.SGD(model.parameters(), lr=0.1), batches(1)[0])
+            program, startup = capture(
+                model, step, torch.optim.SGD(model.parameters(), lr=0.1), batches(1)[0]
+            )
             transpiler.transpile(number, program, servers(count), trainers, startup_program=startup)
 
         def run(transpiler: DistributeTranspiler) -> None:
@@ -198,8 +223,12 @@ def test_one_trainer_on_many_servers_and_many_trainers_on_one(servers: Servers) 
 
 
 @pytest.mark.parametrize("schedule", ["one_cycle", "step"])
-def test_a_saved_job_goes_on_at_its_rate_and_schedule(servers: Servers, tmp_path: Path, schedule: str) -> None:
-    """The checkpoint holds every group's present numbers; with the scheduler's own state the job goes on to the bit."""
+def test_a_saved_job_goes_on_at_its_rate_and_schedule(
+    servers: Servers, tmp_path: Path, schedule: str
+) -> None:
+    """The checkpoint holds every group's present numbers; with the scheduler's own state the job
+    goes on to the bit.
+    """
 
     def scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         if schedule == "step":
@@ -231,12 +260,18 @@ def test_a_saved_job_goes_on_at_its_rate_and_schedule(servers: Servers, tmp_path
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model.pt"])
 def test_one_call_exports_a_plain_state_dict(servers: Servers, tmp_path: Path, file: str) -> None:
-    """torch (or safetensors) alone loads it: the last step is in it, tied names are, the cluster is not."""
+    """torch (or safetensors) alone loads it: the last step is in it, tied names are, the cluster is
+    not.
+    """
 
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding, self.norm, self.head = nn.Embedding(9, 4), nn.BatchNorm1d(4), nn.Linear(4, 9, bias=False)
+            self.embedding, self.norm, self.head = (
+                nn.Embedding(9, 4),
+                nn.BatchNorm1d(4),
+                nn.Linear(4, 9, bias=False),
+            )
             self.head.weight = self.embedding.weight
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -245,13 +280,19 @@ def test_one_call_exports_a_plain_state_dict(servers: Servers, tmp_path: Path, f
     strategy = DistributedStrategy()
     strategy.a_sync_configs = {"send_queue_size": 4}  # steps are on their way when export is called
     model, path = Tied(), tmp_path / "out" / file
-    optimizer = joined(servers(2), model, torch.optim.SGD(model.parameters(), lr=0.5), strategy=strategy)
+    optimizer = joined(
+        servers(2), model, torch.optim.SGD(model.parameters(), lr=0.5), strategy=strategy
+    )
     ids = torch.arange(8)
     train(model, optimizer, [(ids, ids)] * 3)
     fleet.export(str(path))
     fleet.export(str(path))
 
-    held = safetensors.torch.load_file(path) if file.endswith(".safetensors") else torch.load(path, weights_only=True)
+    held = (
+        safetensors.torch.load_file(path)
+        if file.endswith(".safetensors")
+        else torch.load(path, weights_only=True)
+    )
     fresh = Tied()
     fresh.load_state_dict(held)
     assert held.keys() == model.state_dict().keys()
@@ -260,12 +301,19 @@ def test_one_call_exports_a_plain_state_dict(servers: Servers, tmp_path: Path, f
 
 
 def test_export_alone_and_before_its_turn(tmp_path: Path) -> None:
-    """Without a cluster it writes the model as it is; before a model is registered it says what is missing."""
+    """Without a cluster it writes the model as it is; before a model is registered it says what is
+    missing.
+    """
     fleet.init()
     with pytest.raises(RuntimeError, match="distributed_model"):
         fleet.export(str(tmp_path / "x.pt"))
-    first, second = fleet.distributed_model(nn.Linear(2, 1)), fleet.distributed_model(nn.Linear(3, 1))
+    first, second = (
+        fleet.distributed_model(nn.Linear(2, 1)),
+        fleet.distributed_model(nn.Linear(3, 1)),
+    )
     fleet.export(str(tmp_path / "x.pt"))
 
     held = torch.load(tmp_path / "x.pt", weights_only=True)
-    assert torch.equal(held["model0.weight"], first.weight) and torch.equal(held["model1.weight"], second.weight)
+    assert torch.equal(held["model0.weight"], first.weight) and torch.equal(
+        held["model1.weight"], second.weight
+    )

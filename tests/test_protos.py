@@ -13,22 +13,35 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_committed_code_is_what_the_proto_files_generate(tmp_path: Path) -> None:
-    """``protos/generate`` changes nothing: each generated file is committed, and no other one is."""
-    pytest.importorskip("grpc_tools", reason="grpcio-tools, a development dependency, is not installed")
+    """``protos/generate`` changes nothing: each generated file is committed, and no other one
+    is.
+    """
+    pytest.importorskip(
+        "grpc_tools", reason="grpcio-tools, a development dependency, is not installed"
+    )
     subprocess.run(
         [ROOT / "protos" / "generate", tmp_path],
         check=True,
         timeout=60,
         env={**os.environ, "PYTHON": sys.executable},
     )
-    generated = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    generated = {
+        path.relative_to(tmp_path): path.read_text()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
     packages = ("transpiler", "pserver", "trainer")
     committed = {
-        path.relative_to(ROOT) for package in packages for path in (ROOT / package).rglob("*_pb2*.py*") if path.suffix != ".pyc"
+        path.relative_to(ROOT)
+        for package in packages
+        for path in (ROOT / package).rglob("*_pb2*.py*")
+        if path.suffix != ".pyc"
     }
 
     assert committed == set(generated)
-    assert [str(path) for path, code in generated.items() if (ROOT / path).read_text() != code] == []
+    assert [
+        str(path) for path, code in generated.items() if (ROOT / path).read_text() != code
+    ] == []
 
 
 def test_the_generated_imports_resolve() -> None:

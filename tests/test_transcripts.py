@@ -1,4 +1,6 @@
-"""What programs look like, what their fingerprints are, and how messages are numbered: held against ``tests/testdata/``."""
+"""What programs look like, what their fingerprints are, and how messages are numbered: held against
+``tests/testdata/``.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,31 @@ from transpiler.program import Program
 
 
 def shown(programs: dict[str, Program]) -> str:
-    return "".join(f"== {name}, {program.fingerprint()}\n\n{program}\n\n" for name, program in programs.items())
+    return "".join(
+        f"== {name}, {program.fingerprint()}\n\n{program}\n\n" for name, program in programs.items()
+    )
 
 
 @pytest.mark.parametrize("case", EIGHT, ids=lambda case: case.__name__)
-def test_a_captured_program_stays_as_it_is(request: pytest.FixtureRequest, case: Callable[[], Case]) -> None:
+def test_a_captured_program_stays_as_it_is(
+    request: pytest.FixtureRequest, case: Callable[[], Case]
+) -> None:
     """Each of the eight models gives the same program with the same fingerprint, op by op."""
     torch.manual_seed(7)
     model, step, optimizer, batch = case()
     with program_guard(Program(()), Program(())):
         main, startup = capture(model, step, optimizer(model), batch(4))
 
-    compare(request, f"programs/captured_{case.__name__}.txt", shown({"main": main, "startup": startup}))
+    compare(
+        request, f"programs/captured_{case.__name__}.txt", shown({"main": main, "startup": startup})
+    )
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_the_programs_of_a_job_stay_as_they_are(request: pytest.FixtureRequest, name: str) -> None:
-    """Every program of a job has its ops in the same order, in each mode, with and without tables or servers."""
+    """Every program of a job has its ops in the same order, in each mode, with and without tables
+    or servers.
+    """
     compare(request, f"programs/{name}.txt", shown(DEPLOYMENTS[name]()))
 
 
@@ -48,7 +58,10 @@ def numbered(file: FileDescriptor) -> str:
         fields: list[FieldDescriptor] = sorted(message.fields, key=lambda field: field.number)
         for field in fields:
             what = field.message_type.full_name if field.message_type else f"type {field.type}"
-            lines.append(f"{message.full_name} {field.number} {'repeated ' if field.is_repeated else ''}{what} {field.name}")
+            lines.append(
+                f"{message.full_name} {field.number} "
+                f"{'repeated ' if field.is_repeated else ''}{what} {field.name}"
+            )
         for enum in message.enum_types:
             of_enum(enum)
         for nested in message.nested_types:
@@ -59,11 +72,20 @@ def numbered(file: FileDescriptor) -> str:
     for enum in file.enum_types_by_name.values():
         of_enum(enum)
     for service in file.services_by_name.values():
-        lines.extend(f"{service.full_name} {m.name} {m.input_type.name} {m.output_type.name}" for m in service.methods)
+        lines.extend(
+            f"{service.full_name} {m.name} {m.input_type.name} {m.output_type.name}"
+            for m in service.methods
+        )
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("module", [program_pb2, strategy_pb2, wire_pb2], ids=lambda module: module.__name__.split(".")[-1])
+@pytest.mark.parametrize(
+    "module",
+    [program_pb2, strategy_pb2, wire_pb2],
+    ids=lambda module: module.__name__.split(".")[-1],
+)
 def test_the_numbers_of_fields_stay_as_they_are(request: pytest.FixtureRequest, module) -> None:
     """A field's number and type are what travels: they never change, and are never used again."""
-    compare(request, f"protobuf/{module.__name__.rpartition('.')[2]}.txt", numbered(module.DESCRIPTOR))
+    compare(
+        request, f"protobuf/{module.__name__.rpartition('.')[2]}.txt", numbered(module.DESCRIPTOR)
+    )

@@ -58,7 +58,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """DistributedEmbedding is imported when it is first asked for: what compiles the kernels of rows takes a while to import."""
+    """DistributedEmbedding is imported when it is first asked for: what compiles the kernels of
+    rows takes a while to import.
+    """
     if name != "DistributedEmbedding":
         raise AttributeError(f"module 'trainer' has no attribute {name!r}")
     from trainer.embedding import DistributedEmbedding

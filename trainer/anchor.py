@@ -1,16 +1,19 @@
-"""What stands for a table in the script's optimizer: a parameter of one number, whose gradient is the norm of the rows'.
+"""What stands for a table in the script's optimizer: a parameter of one number, whose gradient is
+the norm of the rows'.
 
-[Note: what a gradient of one number can do]  A script clips by norm, unscales, accumulates and zeroes gradients through
-``p.grad``.  A table's gradient is some rows, which no parameter holds; what all of these uses need of it is its norm, and what
-they do to it is to multiply it, or to drop it.  So after each backward ``anchor.grad`` is the norm of the gradients of all rows
-that wait for the step, and what has become of that number since is done to the rows when they are taken: times ``anchor.grad`` by
-the norm; none where it is None.  ``clip_grad_norm_`` and ``GradScaler`` thus count tables as they count parameters.
-(``clip_grad_value_`` sees the norm, too: a table's rows are scaled to it.)
+[Note: what a gradient of one number can do]  A script clips by norm, unscales, accumulates and
+zeroes gradients through ``p.grad``.  A table's gradient is some rows, which no parameter holds;
+what all of these uses need of it is its norm, and what they do to it is to multiply it, or to drop
+it.  So after each backward ``anchor.grad`` is the norm of the gradients of all rows that wait for
+the step, and what has become of that number since is done to the rows when they are taken: times
+``anchor.grad`` by the norm; none where it is None.  ``clip_grad_norm_`` and ``GradScaler`` thus
+count tables as they count parameters. (``clip_grad_value_`` sees the norm, too: a table's rows are
+scaled to it.)
 
-[Note: steps without servers]  The anchor's number stays 0.  An optimizer's step does not see its gradient: just before, the rows
-take their step, by the table's own rule or the group's, where they are in this process; just after, ``anchor.grad`` is back.
-What step hooks of the optimizer's own do to gradients comes too late for tables.
-"""
+[Note: steps without servers]  The anchor's number stays 0.  An optimizer's step does not see its
+gradient: just before, the rows take their step, by the table's own rule or the group's, where they
+are in this process; just after, ``anchor.grad`` is back. What step hooks of the optimizer's own do
+to gradients comes too late for tables."""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from pserver.row_gradient import RowGradient, total_of
 from trainer.row_optimizers import group_rule
@@ -50,7 +57,8 @@ class Anchor(nn.Parameter):
     """See the module's docstring.  Made by its module, and found in parameter groups."""
 
     _owner: weakref.ref[Anchored] | None
-    _parts: dict[int, list[RowGradient]]  # of the backward passes under way, by the number autograd gives them
+    # of the backward passes under way, by the number autograd gives them
+    _parts: dict[int, list[RowGradient]]
     _pending: RowGradient | None
     _recorded: float  # the norm of what is pending, as anchor.grad was set to it
 
@@ -75,7 +83,9 @@ class Anchor(nn.Parameter):
         self._owner = weakref.ref(owner)
 
     def receive(self, gradient: RowGradient) -> None:
-        """In a backward pass: the gradient of one lookup's rows, on the CPU; ``anchor.grad`` follows when all have come."""
+        """In a backward pass: the gradient of one lookup's rows, on the CPU; ``anchor.grad``
+        follows when all have come.
+        """
         task = torch._C._current_graph_task_id()
         if task not in self._parts:
             self._pending = self._scaled()
@@ -84,15 +94,20 @@ class Anchor(nn.Parameter):
         self._parts[task].append(gradient)
 
     def arrive(self) -> None:
-        """When autograd has added to ``anchor.grad`` what a backward pass has for it (zeros): all lookups' rows have come."""
+        """When autograd has added to ``anchor.grad`` what a backward pass has for it (zeros): all
+        lookups' rows have come.
+        """
         parts = self._parts.pop(torch._C._current_graph_task_id(), [])
         if parts:
             self._pending = total_of(parts if self._pending is None else [self._pending, *parts])
-            self.grad = torch.full_like(self, float(torch.linalg.vector_norm(self._pending.rows)), requires_grad=False)
+            self.grad = torch.full_like(
+                self, float(torch.linalg.vector_norm(self._pending.rows)), requires_grad=False
+            )
             self._recorded = float(self.grad)
 
     def waiting(self) -> RowGradient | None:
-        """A copy of the gradient of all lookups since it was last zeroed, with what was done to ``anchor.grad`` done to it.
+        """A copy of the gradient of all lookups since it was last zeroed, with what was done to
+        ``anchor.grad`` done to it.
 
         Returns:
             None where ``anchor.grad`` is None; no rows where it was set to zero.
@@ -103,10 +118,14 @@ class Anchor(nn.Parameter):
 
     @contextmanager
     def lend(self, gradient: RowGradient) -> Iterator[None]:
-        """In this context ``gradient`` is what waits for the step; what waited before is put back."""
+        """In this context ``gradient`` is what waits for the step; what waited before is put
+        back.
+        """
         before = self._pending, self._recorded, self.grad
         self._pending = gradient
-        self.grad = torch.full_like(self, float(torch.linalg.vector_norm(gradient.rows)), requires_grad=False)
+        self.grad = torch.full_like(
+            self, float(torch.linalg.vector_norm(gradient.rows)), requires_grad=False
+        )
         self._recorded = float(self.grad)
         try:
             yield
@@ -119,7 +138,9 @@ class Anchor(nn.Parameter):
         self._parts.clear()
 
     def _scaled(self) -> RowGradient | None:
-        """What is pending, times what ``anchor.grad`` was multiplied by: the same object where that is nothing."""
+        """What is pending, times what ``anchor.grad`` was multiplied by: the same object where that
+        is nothing.
+        """
         if self.grad is None or self._pending is None:
             return None
         value, recorded = float(self.grad), self._recorded
@@ -129,7 +150,9 @@ class Anchor(nn.Parameter):
             pending = self._pending
             statistics = None if pending.statistics is None else pending.statistics[:0]
             return RowGradient(pending.ids[:0], pending.rows[:0], statistics)
-        return RowGradient(self._pending.ids, self._pending.rows * (value / recorded), self._pending.statistics)
+        return RowGradient(
+            self._pending.ids, self._pending.rows * (value / recorded), self._pending.statistics
+        )
 
 
 def _arrived(anchor: Tensor) -> None:
@@ -137,9 +160,11 @@ def _arrived(anchor: Tensor) -> None:
     anchor.arrive()
 
 
-# ---- steps of optimizers of this process; see [Note: steps without servers] ---------------------------------------------
+# ---- steps of optimizers of this process; see [Note: steps without servers] ----
 
-_hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[Anchor, Tensor]]] = weakref.WeakKeyDictionary()
+_hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[Anchor, Tensor]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def anchors(optimizer: Optimizer) -> Iterator[tuple[int, Anchor]]:
@@ -150,12 +175,19 @@ def anchors(optimizer: Optimizer) -> Iterator[tuple[int, Anchor]]:
                 yield index, parameter
 
 
-def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    if isinstance(getattr(optimizer, "inner", None), Optimizer) or next(anchors(optimizer), None) is None:
+def _before_step(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any] | None:
+    if (
+        isinstance(getattr(optimizer, "inner", None), Optimizer)
+        or next(anchors(optimizer), None) is None
+    ):
         return None  # an optimizer that has another one step: that one's step is seen here, too
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS evaluates the loss several times a step: it cannot step a DistributedEmbedding")
+        raise ValueError(
+            "LBFGS evaluates the loss several times a step: it cannot step a DistributedEmbedding"
+        )
     if closure is None:
         _step_rows(optimizer)
         return None
@@ -175,7 +207,14 @@ def _step_rows(optimizer: Optimizer) -> None:
     for index, anchor in anchors(optimizer):
         owner = anchor.owner
         if owner is not None and anchor.grad is not None and owner.steps_here():
-            here.append((owner, owner.rules(partial(group_rule, optimizer, optimizer.param_groups[index], owner.whose()))))
+            here.append(
+                (
+                    owner,
+                    owner.rules(
+                        partial(group_rule, optimizer, optimizer.param_groups[index], owner.whose())
+                    ),
+                )
+            )
     scale, overflow = _left_to_optimizer(optimizer)
     for owner, rules in here:
         if not overflow:
@@ -188,7 +227,9 @@ def _step_rows(optimizer: Optimizer) -> None:
 
 
 def _left_to_optimizer(optimizer: Optimizer) -> tuple[float, bool]:
-    """What GradScaler leaves to optimizers with ``fused=True``: the factor that unscales, and whether to skip the step."""
+    """What GradScaler leaves to optimizers with ``fused=True``: the factor that unscales, and
+    whether to skip the step.
+    """
     scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     return 1.0 if scale is None else 1.0 / float(scale), found is not None and bool(float(found))
 

@@ -1,16 +1,18 @@
-"""Gradients that trainers of a job with servers average among themselves: those of dense parameters, beside tables on servers.
+"""Gradients that trainers of a job with servers average among themselves: those of dense
+parameters, beside tables on servers.
 
-[Note: one layout]  Every trainer sums the same elements, whatever it has a gradient for: all these parameters in the plan's
-order, absent ones as zeros, and behind them one number for each parameter (has it a gradient?) and one for an overflow.  So
-trainers whose steps differ cannot mix up their parts; a parameter that nobody has a gradient for is skipped, and a step that
-overflows somewhere is skipped by all.
-"""
+[Note: one layout]  Every trainer sums the same elements, whatever it has a gradient for: all these
+parameters in the plan's order, absent ones as zeros, and behind them one number for each parameter
+(has it a gradient?) and one for an overflow.  So trainers whose steps differ cannot mix up their
+parts; a parameter that nobody has a gradient for is skipped, and a step that overflows somewhere is
+skipped by all."""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -46,7 +48,9 @@ class Averaging:
             place = _meeting(clients[0], place, patience)
             store = store or open_store(place, rank, patience)
             names = ["" for _ in range(size)]
-            self._world = bring_up(store, rank, names, patience=patience, deadline=DEADLINE_SECONDS, host=host)
+            self._world = bring_up(
+                store, rank, names, patience=patience, deadline=DEADLINE_SECONDS, host=host
+            )
 
     def average(
         self, parameters: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], overflow: bool
@@ -58,12 +62,15 @@ class Averaging:
             gradients: of those of them that have one; overwritten.
 
         Returns:
-            The parameters that some trainer has a gradient for, each with its mean in ``.grad``; whether some step overflowed.
+            The parameters that some trainer has a gradient for, each with its mean in ``.grad``;
+            whether some step overflowed.
 
         Raises:
             TrainerLost: another trainer is gone.
         """
-        have = torch.tensor([float(parameter in gradients) for parameter in parameters] + [float(overflow)])
+        have = torch.tensor(
+            [float(parameter in gradients) for parameter in parameters] + [float(overflow)]
+        )
         if self._world is None:
             return [parameter for parameter in parameters if parameter in gradients], overflow
         with torch.no_grad():
@@ -76,7 +83,11 @@ class Averaging:
                 means = torch.split(flat.div_(self._size), [parameter.numel() for parameter in own])
                 for parameter, mean in zip(own, means, strict=True):
                     parameter.grad = _written(parameter, mean.view_as(parameter))
-        found = [parameter for parameter, count in zip(parameters, have[:-1].tolist(), strict=True) if count]
+        found = [
+            parameter
+            for parameter, count in zip(parameters, have[:-1].tolist(), strict=True)
+            if count
+        ]
         for parameter in set(parameters).difference(found):
             parameter.grad = None
         return found, bool(have[-1])
@@ -89,7 +100,8 @@ class Averaging:
         works = []
         for tensor in tensors:
             group = world.group("average", range(self._size), tensor.device)
-            works.append((world.begin(lambda g=group, t=tensor: g.allreduce([t], options), what), tensor.device))  # type: ignore[misc]
+            work = world.begin(partial(group.allreduce, [tensor], options), what)
+            works.append((work, tensor.device))
         for work, device in works:
             world.wait(work, what, device)
 
@@ -100,7 +112,10 @@ class Averaging:
 
 
 def _flattened(parameters: Sequence[Tensor], gradients: Mapping[Tensor, Tensor]) -> Tensor:
-    parts = [gradients[p].reshape(-1) if p in gradients else torch.zeros_like(p).reshape(-1) for p in parameters]
+    parts = [
+        gradients[p].reshape(-1) if p in gradients else torch.zeros_like(p).reshape(-1)
+        for p in parameters
+    ]
     return torch.cat(parts)
 
 

@@ -1,4 +1,6 @@
-"""Bags of ids, as torch.nn.EmbeddingBag takes them: what was given, and the sum or mean of each bag's rows."""
+"""Bags of ids, as torch.nn.EmbeddingBag takes them: what was given, and the sum or mean of each
+bag's rows.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Bags:
         return ends[: len(self.offsets)] - self.offsets
 
 
-def bags_of(whose: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, last: bool = False) -> Bags:
+def bags_of(
+    whose: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, last: bool = False
+) -> Bags:
     """What the user gave, checked.
 
     Args:
@@ -53,21 +57,31 @@ def bags_of(whose: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | N
 
     Raises:
         TypeError: offsets are no whole numbers, or weights no floats.
-        ValueError: shapes do not fit, or offsets do not begin with 0, go down, or go beyond the ids.
+        ValueError: shapes do not fit, or offsets do not begin with 0, go down, or go beyond the
+            ids.
     """
     if weights is not None:
         if not weights.is_floating_point():
             raise TypeError(f"{whose}: per_sample_weights: expected floats, got {weights.dtype}")
         if weights.shape != ids.shape:
-            raise ValueError(f"{whose}: per_sample_weights: expected the ids' shape {list(ids.shape)}, got {list(weights.shape)}")
+            raise ValueError(
+                f"{whose}: per_sample_weights: expected the ids' shape {list(ids.shape)}, got "
+                f"{list(weights.shape)}"
+            )
         weights = weights.reshape(-1)
     if offsets is None:
         if ids.dim() != 2:
-            raise ValueError(f"{whose}: expected ids [bags, size], or [n] with offsets; got shape {list(ids.shape)} and none")
+            raise ValueError(
+                f"{whose}: expected ids [bags, size], or [n] with offsets; got shape "
+                f"{list(ids.shape)} and none"
+            )
         bags, size = ids.shape
         return Bags(ids.reshape(-1), torch.arange(bags, device=ids.device) * size, weights)
     if ids.dim() != 1 or offsets.dim() != 1:
-        raise ValueError(f"{whose}: expected ids [n] and offsets [bags], got shapes {list(ids.shape)} and {list(offsets.shape)}")
+        raise ValueError(
+            f"{whose}: expected ids [n] and offsets [bags], got shapes {list(ids.shape)} and "
+            f"{list(offsets.shape)}"
+        )
     return Bags(ids, _checked(whose, offsets.to(ids.device), len(ids), last), weights)
 
 
@@ -84,34 +98,49 @@ def _checked(whose: str, offsets: Tensor, count: int, last: bool) -> Tensor:
         raise ValueError(f"{whose}: offsets: expected 0 as the first, got {int(offsets[0])}")
     if len(down):
         at = int(down[0]) + 1
-        raise ValueError(f"{whose}: offsets: expected them to go up, got {int(offsets[at])} after {int(offsets[at - 1])} at {at}")
+        raise ValueError(
+            f"{whose}: offsets: expected them to go up, got {int(offsets[at])} after "
+            f"{int(offsets[at - 1])} at {at}"
+        )
     if int(offsets[-1]) > count or (last and int(offsets[-1]) != count):
         expected = f"{count}, where the ids end," if last else f"at most {count}"
-        raise ValueError(f"{whose}: offsets: expected {expected} as the last, got {int(offsets[-1])}")
+        raise ValueError(
+            f"{whose}: offsets: expected {expected} as the last, got {int(offsets[-1])}"
+        )
     return offsets[:-1] if last else offsets
 
 
 def pool(rows: Tensor, inverse: Tensor, bags: Bags, pooling: str) -> Tensor:
     """The rows of each bag, put together: [bags, dim]; zeros for an empty one.
 
-    "sum" is the sum of w * row.  "mean" divides that by the bag's number of ids, with weights by their sum.  "sqrtn" divides by
-    the root of the number of ids, with weights by the root of the sum of their squares.
+    "sum" is the sum of w * row.  "mean" divides that by the bag's number of ids, with weights by
+    their sum.  "sqrtn" divides by the root of the number of ids, with weights by the root of the
+    sum of their squares.
 
     Args:
         rows: [u, dim], of unique ids.
         inverse: int64 [n], which of them each id of the bags is.
     """
     if not len(inverse):
-        return rows.sum() + rows.new_zeros(len(bags.offsets), rows.shape[1])  # still depends on the rows, of which there are none
+        # still depends on the rows, of which there are none
+        return rows.sum() + rows.new_zeros(len(bags.offsets), rows.shape[1])
     sizes = bags.sizes()
     if bags.weights is None:
-        pooled = gather_bags(rows, inverse, bags.offsets, sizes, "mean" if pooling == "mean" else "sum")
-        return pooled / sizes.clamp(min=1).to(rows.dtype).sqrt().unsqueeze(1) if pooling == "sqrtn" else pooled
+        pooled = gather_bags(
+            rows, inverse, bags.offsets, sizes, "mean" if pooling == "mean" else "sum"
+        )
+        return (
+            pooled / sizes.clamp(min=1).to(rows.dtype).sqrt().unsqueeze(1)
+            if pooling == "sqrtn"
+            else pooled
+        )
     weights = bags.weights.to(rows.dtype)
     sums = F.embedding_bag(inverse, rows, bags.offsets, mode="sum", per_sample_weights=weights)
     if pooling == "sum":
         return sums
     places = torch.repeat_interleave(torch.arange(len(bags.offsets), device=rows.device), sizes)
-    total = weights.new_zeros(len(bags.offsets)).index_add(0, places, weights if pooling == "mean" else weights.square())
+    total = weights.new_zeros(len(bags.offsets)).index_add(
+        0, places, weights if pooling == "mean" else weights.square()
+    )
     total = torch.where(total == 0, torch.ones_like(total), total)  # an empty bag, or one of zeros
     return sums / (total if pooling == "mean" else total.sqrt()).unsqueeze(1)

@@ -1,12 +1,12 @@
 """Which gradients are reduced together, and in which order.
 
-[Note: the last bucket]  While backward goes on, one bucket of gradients after the other is full and leaves.  Nothing is left to
-hide the last one behind, so it should be small.  torch's DDP counts buckets from the first gradient, so that its last bucket is
-whatever remains, up to the whole capacity; and it lets a bucket grow until it has reached its capacity, so that one gradient
-may lie above it.  Here the last bucket is filled first, from the first parameter on, and none holds more than it may (but for
-a single gradient that is larger by itself).  The buckets are made once: :class:`FixedReducer` keeps torch from making them anew
-after the first step, by its own rule.
-"""
+[Note: the last bucket]  While backward goes on, one bucket of gradients after the other is full and
+leaves.  Nothing is left to hide the last one behind, so it should be small.  torch's DDP counts
+buckets from the first gradient, so that its last bucket is whatever remains, up to the whole
+capacity; and it lets a bucket grow until it has reached its capacity, so that one gradient may lie
+above it.  Here the last bucket is filled first, from the first parameter on, and none holds more
+than it may (but for a single gradient that is larger by itself).  The buckets are made once:
+:class:`FixedReducer` keeps torch from making them anew after the first step, by its own rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MB = 1 << 20
 def buckets(
     parameters: Sequence[torch.Tensor], sparse: Sequence[bool], size: float, last_size: float
 ) -> tuple[list[list[int]], list[int]]:
-    """The numbers of the parameters in each bucket, in the order in which buckets leave, and each bucket's most bytes.
+    """The numbers of the parameters in each bucket, in the order in which buckets leave, and each
+    bucket's most bytes.
 
     Args:
         parameters: in the module's order, which backward takes from its end.
@@ -31,7 +32,9 @@ def buckets(
     last: list[int] = []
     room = int(last_size * MB)
     for number, parameter in enumerate(parameters):
-        if last and (sparse[last[0]] or sparse[number] or _kind(parameter) != _kind(parameters[last[0]])):
+        if last and (
+            sparse[last[0]] or sparse[number] or _kind(parameter) != _kind(parameters[last[0]])
+        ):
             break
         if last and _bytes(parameter) > room:
             break
@@ -65,7 +68,8 @@ class FixedReducer(Reducer):
     """torch's reducer, with the buckets that it was given."""
 
     def _rebuild_buckets(self) -> bool:
-        """Called before each forward.  torch's would look at the order in which gradients came, and make other buckets.
+        """Called before each forward.  torch's would look at the order in which gradients came, and
+        make other buckets.
 
         What it has noted of that order is dropped; otherwise it would grow with every step.
         """

@@ -1,8 +1,8 @@
-"""fleet's job without servers: gradients are averaged among the trainers while backward runs, and each steps by itself.
+"""fleet's job without servers: gradients are averaged among the trainers while backward runs, and
+each steps by itself.
 
-The model stays the module that it is; what DataParallel does around a forward is done by hooks.  A forward without gradients, as
-in an evaluation, needs no other trainer.
-"""
+The model stays the module that it is; what DataParallel does around a forward is done by hooks.  A
+forward without gradients, as in an evaluation, needs no other trainer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from trainer.shard import shard
 from transpiler.clip import GradClip
 from transpiler.strategy import DistributedStrategy
 
-# ``a_sync`` is on in every new strategy, so that it says nothing here: trainers without servers always step together.
-SUPPORTED = frozenset({"a_sync", "find_unused_parameters", "fuse_grad_size_in_MB", "last_comm_group_size_MB"})
+# ``a_sync`` is on in every new strategy, so that it says nothing here: trainers without servers
+# always step together.
+SUPPORTED = frozenset(
+    {"a_sync", "find_unused_parameters", "fuse_grad_size_in_MB", "last_comm_group_size_MB"}
+)
 END = object()
 
 log = logging.getLogger(__name__)
@@ -39,7 +42,10 @@ def check(strategy: DistributedStrategy | None, supported: Collection[str] = SUP
     """
     unsupported = [] if strategy is None else strategy.unsupported(supported)
     if unsupported:
-        raise ValueError(f"strategy.{unsupported[0]}: has no effect in the collective mode; leave it at its default")
+        raise ValueError(
+            f"strategy.{unsupported[0]}: has no effect in the collective mode; leave it at its "
+            "default"
+        )
 
 
 class CollectiveJob(Job):
@@ -55,7 +61,8 @@ class CollectiveJob(Job):
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
         if role.role not in (Role.COLLECTIVE, Role.SINGLE):
             raise ValueError(
-                f"is_collective=True: expected no servers, got the role {role.role.value} with PSERVER_ENDPOINTS "
+                f"is_collective=True: expected no servers, got the role {role.role.value} with "
+                "PSERVER_ENDPOINTS "
                 f"{','.join(role.server_endpoints)}"
             )
         check(strategy, self.supported)
@@ -71,18 +78,26 @@ class CollectiveJob(Job):
         return "nccl" if any(tensor.is_cuda for tensor in self.tensors().values()) else "gloo"
 
     def distribute(
-        self, optimizer: torch.optim.Optimizer, grad_clip: GradClip | None, compression: Mapping[str, str] | None
+        self,
+        optimizer: torch.optim.Optimizer,
+        grad_clip: GradClip | None,
+        compression: Mapping[str, str] | None,
     ) -> DistributedOptimizer:
-        """Makes the models' values trainer 0's, and every backward through them average its gradients.
+        """Makes the models' values trainer 0's, and every backward through them average its
+        gradients.
 
         Raises:
-            ValueError: a parameter of the optimizer is in no registered model, or ``compression`` is given.
+            ValueError: a parameter of the optimizer is in no registered model, or ``compression``
+                is given.
             FingerprintMismatch: another trainer's models are others.
         """
         if compression is not None:
             raise ValueError("compression: has no effect in the collective mode; leave it out")
         if self.find_tables() is not None:
-            raise ValueError("DistributedEmbedding: expected parameter servers to hold its rows, got a job without servers")
+            raise ValueError(
+                "DistributedEmbedding: expected parameter servers to hold its rows, got a job "
+                "without servers"
+            )
         check(self.strategy)
         names = {tensor: name for name, tensor in self.tensors().items()}
         distributed = CollectiveOptimizer(optimizer, names, grad_clip)
@@ -104,26 +119,40 @@ class CollectiveJob(Job):
             wrapped = DataParallel(model, None, *sizes, self.strategy.find_unused_parameters)
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if module is model and torch.is_grad_enabled():  # a copy of the model has these hooks too
+            # a copy of the model has these hooks too
+            if module is model and torch.is_grad_enabled():
                 return wrapped.before_forward(*args, **kwargs)
             return None
 
         def after(module: nn.Module, args: Any, outputs: Any) -> Any:
-            return wrapped.after_forward(outputs) if module is model and torch.is_grad_enabled() else None
+            return (
+                wrapped.after_forward(outputs)
+                if module is model and torch.is_grad_enabled()
+                else None
+            )
 
-        self._hooks += [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
+        self._hooks += [
+            model.register_forward_pre_hook(before, with_kwargs=True),
+            model.register_forward_hook(after),
+        ]
 
     def shard(self, loader: Iterable[Any], seed: int | None) -> Iterable[Any]:
         """See :func:`trainer.fleet.shard`."""
         mine = shard(loader, self.role.trainers, self.role.trainer_id, seed)
-        return mine if self.role.trainers == 1 else Together(mine, self.role.trainers, self.role.trainer_id)
+        return (
+            mine
+            if self.role.trainers == 1
+            else Together(mine, self.role.trainers, self.role.trainer_id)
+        )
 
     def close(self) -> None:
         """Leaves; the models are plain modules again."""
         for hook in self._hooks:
             hook.remove()
         steps = 0 if self.optimizer is None else self.optimizer.steps
-        leave_parallel_env(f"it finished after {steps} steps; fleet.shard gives all trainers equally many")
+        leave_parallel_env(
+            f"it finished after {steps} steps; fleet.shard gives all trainers equally many"
+        )
 
 
 class CollectiveOptimizer(DistributedOptimizer):
@@ -133,7 +162,12 @@ class CollectiveOptimizer(DistributedOptimizer):
         grad_clip: applied to the mean gradient.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], grad_clip: GradClip | None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[torch.Tensor, str],
+        grad_clip: GradClip | None,
+    ) -> None:
         super().__init__(optimizer, names, lambda _: None, grad_clip)
         self._barriers = 0
 
@@ -144,14 +178,17 @@ class CollectiveOptimizer(DistributedOptimizer):
         around.exchange(f"{name} (barrier {self._barriers})", "", range(around.world.size))
 
     def __repr__(self) -> str:
-        return f"DistributedOptimizer of {environment().world.size} trainers without servers, of {self.inner!r}"
+        return (
+            f"DistributedOptimizer of {environment().world.size} trainers without servers, of "
+            f"{self.inner!r}"
+        )
 
 
 class Together:
     """Batches of this trainer, for as long as every trainer has one.
 
-    Trainers whose data differ would otherwise stop after different numbers of steps, and the others wait for the next in vain.
-    """
+    Trainers whose data differ would otherwise stop after different numbers of steps, and the others
+    wait for the next in vain."""
 
     def __init__(self, batches: Iterable[Any], trainers: int, trainer_id: int) -> None:
         self._batches, self._trainers, self._trainer_id = batches, trainers, trainer_id
@@ -176,4 +213,8 @@ class Together:
     def _say(self, have: torch.Tensor, count: int) -> None:
         without = [rank for rank, has in enumerate(have.tolist()) if not has]
         if len(without) < self._trainers:
-            log.warning("trainers %s have no batch after %d; the others' further ones are left out", without, count)
+            log.warning(
+                "trainers %s have no batch after %d; the others' further ones are left out",
+                without,
+                count,
+            )

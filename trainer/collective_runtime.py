@@ -1,14 +1,17 @@
-"""What the communication ops of a program without servers mean: each op's kernel, over the rings of one job.
+"""What the communication ops of a program without servers mean: each op's kernel, over the rings of
+one job.
 
-``gen_nccl_id`` meets the other trainers, ``c_comm_init`` brings up a ring's process groups.  A ``c_allreduce_sum`` puts its
-tensor into its bucket, and the last one of a bucket starts it; a ``c_broadcast`` starts at once.  What they give is the tensor as
-it was: nobody reads it before ``c_sync_comm_stream``, which waits and gives what has arrived (law ``awaited_before_use``).
+``gen_nccl_id`` meets the other trainers, ``c_comm_init`` brings up a ring's process groups.  A
+``c_allreduce_sum`` puts its tensor into its bucket, and the last one of a bucket starts it; a
+``c_broadcast`` starts at once.  What they give is the tensor as it was: nobody reads it before
+``c_sync_comm_stream``, which waits and gives what has arrived (law ``awaited_before_use``).
 
-All Executors of a process that run programs of one deployment share the process groups, from the first op to the last ``close``.
+All Executors of a process that run programs of one deployment share the process groups, from the
+first op to the last ``close``.
 
-[Note: meeting again]  After that a further program meets the others anew, at the same endpoints.  Some may come while trainer 0
-still serves the old store, so meetings are numbered, and whoever finds a later one's store gone looks for it again.
-"""
+[Note: meeting again]  After that a further program meets the others anew, at the same endpoints.
+Some may come while trainer 0 still serves the old store, so meetings are numbered, and whoever
+finds a later one's store gone looks for it again."""
 
 from __future__ import annotations
 
@@ -60,7 +63,9 @@ class CollectiveRuntime:
     """
 
     def __init__(self, deployment: Deployment, device: torch.device) -> None:
-        assert deployment.trainer_id is not None and deployment.plan.collective is not None, "a trainer's, without servers"
+        assert deployment.trainer_id is not None and deployment.plan.collective is not None, (
+            "a trainer's, without servers"
+        )
         self._deployment = deployment
         self._rank = deployment.trainer_id
         self._collective = deployment.plan.collective
@@ -68,9 +73,12 @@ class CollectiveRuntime:
         self._joined = False
         self._step = 0
         self._filling: dict[int, list[tuple[str, Tensor]]] = {}  # bucket -> what it holds so far
-        self._flying: dict[str, tuple[Flight, int]] = {}  # variable -> its flight, and its place there
+        # variable -> its flight, and its place there
+        self._flying: dict[str, tuple[Flight, int]] = {}
         with _jobs_lock:
-            self._job = _jobs.setdefault((deployment.endpoints, self._rank, deployment.plan.fingerprint()), _Job())
+            self._job = _jobs.setdefault(
+                (deployment.endpoints, self._rank, deployment.plan.fingerprint()), _Job()
+            )
 
     def serves(self, deployment: Deployment, device: torch.device) -> bool:
         """Whether another program belongs to the same job."""
@@ -89,8 +97,16 @@ class CollectiveRuntime:
     def kernels_of(self, program: Program) -> Mapping[str, Kernel]:
         """The kernels of one program's communication ops."""
         sums = [op for op in program.main.ops if op.type == "c_allreduce_sum"]
-        if not sums and self._collective.mode == "nccl2" and any(op.type.startswith("aten.") for op in program.main.ops):
-            log.warning("trainer %d runs an nccl2 program alone; ParallelExecutor is what averages gradients", self._rank)
+        if (
+            not sums
+            and self._collective.mode == "nccl2"
+            and any(op.type.startswith("aten.") for op in program.main.ops)
+        ):
+            log.warning(
+                "trainer %d runs an nccl2 program alone; ParallelExecutor is what averages "
+                "gradients",
+                self._rank,
+            )
         buckets = [int(str(op.arguments["bucket"])) for op in sums]
         sizes = {bucket: buckets.count(bucket) for bucket in set(buckets)}
         return {
@@ -118,12 +134,15 @@ class CollectiveRuntime:
             world, self._job.world = self._job.world, None
             world.close(failure)
 
-    # ---- kernels -------------------------------------------------------------------------------------------------
+    # ---- kernels ----
 
     def _gen_nccl_id(self, op: Op, **_: Any) -> Any:
         """The ids are drawn from the job's own, which trainer 0 has drawn: 16 bytes each."""
         seed = bytes.fromhex(self._world().id)
-        digests = [hashlib.blake2b(name.encode(), key=seed, digest_size=ID_BYTES).digest() for name in op.outputs]
+        digests = [
+            hashlib.blake2b(name.encode(), key=seed, digest_size=ID_BYTES).digest()
+            for name in op.outputs
+        ]
         return _one_or_all([torch.tensor(list(digest), dtype=torch.uint8) for digest in digests])
 
     def _c_comm_init(self, op: Op, ring_id: int, **_: Any) -> tuple[()]:
@@ -137,7 +156,9 @@ class CollectiveRuntime:
         self._flying[op.outputs[0]] = (self._ring(ring_id).hand_on(x, root, what), 0)
         return x
 
-    def _c_allreduce_sum(self, sizes: Mapping[int, int], op: Op, x: Tensor, ring_id: int, bucket: int) -> Tensor:
+    def _c_allreduce_sum(
+        self, sizes: Mapping[int, int], op: Op, x: Tensor, ring_id: int, bucket: int
+    ) -> Tensor:
         self._check_whole(op)
         filling = self._filling.setdefault(bucket, [])
         filling.append((op.outputs[0], x))
@@ -150,11 +171,16 @@ class CollectiveRuntime:
         return x
 
     def _check_whole(self, op: Op) -> None:
-        """A run that failed in the middle has begun operations that the others go on with: there is no way back."""
+        """A run that failed in the middle has begun operations that the others go on with: there is
+        no way back.
+        """
         name = op.outputs[0]
-        if name in self._flying or any(name == other for filled in self._filling.values() for other, _ in filled):
+        if name in self._flying or any(
+            name == other for filled in self._filling.values() for other, _ in filled
+        ):
             raise JobFailed(
-                f"trainer {self._rank}: an earlier run ended in the middle of step {self._step}, with sums on their way; "
+                f"trainer {self._rank}: an earlier run ended in the middle of step {self._step}, "
+                "with sums on their way; "
                 "the other trainers are ahead of this one, and the job cannot go on"
             )
         if not self._flying and not self._filling:
@@ -164,12 +190,15 @@ class CollectiveRuntime:
         flights = [self._flying.pop(name) for name in op.outputs]
         return _one_or_all([flight.result(place) for flight, place in flights])
 
-    # ---- the world -----------------------------------------------------------------------------------------------
+    # ---- the world ----
 
     def _ring(self, ring_id: int) -> Ring:
         ring = self._job.rings.get((ring_id, self._device.type))
         if ring is None:
-            raise ValueError(f"trainer {self._rank}: ring {ring_id} has not begun; run the trainer's startup program first")
+            raise ValueError(
+                f"trainer {self._rank}: ring {ring_id} has not begun; run the trainer's startup "
+                "program first"
+            )
         self._world()  # another Executor of this process may have begun it
         return ring
 
@@ -183,7 +212,9 @@ class CollectiveRuntime:
                 self._job.users += 1
             world = self._job.world
         if world is None:
-            raise PServerError(f"trainer {self._rank}: another Executor of this process has taken the job down")
+            raise PServerError(
+                f"trainer {self._rank}: another Executor of this process has taken the job down"
+            )
         return world
 
     def _meet(self) -> World:
@@ -193,7 +224,11 @@ class CollectiveRuntime:
             print(plan_text(deployment.plan), flush=True)
             raise SystemExit(0)
         # Without wait_port the others are expected to be there already.
-        patience = connection.start_deadline_seconds if deployment.wait_port else connection.deadline_seconds
+        patience = (
+            connection.start_deadline_seconds
+            if deployment.wait_port
+            else connection.deadline_seconds
+        )
         end = time.monotonic() + patience
         while True:
             try:

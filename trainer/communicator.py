@@ -1,4 +1,5 @@
-"""A trainer's side of a job: its connections to all servers of the plan, and one sender for each lane.
+"""A trainer's side of a job: its connections to all servers of the plan, and one sender for each
+lane.
 
 The eager path (``fleet``) and the program path (``Executor``) both end here.  A step is::
 
@@ -54,7 +55,8 @@ class Communicator:
 
     Args:
         deployment: the plan, the endpoints and this trainer's number.
-        tensors: every placed variable by name, the live ones: parameters arrive in them.  Any device, any strides.
+        tensors: every placed variable by name, the live ones: parameters arrive in them.  Any
+            device, any strides.
         optimizer: whose state, where it has some already, is the servers' initial state.
         connection: deadlines, and which carriers to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
@@ -81,33 +83,49 @@ class Communicator:
         self._plan_only = connection.plan_only
         self._split_late = split_late
         self._tensors = tensors
-        self._programs = [pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)]
+        self._programs = [
+            pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
+        ]
         self._all = LiveSlices(list(self.plan.placements), tensors)
         self._transfer = Transfer(self.plan, self._programs, self._all, tensors, optimizer)
         self.lanes = [_sender(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
-        self.averaging: Averaging | None = None  # where trainers share some gradients among themselves
+        # where trainers share some gradients among themselves
+        self.averaging: Averaging | None = None
         self._barriers = 0
         self._left = False
         # Without wait_port the servers are expected to be there already.
-        patience = connection.start_deadline_seconds if deployment.wait_port else connection.deadline_seconds
+        patience = (
+            connection.start_deadline_seconds
+            if deployment.wait_port
+            else connection.deadline_seconds
+        )
         identity = _identity(deployment, connection)
         landings = [self._transfer.landing(lane) for lane in self.lanes]
         self._start_rows = dict(start_rows or {})
         self.lookups = _lookups(self.plan)
         self.clients = [
-            Client(endpoint, index, identity, connection.deadline_seconds, patience, landings, _landing(self.lookups, index))
+            Client(
+                endpoint,
+                index,
+                identity,
+                connection.deadline_seconds,
+                patience,
+                landings,
+                _landing(self.lookups, index),
+            )
             for index, endpoint in enumerate(deployment.endpoints)
         ]
         self._transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
 
-    # ---- the life of a job ---------------------------------------------------------------------------------------
+    # ---- the life of a job ----
 
     def start(self) -> None:
-        """Joins every server, installs those that are empty (trainer 0), and receives the parameters.
+        """Joins every server, installs those that are empty (trainer 0), and receives the
+        parameters.
 
         Raises:
             PServerError: a server cannot be reached or says no; then no server keeps this trainer.
@@ -119,10 +137,15 @@ class Communicator:
         keep_memory()
         atexit.register(self._abandoned)
         try:
-            replies = [self._join(client, program) for client, program in zip(self.clients, self._programs, strict=True)]
+            replies = [
+                self._join(client, program)
+                for client, program in zip(self.clients, self._programs, strict=True)
+            ]
             self._take_over(installed=all(reply.install for reply in replies))
             for index, lane in enumerate(self.lanes):
-                done = max((reply.steps[index] for reply in replies if len(reply.steps) > index), default=0)
+                done = max(
+                    (reply.steps[index] for reply in replies if len(reply.steps) > index), default=0
+                )
                 lane.start([client.channels[index] for client in self.clients], done)
         except BaseException as error:
             self.leave(f"{type(error).__name__}: {error}")
@@ -130,7 +153,8 @@ class Communicator:
         trim_memory()
 
     def _join(self, client: Client, program: Program) -> JoinReply:
-        client.meanwhile = self.check  # the job may end at one server while this trainer waits to be let in by another
+        # the job may end at one server while this trainer waits to be let in by another
+        client.meanwhile = self.check
         reply = client.join()
         if reply.install:
             client.install(program)
@@ -141,13 +165,20 @@ class Communicator:
         return reply
 
     def _take_over(self, installed: bool) -> None:
-        """The job's values; where this trainer's own, which are not the job's, were others, one warning."""
-        own = StartValues(() if installed else (placement.name for placement in self.plan.placements), self._tensors)
-        if self._transfer.pull().version == 0:  # later, the job's values have moved, and differ from anybody's
+        """The job's values; where this trainer's own, which are not the job's, were others, one
+        warning.
+        """
+        own = StartValues(
+            () if installed else (placement.name for placement in self.plan.placements),
+            self._tensors,
+        )
+        # later, the job's values have moved, and differ from anybody's
+        if self._transfer.pull().version == 0:
             own.warn(self.trainer_id)
 
     def leave(self, failure: str = "") -> None:
-        """Sends what waits to be sent, and says goodbye to every server; or says why this trainer cannot go on.
+        """Sends what waits to be sent, and says goodbye to every server; or says why this trainer
+        cannot go on.
 
         Never raises but for what stopped the sending; harmless when called twice.
         """
@@ -166,10 +197,14 @@ class Communicator:
                 self.averaging.close(failure)
 
     def _abandoned(self) -> None:
-        """The process ends, and nobody has left: an exception, or a forgotten ``fleet.finish()`` or ``Executor.close()``."""
+        """The process ends, and nobody has left: an exception, or a forgotten ``fleet.finish()`` or
+        ``Executor.close()``.
+        """
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if error is None:
-            log.warning("trainer %d ends without fleet.finish() or Executor.close()", self.trainer_id)
+            log.warning(
+                "trainer %d ends without fleet.finish() or Executor.close()", self.trainer_id
+            )
         self.leave("" if error is None else f"{type(error).__name__}: {error}")
 
     @property
@@ -180,9 +215,9 @@ class Communicator:
     def metrics(self) -> dict[str, float]:
         """Counters since the start, over all lanes and servers.
 
-        steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects, steps_merged (into messages),
-        steps_queued (not yet answered), blocked_seconds (that a full queue took).
-        """
+        steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects,
+        steps_merged (into messages), steps_queued (not yet answered), blocked_seconds (that a full
+        queue took)."""
         channels = [channel for client in self.clients for channel in client.every_channel]
         total = {
             "steps": float(self.step),
@@ -199,17 +234,20 @@ class Communicator:
         return total if self.lookups is None else total | self.lookups.metrics()
 
     def variable_bytes(self) -> dict[str, dict[str, int]]:
-        """Payload "bytes_in" and "bytes_out" of each variable since the start, as they travelled: after compression."""
+        """Payload "bytes_in" and "bytes_out" of each variable since the start, as they travelled:
+        after compression.
+        """
         return totals((client.traffic for client in self.clients), self.plan)
 
-    # ---- steps ---------------------------------------------------------------------------------------------------
+    # ---- steps ----
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """Queues the gradient of one slice.
 
         Args:
             name: of the slice.
-            gradient: of as many elements as the slice, on any device; left unchanged by the caller until ``finish_step`` returns.
+            gradient: of as many elements as the slice, on any device; left unchanged by the caller
+                until ``finish_step`` returns.
 
         Raises:
             ValueError: it has another dtype or number of elements than its slice, or is sparse.
@@ -217,31 +255,45 @@ class Communicator:
         placement, piece = self._all.owner(name)
         self._send(placement, name, gradient, piece.shape)
 
-    def _send(self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]) -> None:
+    def _send(
+        self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]
+    ) -> None:
         """One slice, or a whole variable."""
         if gradient.is_sparse:
-            raise ValueError(f"the gradient of {placement.name!r} is sparse; expected a dense one (nn.Embedding(sparse=False))")
+            raise ValueError(
+                f"the gradient of {placement.name!r} is sparse; expected a dense one "
+                "(nn.Embedding(sparse=False))"
+            )
         dtype = str(gradient.dtype).removeprefix("torch.")
         elements = math.prod(shape)
         if dtype != placement.dtype or gradient.numel() != elements:
             got = f"{dtype} of {gradient.numel()}"
-            raise ValueError(f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, got {got}")
+            raise ValueError(
+                f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, "
+                f"got {got}"
+            )
         self.check()
         self._open.add(placement.lane)
         here = gradient.detach() if crosses(gradient) else gradient.detach().to("cpu")
         self.lanes[placement.lane].send(name, here.contiguous().view(shape))
 
     def send_whole(self, name: str, gradient: torch.Tensor) -> None:
-        """Queues the gradient of a parameter: slice by slice, or whole where the lane's sending thread cuts it."""
+        """Queues the gradient of a parameter: slice by slice, or whole where the lane's sending
+        thread cuts it.
+        """
         placement = self.plan.placement(name)
-        if gradient.is_sparse or (self._split_late and self.plan.lane_of(placement).mode in ("async", "half_async")):
+        if gradient.is_sparse or (
+            self._split_late and self.plan.lane_of(placement).mode in ("async", "half_async")
+        ):
             self._send(placement, name, gradient, placement.shape)
             return
         for piece, part in self._all.cut({name: gradient.detach().contiguous()}).items():
             self.send(piece, part)
 
     def rows_of(self, table: str) -> RowSource:
-        """What the embeddings of a table pull from: the servers; in a k-step lane the rows that this trainer steps."""
+        """What the embeddings of a table pull from: the servers; in a k-step lane the rows that
+        this trainer steps.
+        """
         assert self.lookups is not None, "the plan has this table"
         lane = self.lanes[self.plan.table(table).lane]
         if not isinstance(lane, Geo):
@@ -260,13 +312,17 @@ class Communicator:
         self.lanes[lane].send_rows(table, gradient)
 
     def commit(self, rows: Rows, overflow: bool = False) -> Done:
-        """Closes the step in every lane and finishes it: :meth:`close_step`, then :meth:`finish_step`."""
+        """Closes the step in every lane and finishes it: :meth:`close_step`, then
+        :meth:`finish_step`.
+        """
         self.close_step(rows, overflow)
         done = self.finish_step()
         assert done is not None, "every lane is closed"
         return done
 
-    def close_step(self, rows: Rows, overflow: bool = False, lanes: Sequence[int] | None = None) -> None:
+    def close_step(
+        self, rows: Rows, overflow: bool = False, lanes: Sequence[int] | None = None
+    ) -> None:
         """The step is complete; parameters that nothing was sent for have no gradient in it.
 
         Args:
@@ -316,7 +372,9 @@ class Communicator:
             RuntimeError: this trainer has left.
         """
         if self._left:
-            raise RuntimeError("this trainer has left the job: no step after fleet.finish() or Executor.close()")
+            raise RuntimeError(
+                "this trainer has left the job: no step after fleet.finish() or Executor.close()"
+            )
         for client in self.clients:
             client.check()
 
@@ -325,23 +383,34 @@ class Communicator:
         for lane in self.lanes:
             lane.refresh()
 
-    # ---- values and states ---------------------------------------------------------------------------------------
+    # ---- values and states ----
 
     def flush(self) -> None:
-        """Everything sent has been applied, and what others have sent until now is here: before a model is judged or saved.
+        """Everything sent has been applied, and what others have sent until now is here: before a
+        model is judged or saved.
 
-        In sync mode that is so after every step.  In the k-step modes the trainer's own parameters stay its own.
-        """
+        In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
+        stay its own."""
         for lane in self.lanes:
             lane.drain()
-        self._transfer.pull_lanes({index for index, lane in enumerate(self.plan.lanes) if not lane.rounds and not lane.local})
+        self._transfer.pull_lanes(
+            {
+                index
+                for index, lane in enumerate(self.plan.lanes)
+                if not lane.rounds and not lane.local
+            }
+        )
 
     def pull(self) -> None:
-        """Receives every placed variable as the servers hold it: parameters, and what they never update."""
+        """Receives every placed variable as the servers hold it: parameters, and what they never
+        update.
+        """
         self._transfer.pull()
 
     def push(self) -> None:
-        """Trainer 0's values and optimizer states become the servers'; every trainer calls this and has the values afterwards."""
+        """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
+        has the values afterwards.
+        """
         for lane in self.lanes:
             lane.drain()
         self.barrier("push")
@@ -354,7 +423,9 @@ class Communicator:
             lane.start([client.channels[index] for client in self.clients], lane.step)
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The servers' optimizer states, whole, by parameter name and state name: element-wise ones in the parameter's shape."""
+        """The servers' optimizer states, whole, by parameter name and state name: element-wise ones
+        in the parameter's shape.
+        """
         for lane in self.lanes:
             lane.drain()
         return self._transfer.states()
@@ -368,7 +439,9 @@ class Communicator:
 def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> LaneSender:
     """The sender for a lane's mode."""
     lane = plan.lanes[index]
-    slices = LiveSlices([p for p in plan.placements if p.lane == index and p.group is not None], tensors)
+    slices = LiveSlices(
+        [p for p in plan.placements if p.lane == index and p.group is not None], tensors
+    )
     if lane.mode == "sync":
         return Together(slices, plan.clip if plan.clips_on_servers else None)
     if lane.local:
@@ -377,7 +450,9 @@ def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> Lane
 
 
 def _lookups(plan: Plan) -> Lookups | None:
-    """Where the plan has tables; a job without them is spared the import of what compiles their kernels."""
+    """Where the plan has tables; a job without them is spared the import of what compiles their
+    kernels.
+    """
     if not plan.tables:
         return None
     from trainer.lookups import Lookups

@@ -1,4 +1,5 @@
-"""Tensors between a GPU and pinned main memory, on a CUDA stream of their own: they cross while the GPU computes.
+"""Tensors between a GPU and pinned main memory, on a CUDA stream of their own: they cross while the
+GPU computes.
 
 [Note: what waits for what]
 
@@ -10,9 +11,9 @@
     back   the side stream waits for the script's stream, which may still read the parameter, and copies; the script's stream
            waits for the copy.  Whoever writes to the buffer again, on the host, waits for the copy's event.
 
-This was written where there is no GPU, and has not run on one yet.  Its tests on a GPU are in tests/trainer/test_gpu.py (marked
-``gpu``); the same order of events is tested there without one, with copies that are made when they are waited for.
-"""
+This was written where there is no GPU, and has not run on one yet.  Its tests on a GPU are in
+tests/trainer/test_gpu.py (marked ``gpu``); the same order of events is tested there without one,
+with copies that are made when they are waited for."""
 
 from __future__ import annotations
 
@@ -54,13 +55,17 @@ class Crossing:
         return self._copy(source, target)
 
     def back(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
-        """Begins to copy from pinned memory to the device; what the script's stream is given from now on sees the new values."""
+        """Begins to copy from pinned memory to the device; what the script's stream is given from
+        now on sees the new values.
+        """
         event = self._copy(source, target)
         self.join()
         return event
 
     def join(self) -> None:
-        """What the script's stream is given from now on happens after all copies that have begun."""
+        """What the script's stream is given from now on happens after all copies that have
+        begun.
+        """
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:

@@ -1,13 +1,15 @@
-"""``DataParallel``: every trainer computes on its own part of the batch, and gradients are averaged while backward runs.
+"""``DataParallel``: every trainer computes on its own part of the batch, and gradients are averaged
+while backward runs.
 
-It is torch's DistributedDataParallel with three differences: the buckets (see ``trainer/buckets.py``), names without the
-wrapper's prefix, and errors that name a trainer.
+It is torch's DistributedDataParallel with three differences: the buckets (see
+``trainer/buckets.py``), names without the wrapper's prefix, and errors that name a trainer.
 
-[Note: errors in backward]  Gradients are reduced by a communication hook of ours, which does what torch does without one.  When
-backward is through it waits for the reductions before torch's own reducer does, and so it is the one that raises if one fails.
-"""
+[Note: errors in backward]  Gradients are reduced by a communication hook of ours, which does what
+torch does without one.  When backward is through it waits for the reductions before torch's own
+reducer does, and so it is the one that raises if one fails."""
 
-# Without `from __future__ import annotations`: torch compares a communication hook's annotations with types.
+# Without `from __future__ import annotations`: torch compares a communication hook's annotations
+# with types.
 
 import hashlib
 import json
@@ -30,7 +32,8 @@ from pserver.errors import FingerprintMismatch
 from trainer.buckets import FixedReducer, buckets
 from trainer.parallel import Environment, environment, named
 
-LOOK_SECONDS = timedelta(seconds=1)  # between looks for lost trainers, while a reduction is waited for
+# between looks for lost trainers, while a reduction is waited for
+LOOK_SECONDS = timedelta(seconds=1)
 FUSED_MB = 25
 
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
@@ -40,23 +43,24 @@ _made: Counter[str] = Counter()  # by group: how many models have been compared
 class DataParallel(DistributedDataParallel):
     """A model whose gradients, after each backward, are the mean over all trainers.
 
-    Every trainer makes it, with the same model.  Its parameters and buffers are then trainer 0's; before each training forward
-    the buffers are trainer 0's again.  A forward without gradients (``torch.no_grad()``) needs no other trainer.  Gradients lie
-    in the buckets, so that one that is kept over ``zero_grad()`` changes with the next backward.
+    Every trainer makes it, with the same model.  Its parameters and buffers are then trainer 0's;
+    before each training forward the buffers are trainer 0's again.  A forward without gradients
+    (``torch.no_grad()``) needs no other trainer.  Gradients lie in the buckets, so that one that is
+    kept over ``zero_grad()`` changes with the next backward.
 
     Args:
         layers: the model, on this trainer's device.
         strategy: None: there is nothing left for one to say.
         comm_buffer_size: the most MB (2**20 bytes) of gradients that are reduced together.
-        last_comm_buffer_size: the same for the last ones of a backward, which nothing hides.  A single gradient that is larger
-            than its limit is reduced by itself.
-        find_unused_parameters: looks, after every forward, for parameters that the outputs do not depend on; without it,
-            each must get a gradient in every backward.
+        last_comm_buffer_size: the same for the last ones of a backward, which nothing hides.  A
+            single gradient that is larger than its limit is reduced by itself.
+        find_unused_parameters: looks, after every forward, for parameters that the outputs do not
+            depend on; without it, each must get a gradient in every backward.
         group: of :func:`trainer.new_group`; None: all trainers.
 
     Raises:
-        ValueError: no parameter needs a gradient, a size is not above 0, a strategy is given, or this trainer is not in the
-            group.
+        ValueError: no parameter needs a gradient, a size is not above 0, a strategy is given, or
+            this trainer is not in the group.
         TypeError: ``layers`` is no module.
         FingerprintMismatch: another trainer's model has other parameters; the message says which.
         RuntimeError: there are other trainers, and ``init_parallel_env()`` has not been called.
@@ -76,27 +80,36 @@ class DataParallel(DistributedDataParallel):
         around = environment()
         group = group if group is not None else dist.group.WORLD
         if not isinstance(group, dist.ProcessGroup):
-            raise ValueError(f"group: expected one that trainer {around.world.rank} is in, got {group!r}")
+            raise ValueError(
+                f"group: expected one that trainer {around.world.rank} is in, got {group!r}"
+            )
         _compare(layers, group, around)
         self._sizes = comm_buffer_size, last_comm_buffer_size
         self._around = around
         self._hooked = False
-        self._leaving: list[Callable[[DataParallel], object]] = []  # waits for each reduction of this backward
+        # waits for each reduction of this backward
+        self._leaving: list[Callable[[DataParallel], object]] = []
         with named():
             super().__init__(
                 layers,
                 process_group=group,
                 find_unused_parameters=bool(find_unused_parameters),
-                gradient_as_bucket_view=True,  # one copy less, which pays for the hook's own pass over them
+                # one copy less, which pays for the hook's own pass over them
+                gradient_as_bucket_view=True,
             )
         self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
 
     def _ddp_init_helper(
-        self, parameters: list[nn.Parameter], sparse: list[bool], names: dict[int, str], static_graph: bool
+        self,
+        parameters: list[nn.Parameter],
+        sparse: list[bool],
+        names: dict[int, str],
+        static_graph: bool,
     ) -> None:
         """torch's own, with our buckets in a reducer that keeps them."""
         order, limits = buckets(parameters, sparse, *self._sizes)
-        kind = Reducer if self.find_unused_parameters else FixedReducer  # so told, torch's keeps its buckets too
+        # so told, torch's keeps its buckets too
+        kind = Reducer if self.find_unused_parameters else FixedReducer
         self.reducer = kind(  # type: ignore[call-arg]  # the last argument's name in torch's stub is not its name
             list(parameters),
             order,
@@ -117,7 +130,7 @@ class DataParallel(DistributedDataParallel):
         )
         self._passing_sync_batchnorm_handle(self.module)  # type: ignore[no-untyped-call]
 
-    # ---- training
+    # ---- training ----
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's own outputs."""
@@ -129,11 +142,15 @@ class DataParallel(DistributedDataParallel):
         return self.after_forward(outputs)
 
     def after_forward(self, outputs: Any) -> Any:
-        """What follows a training forward of the model: the reducer is told which outputs backward starts from."""
+        """What follows a training forward of the model: the reducer is told which outputs backward
+        starts from.
+        """
         return self._post_forward(outputs)  # type: ignore[no-untyped-call]
 
     def before_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """What precedes a training forward of the model: buffers become trainer 0's, the reducer is made ready."""
+        """What precedes a training forward of the model: buffers become trainer 0's, the reducer is
+        made ready.
+        """
         if not self._hooked:
             self._average()
         self._leaving.clear()
@@ -147,9 +164,12 @@ class DataParallel(DistributedDataParallel):
 
         def mean(state: object, bucket: GradBucket) -> Future[torch.Tensor]:
             work = dist.all_reduce(bucket.buffer().mul_(share), group=group, async_op=True)
-            if torch._C._current_graph_task_id() == -1:  # a trainer without batches goes along; see join()
+            # a trainer without batches goes along; see join()
+            if torch._C._current_graph_task_id() == -1:
                 return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
-            future = Future[torch.Tensor](devices=None if bucket.buffer().device.type == "cpu" else [bucket.buffer().device])
+            future = Future[torch.Tensor](
+                devices=None if bucket.buffer().device.type == "cpu" else [bucket.buffer().device]
+            )
             _left(this, lambda model: model._end(work, future, bucket.buffer()))
             return future
 
@@ -157,7 +177,10 @@ class DataParallel(DistributedDataParallel):
         self._hooked = True
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
-        """See torch's DistributedDataParallel.  Without one, gradients are averaged by an all-reduce."""
+        """See torch's DistributedDataParallel.
+
+        Without one, gradients are averaged by an all-reduce.
+        """
         this = weakref.ref(self)
 
         def watched(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -176,7 +199,8 @@ class DataParallel(DistributedDataParallel):
     def left(self, end: Callable[["DataParallel"], object]) -> None:
         """A bucket is on its way; ``end`` waits for it.  See the module's note."""
         if not self._leaving:
-            Variable._execution_engine.queue_callback(self._arrive)  # before the reducer queues its own
+            # before the reducer queues its own
+            Variable._execution_engine.queue_callback(self._arrive)
         self._leaving.append(end)
 
     def _arrive(self) -> None:
@@ -208,18 +232,24 @@ class DataParallel(DistributedDataParallel):
             self._around.check()
 
     def join(
-        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
     ) -> Any:
-        """See torch's DistributedDataParallel: trainers with fewer batches go along until the last has finished.
+        """See torch's DistributedDataParallel: trainers with fewer batches go along until the last
+        has finished.
 
         Raises:
             ValueError: ``divide_by_initial_world_size`` is False; the mean is over all trainers.
         """
         if not divide_by_initial_world_size:
-            raise ValueError("divide_by_initial_world_size=False: gradients are means over all trainers here")
+            raise ValueError(
+                "divide_by_initial_world_size=False: gradients are means over all trainers here"
+            )
         return super().join(True, enable, throw_on_early_termination)
 
-    # ---- names
+    # ---- names ----
 
     def state_dict(  # type: ignore[override]  # torch's has the first argument by name only
         self,
@@ -229,7 +259,8 @@ class DataParallel(DistributedDataParallel):
         prefix: str = "",
         keep_vars: bool = False,
     ) -> dict[str, Any]:
-        """The model's parameters and persistent buffers, under the names that the model itself gives them.
+        """The model's parameters and persistent buffers, under the names that the model itself
+        gives them.
 
         Args:
             destination: is filled and returned; None: a new dict.
@@ -239,35 +270,49 @@ class DataParallel(DistributedDataParallel):
         whole: dict[str, Any] = self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
         if not include_sublayers:
             own = (*self.module._parameters, *self.module._buffers)
-            whole = {name: value for name, value in whole.items() if name.removeprefix(prefix) in own}
+            whole = {
+                name: value for name, value in whole.items() if name.removeprefix(prefix) in own
+            }
         if destination is None:
             return whole
         destination.update(whole)
         return destination
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """The model's own: names have no prefix."""
         return self.module.load_state_dict(state_dict, strict, assign)
 
-    def set_state_dict(self, state_dict: Mapping[str, Any], use_structured_name: bool = True) -> None:
+    def set_state_dict(
+        self, state_dict: Mapping[str, Any], use_structured_name: bool = True
+    ) -> None:
         """Takes over parameters and buffers.  Every trainer calls this, with the same values.
 
         Args:
-            use_structured_name: True: keys are the model's own names, as in ``state_dict()``.  Tensors have no other names here.
+            use_structured_name: True: keys are the model's own names, as in ``state_dict()``.
+                Tensors have no other names here.
 
         Raises:
             ValueError: ``use_structured_name`` is False.
             RuntimeError: a name is missing or unknown, or has another shape.
         """
         if not use_structured_name:
-            raise ValueError("use_structured_name=False: parameters have no other names than those of state_dict()")
+            raise ValueError(
+                "use_structured_name=False: parameters have no other names than those of "
+                "state_dict()"
+            )
         self.module.load_state_dict(state_dict)
 
 
-def fused_allreduce_gradients(parameters: Iterable[torch.Tensor], hcg: "HybridGroups | dist.ProcessGroup | None" = None) -> None:
-    """Averages gradients that a backward inside ``no_sync()`` has left on each trainer, a few large tensors at a time.
+def fused_allreduce_gradients(
+    parameters: Iterable[torch.Tensor], hcg: "HybridGroups | dist.ProcessGroup | None" = None
+) -> None:
+    """Averages gradients that a backward inside ``no_sync()`` has left on each trainer, a few large
+    tensors at a time.
 
-    A gradient that only some trainers have counts as zero on the others; one that nobody has stays None.
+    A gradient that only some trainers have counts as zero on the others; one that nobody has stays
+    None.
 
     Args:
         parameters: the same, in the same order, on every trainer.
@@ -282,19 +327,30 @@ def fused_allreduce_gradients(parameters: Iterable[torch.Tensor], hcg: "HybridGr
     chosen = [parameter for parameter in parameters if parameter.requires_grad]
     for number, parameter in enumerate(chosen):
         if parameter.grad is not None and parameter.grad.is_sparse:
-            raise ValueError(f"fused_allreduce_gradients: expected dense gradients, got a sparse one of parameter {number}")
+            raise ValueError(
+                "fused_allreduce_gradients: expected dense gradients, got a sparse one of "
+                f"parameter {number}"
+            )
     if not chosen:
         return
     with torch.no_grad(), named():
-        present = torch.tensor([p.grad is not None for p in chosen], dtype=torch.uint8, device=chosen[0].device)
+        present = torch.tensor(
+            [p.grad is not None for p in chosen], dtype=torch.uint8, device=chosen[0].device
+        )
         dist.all_reduce(present, dist.ReduceOp.MAX, group)
         gradients = []
         for parameter, anywhere in zip(chosen, present.tolist(), strict=True):
             if anywhere:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = (
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                )
                 gradients.append(parameter.grad)
         share = 1.0 / dist.get_world_size(group)
-        order, _ = buckets(gradients, [False] * len(gradients), FUSED_MB, FUSED_MB) if gradients else ([], [])
+        order, _ = (
+            buckets(gradients, [False] * len(gradients), FUSED_MB, FUSED_MB)
+            if gradients
+            else ([], [])
+        )
         for numbers in order:
             together = [gradients[number] for number in numbers]
             flat = _flatten_dense_tensors(together).mul_(share)  # type: ignore[no-untyped-call]
@@ -313,21 +369,24 @@ class HybridGroups(Protocol):
         ...
 
 
-# ---- construction -----------------------------------------------------------------------------------------------------
+# ---- construction ----
 
 
 def _check(layers: object, strategy: object, *sizes: float) -> None:
     if not isinstance(layers, nn.Module):
         raise TypeError(f"layers: expected a torch.nn.Module, got {type(layers).__name__}")
     if strategy is not None:
-        raise ValueError(f"strategy: expected None, because it has no effect, got {type(strategy).__name__}")
+        raise ValueError(
+            f"strategy: expected None, because it has no effect, got {type(strategy).__name__}"
+        )
     for name, size in zip(("comm_buffer_size", "last_comm_buffer_size"), sizes, strict=True):
         if not isinstance(size, int | float) or isinstance(size, bool) or not size > 0:
             raise ValueError(f"{name}: expected a number of MB above 0, got {size!r}")
     if not any(parameter.requires_grad for parameter in layers.parameters()):
         count = sum(1 for _ in layers.parameters())
         raise ValueError(
-            f"layers: expected a parameter that requires a gradient, got none among the {count} of {type(layers).__name__}"
+            f"layers: expected a parameter that requires a gradient, got none among the {count} "
+            f"of {type(layers).__name__}"
         )
 
 
@@ -336,20 +395,30 @@ def _compare(layers: nn.Module, group: dist.ProcessGroup, around: Environment) -
     ranks = dist.get_process_group_ranks(group)
     _made[group.group_name] += 1
     topic = f"model {_made[group.group_name]} of group {group.group_name}"
-    mine = json.dumps([[name, _form(tensor)] for name, tensor in (*layers.named_parameters(), *layers.named_buffers())])
+    mine = json.dumps(
+        [
+            [name, _form(tensor)]
+            for name, tensor in (*layers.named_parameters(), *layers.named_buffers())
+        ]
+    )
     digest = hashlib.sha256(mine.encode()).hexdigest()
     if len(set(around.exchange(topic, digest, ranks))) == 1:
         return
-    first, *others = (dict(json.loads(text)) for text in around.exchange(f"{topic}, in full", mine, ranks))
+    first, *others = (
+        dict(json.loads(text)) for text in around.exchange(f"{topic}, in full", mine, ranks)
+    )
     for rank, other in zip(ranks[1:], others, strict=True):
         for name in (*first, *other):
             if first.get(name) != other.get(name):
                 one, two = first.get(name, "not there"), other.get(name, "not there")
                 raise FingerprintMismatch(
-                    f"the trainers' models differ: {name!r} is {one} on trainer {ranks[0]}, {two} on trainer {rank}"
+                    f"the trainers' models differ: {name!r} is {one} on trainer {ranks[0]}, {two} "
+                    f"on trainer {rank}"
                 )
         if list(first) != list(other):
-            raise FingerprintMismatch(f"the trainers' models differ: trainer {rank} has its parameters in another order")
+            raise FingerprintMismatch(
+                f"the trainers' models differ: trainer {rank} has its parameters in another order"
+            )
 
 
 def _form(tensor: torch.Tensor) -> str:

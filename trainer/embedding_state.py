@@ -1,9 +1,9 @@
 """What an embedding's ``state_dict`` and its copies have of rows in this process.
 
-In a ``state_dict`` they are plain tensors, that any file format of tensors takes: ``table.ids`` (int64 [n]), ``table.values``
-([n, dim]), ``table.state.NAME`` of the update rule and what else a table keeps for its rows; ``table.facts``: steps, counters and
-rules, as JSON in bytes.  Rows that servers hold are in none: ``fleet.save`` and ``fleet.export`` write them.
-"""
+In a ``state_dict`` they are plain tensors, that any file format of tensors takes: ``table.ids``
+(int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule and what else a
+table keeps for its rows; ``table.facts``: steps, counters and rules, as JSON in bytes.  Rows that
+servers hold are in none: ``fleet.save`` and ``fleet.export`` write them."""
 
 from __future__ import annotations
 
@@ -49,12 +49,20 @@ class RowState(nn.Module):
         error_msgs: list[str],
     ) -> None:
         start = prefix + PREFIX
-        given = {key.removeprefix(start): value for key, value in state_dict.items() if key.startswith(start)}
+        given = {
+            key.removeprefix(start): value
+            for key, value in state_dict.items()
+            if key.startswith(start)
+        }
         others = {key: value for key, value in state_dict.items() if not key.startswith(start)}
-        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
         if not isinstance(self.rows, LocalRows):
             if given:
-                error_msgs.append(f"{self.whose()}: its rows are on servers: fleet.load puts rows there")
+                error_msgs.append(
+                    f"{self.whose()}: its rows are on servers: fleet.load puts rows there"
+                )
             return
         missing = [start + key for key in NEEDED if key not in given]
         if missing:
@@ -67,7 +75,10 @@ class RowState(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         if not isinstance(self.rows, LocalRows):
-            raise RuntimeError(f"{self.whose()}: its rows are on servers, a copy would have none: fleet.export writes them")
+            raise RuntimeError(
+                f"{self.whose()}: its rows are on servers, a copy would have none: fleet.export "
+                "writes them"
+            )
         return self.__dict__.copy()
 
 

@@ -1,9 +1,9 @@
 """The Executor: runs programs.
 
-A program is cut into segments: generated code for compute and (in a trainer's program) communication, and optimizer ops.
-Segments run in the order of the ops.  A variable lives from the segment that defines it to the last one that reads it; what an
-op writes to a persistent variable is copied into the tensor that holds it when the segment ends.
-"""
+A program is cut into segments: generated code for compute and (in a trainer's program)
+communication, and optimizer ops. Segments run in the order of the ops.  A variable lives from the
+segment that defines it to the last one that reads it; what an op writes to a persistent variable is
+copied into the tensor that holds it when the segment ends."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ class Executor:
     """Runs programs on one device.
 
     Args:
-        device: where compute runs and where the module's tensors are moved to; None: where they are.
-        compile: ``torch.compile`` the compute between communication ops (needs a C++ compiler).  Rounding may then differ.
+        device: where compute runs and where the module's tensors are moved to; None: where they
+            are.
+        compile: ``torch.compile`` the compute between communication ops (needs a C++ compiler).
+            Rounding may then differ.
 
     Raises:
         ValueError: there is no such device.
@@ -74,38 +76,53 @@ class Executor:
         self._device = None if device is None else _device(device)
         self._compile = bool(compile)
         self._loaded: dict[int, _Loaded] = {}
-        self._scope: dict[str, Tensor] = {}  # what startup programs bound, for programs that hold no values of their own
+        # what startup programs bound, for programs that hold no values of their own
+        self._scope: dict[str, Tensor] = {}
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # what the tables of a server begin with
         self._runtimes: list[ClusterRuntime] = []
         self._collectives: list[CollectiveRuntime] = []
         self._closed = False
 
-    def run(self, program: Program | None = None, feed: Feed = None, fetch_list: Sequence[str] | None = None) -> list[Tensor]:
+    def run(
+        self,
+        program: Program | None = None,
+        feed: Feed = None,
+        fetch_list: Sequence[str] | None = None,
+    ) -> list[Tensor]:
         """Runs a program once, and returns the values of ``fetch_list`` as detached tensors.
 
-        A startup program binds its variables to the module's present values.  A pserver program serves until it is stopped.
-        Programs of a job without servers meet the other trainers in their startup program; an nccl2 trainer program is the
-        single-node one, and run here it trains alone: ``ParallelExecutor`` is what averages its gradients.
+        A startup program binds its variables to the module's present values.  A pserver program
+        serves until it is stopped. Programs of a job without servers meet the other trainers in
+        their startup program; an nccl2 trainer program is the single-node one, and run here it
+        trains alone: ``ParallelExecutor`` is what averages its gradients.
 
         Args:
             program: the default main program if None.
             feed: the inputs, by position or by name.
-            fetch_list: names of variables of block 0: outputs, inputs, gradients, named tensors, parameters, states.
+            fetch_list: names of variables of block 0: outputs, inputs, gradients, named tensors,
+                parameters, states.
 
         Raises:
-            TypeError, ValueError: the feed or a name in ``fetch_list`` does not fit the program, or the program has no values.
+            TypeError, ValueError: the feed or a name in ``fetch_list`` does not fit the program, or
+                the program has no values.
         """
         if self._closed:
             raise ValueError("Executor.run: this Executor is closed")
         program = default_main_program() if program is None else program
         if not isinstance(program, Program):
             raise TypeError(f"Executor.run: expected a Program, got {type(program).__name__}")
-        if id(program) not in self._loaded and any(op.type == "listen_and_serv" for op in program.main.ops):
+        if id(program) not in self._loaded and any(
+            op.type == "listen_and_serv" for op in program.main.ops
+        ):
             self._serve(program)
             return []
         fetches = _check_fetches(program, fetch_list)
         loaded = self._load(program)
-        values: dict[str, Any] = {**loaded.tensors, **loaded.tables, **check_feed(program, feed, self._device_of(program))}
+        values: dict[str, Any] = {
+            **loaded.tensors,
+            **loaded.tables,
+            **check_feed(program, feed, self._device_of(program)),
+        }
         with torch.no_grad():
             for segment in self._segments(program, loaded, fetches):
                 _advance(segment, values, loaded.tensors)
@@ -115,7 +132,8 @@ class Executor:
         return [_fetched(program, loaded, name, values) for name in fetches]
 
     def close(self) -> None:
-        """Flushes what is on its way, leaves the job and forgets all programs.  A closed Executor runs nothing any more.
+        """Flushes what is on its way, leaves the job and forgets all programs.  A closed Executor
+        runs nothing any more.
 
         Without servers the process groups go with the last Executor of the process that used them.
         """
@@ -137,7 +155,12 @@ class Executor:
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._close("" if error is None else f"{type(error).__name__}: {error}")
 
     def _device_of(self, program: Program) -> torch.device:
@@ -156,7 +179,13 @@ class Executor:
             kernels = {**self._kernels_for(program), "init": lambda op: bound.get(op.outputs[0])}
             if tables:
                 kernels = {**_row_kernels(tables), **kernels}
-            binds = tuple(name for op in program.main.ops if op.type == "init" for name in op.outputs if name in tensors)
+            binds = tuple(
+                name
+                for op in program.main.ops
+                if op.type == "init"
+                for name in op.outputs
+                if name in tensors
+            )
             loaded = _Loaded(self._watch(program), tensors, tables, kernels=kernels, binds=binds)
             self._loaded[id(program)] = loaded
         elif program.storage is not None:
@@ -167,7 +196,8 @@ class Executor:
         """The rows behind the program's tables, if it has some."""
         if not program.main.variables_of(Role.TABLE):
             return {}
-        from trainer.table_runtime import local_tables  # which imports what compiles the kernels of rows
+        # which imports what compiles the kernels of rows
+        from trainer.table_runtime import local_tables
 
         deployment = program.deployment
         if deployment is None:
@@ -195,12 +225,17 @@ class Executor:
         found = {}
         for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER):
             if variable.name not in held:
-                raise ValueError(f"the program holds no value for {variable.name!r}; run its startup program first")
+                raise ValueError(
+                    f"the program holds no value for {variable.name!r}; run its startup program "
+                    "first"
+                )
             found[variable.name] = held[variable.name]
         return found
 
     def _kernels_for(self, program: Program) -> Mapping[str, Kernel]:
-        """The communication ops' meaning: that of the connection of the program's deployment, which lasts until ``close``."""
+        """The communication ops' meaning: that of the connection of the program's deployment, which
+        lasts until ``close``.
+        """
         if program.deployment is None or program.deployment.trainer_id is None:
             return {}
         _stored(program)
@@ -227,8 +262,12 @@ class Executor:
 
     @property
     def carrier(self) -> str:
-        """How tensors travel: "shm", "flight", "grpc", "gloo", "nccl", or "local" where nothing has travelled yet."""
-        carriers = {runtime.communicator.carrier for runtime in self._runtimes} | {each.carrier for each in self._collectives}
+        """How tensors travel: "shm", "flight", "grpc", "gloo", "nccl", or "local" where nothing has
+        travelled yet.
+        """
+        carriers = {runtime.communicator.carrier for runtime in self._runtimes} | {
+            each.carrier for each in self._collectives
+        }
         return ", ".join(sorted(carriers)) or "local"
 
     def _serve(self, program: Program) -> None:
@@ -236,10 +275,15 @@ class Executor:
         held = program.main.variables_of(Role.PARAMETER, Role.BUFFER)
         missing = [variable.name for variable in held if variable.name not in self._scope]
         if missing:
-            raise ValueError(f"the server holds no value for {missing[0]!r}; run the pserver's startup program first")
+            raise ValueError(
+                f"the server holds no value for {missing[0]!r}; run the pserver's startup program "
+                "first"
+            )
         deployment, connection = program.deployment, Connection.from_environment()
         if deployment is None or deployment.server_index is None:
-            raise ValueError("expected a pserver program with its deployment, as get_pserver_programs gives it")
+            raise ValueError(
+                "expected a pserver program with its deployment, as get_pserver_programs gives it"
+            )
         config = ServerConfig(
             endpoint=deployment.endpoints[deployment.server_index],
             transport=connection.transport,
@@ -249,7 +293,9 @@ class Executor:
         if serve(config, replace(program, storage=Storage(values, None, rows=self._rows))):
             raise JobFailed("the server's job failed; the line before says why")
 
-    def _segments(self, program: Program, loaded: _Loaded, fetches: tuple[str, ...]) -> list[_Segment]:
+    def _segments(
+        self, program: Program, loaded: _Loaded, fetches: tuple[str, ...]
+    ) -> list[_Segment]:
         if fetches not in loaded.segments:
             loaded.segments[fetches] = self._cut(program, loaded, fetches)
         return loaded.segments[fetches]
@@ -265,9 +311,18 @@ class Executor:
                 segments.append(_Segment(_updating(update), tuple(update.grads.values()), ()))
                 continue
             later = {name for _, others in runs[index + 1 :] for name in free_inputs(others)}
-            outputs = [name for op in ops for name in op.outputs if name in later or name in fetches or name in persistent]
-            lowered = lower(ops, list(dict.fromkeys(outputs)), self._device_of(program), loaded.kernels)
-            segments.append(_Segment(_running(lowered, kind == "compiled"), lowered.inputs, lowered.outputs))
+            outputs = [
+                name
+                for op in ops
+                for name in op.outputs
+                if name in later or name in fetches or name in persistent
+            ]
+            lowered = lower(
+                ops, list(dict.fromkeys(outputs)), self._device_of(program), loaded.kernels
+            )
+            segments.append(
+                _Segment(_running(lowered, kind == "compiled"), lowered.inputs, lowered.outputs)
+            )
         _note_last_uses(segments, {*fetches, *persistent})
         return segments
 
@@ -286,7 +341,10 @@ class Executor:
 
 def _stored(program: Program) -> Storage:
     if program.storage is None:
-        raise ValueError("the trainer program holds no values: capture and transpile it in this process, or load it from a file")
+        raise ValueError(
+            "the trainer program holds no values: capture and transpile it in this process, or "
+            "load it from a file"
+        )
     return program.storage
 
 
@@ -300,23 +358,33 @@ def _device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"Executor: expected a device such as 'cpu' or 'cuda:0', got {device!r}") from error
+        raise ValueError(
+            f"Executor: expected a device such as 'cpu' or 'cuda:0', got {device!r}"
+        ) from error
     if found.type not in ("cpu", "cuda"):
         raise ValueError(f"Executor: expected a cpu or cuda device, got {device!r}")
-    if found.type == "cuda" and (not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count()):
-        raise ValueError(f"Executor: expected a device that exists, got {device!r} with {torch.cuda.device_count()} CUDA devices")
+    if found.type == "cuda" and (
+        not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count()
+    ):
+        raise ValueError(
+            f"Executor: expected a device that exists, got {device!r} with "
+            f"{torch.cuda.device_count()} CUDA devices"
+        )
     return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
 
 
 def _move(storage: Storage, device: torch.device) -> None:
-    """Moves the module's tensors in place, so that the module and the optimizer go on holding them; and the optimizer's state."""
+    """Moves the module's tensors in place, so that the module and the optimizer go on holding them;
+    and the optimizer's state.
+    """
     moved = False
     for tensor in storage.tensors.values():
         if tensor.device != device:
             tensor.data = tensor.data.to(device)
             moved = True
     if moved and storage.optimizer is not None and storage.optimizer.state:
-        storage.optimizer.load_state_dict(storage.optimizer.state_dict())  # casts every state to its parameter's device
+        # casts every state to its parameter's device
+        storage.optimizer.load_state_dict(storage.optimizer.state_dict())
 
 
 def _check_fetches(program: Program, fetch_list: Sequence[str] | None) -> tuple[str, ...]:
@@ -327,7 +395,9 @@ def _check_fetches(program: Program, fetch_list: Sequence[str] | None) -> tuple[
             raise TypeError(f"fetch_list: expected names, got {type(name).__name__}")
         if name not in program.main.variables:
             near = close_names(name, program.main.variables)
-            raise ValueError(f"fetch_list: the program has no variable {name!r}; close names: {near}")
+            raise ValueError(
+                f"fetch_list: the program has no variable {name!r}; close names: {near}"
+            )
     return tuple(fetch_list or ())
 
 
@@ -375,10 +445,15 @@ def _fetched(program: Program, loaded: _Loaded, name: str, values: Mapping[str, 
     """A fetched value: never an alias of a tensor that the next run will change."""
     variable = program.main.variables[name]
     if variable.role is Role.STATE:
-        found = [update.state(variable.of, name.removeprefix(f"{variable.of}@")) for update in loaded.updates]
+        found = [
+            update.state(variable.of, name.removeprefix(f"{variable.of}@"))
+            for update in loaded.updates
+        ]
         state = next((value for value in found if value is not None), None)
         if state is None:
-            raise ValueError(f"fetch_list: {name!r} has no value before the first step of the optimizer")
+            raise ValueError(
+                f"fetch_list: {name!r} has no value before the first step of the optimizer"
+            )
         return state.detach().clone()
     if name not in values:
         raise ValueError(f"fetch_list: {name!r} is given no value by this program")

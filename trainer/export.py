@@ -1,16 +1,17 @@
-"""A trained model as one file that torch alone can read: names and tensors, and nothing of the cluster that trained it.
+"""A trained model as one file that torch alone can read: names and tensors, and nothing of the
+cluster that trained it.
 
-[Note: an exported table]  A table of a declared range becomes what nn.Embedding has: ``NAME.weight`` [num_embeddings, dim]; rows
-that were never touched have their initial values there.  Where that would be larger than ``MOST_BYTES``, or where ids are any
-int64, the file has::
+[Note: an exported table]  A table of a declared range becomes what nn.Embedding has:
+``NAME.weight`` [num_embeddings, dim]; rows that were never touched have their initial values there.
+Where that would be larger than ``MOST_BYTES``, or where ids are any int64, the file has::
 
     NAME.ids       int64 [n], in ascending order
     NAME.weight    [n, dim], the row of each of these ids
     NAME.initial   uint8 [m], JSON in ASCII: how the rows of all other ids begin
 
-What the module itself has in a state_dict (its anchor, its padding's row, rows of its own) is in neither.  trainer/serving.py
-looks rows up in both.  Rows are gathered in files beside the target, so that memory holds no table.
-"""
+What the module itself has in a state_dict (its anchor, its padding's row, rows of its own) is in
+neither.  trainer/serving.py looks rows up in both.  Rows are gathered in files beside the target,
+so that memory holds no table."""
 
 from __future__ import annotations
 
@@ -39,8 +40,10 @@ class TableRows:
     """A table to be exported.
 
     Attributes:
-        chunks: that have all its rows, each once: "ids" int64 [m] and "values" [m, dim], as a lookup reads them.
-        padding_idx: an id that reads ``padding_row`` ([dim], zeros where it is None) instead of a row.
+        chunks: that have all its rows, each once: "ids" int64 [m] and "values" [m, dim], as a
+            lookup reads them.
+        padding_idx: an id that reads ``padding_row`` ([dim], zeros where it is None) instead of a
+            row.
     """
 
     table: Table
@@ -59,26 +62,42 @@ class TableRows:
             ids, values = chunk["ids"], chunk["values"]
             if values.shape != (len(ids), table.dim) or values.dtype != table.dtype:
                 expected = f"{table.dtype} [{len(ids)}, {table.dim}]"
-                raise ValueError(f"table {table.name!r}: expected rows {expected}, got {values.dtype} {list(values.shape)}")
-            if table.rows is not None and len(ids) and not (0 <= ids.min() and ids.max() < table.rows):
+                raise ValueError(
+                    f"table {table.name!r}: expected rows {expected}, got {values.dtype} "
+                    f"{list(values.shape)}"
+                )
+            if (
+                table.rows is not None
+                and len(ids)
+                and not (0 <= ids.min() and ids.max() < table.rows)
+            ):
                 said = f"expected ids from 0 to {table.rows - 1}, got {ids.min()} to {ids.max()}"
                 raise ValueError(f"table {table.name!r}: {said}")
             stays = ids != self.padding_idx
             yield (ids, values) if stays.all() else (ids[stays], values[stays])
         if self.padding_idx is not None:
-            row = np.zeros(table.dim) if self.padding_row is None else self.padding_row.detach().cpu().numpy()
+            row = (
+                np.zeros(table.dim)
+                if self.padding_row is None
+                else self.padding_row.detach().cpu().numpy()
+            )
             yield np.array([self.padding_idx]), row[None].astype(table.dtype)
 
 
 def export(
-    path: str, tensors: Mapping[str, torch.Tensor], tables: Mapping[str, TableRows] | None = None, most_bytes: int = MOST_BYTES
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    tables: Mapping[str, TableRows] | None = None,
+    most_bytes: int = MOST_BYTES,
 ) -> None:
     """Writes a state_dict to the file ``path``: whole, or not at all.
 
     Args:
-        path: "NAME.safetensors" is written for ``safetensors.torch.load_file``, any other name for ``torch.load``.
+        path: "NAME.safetensors" is written for ``safetensors.torch.load_file``, any other name for
+            ``torch.load``.
         tables: by the name of their module.  See [Note: an exported table].
-        most_bytes: of a table's weight that has all rows of its range; where it would be larger, its ids are listed.
+        most_bytes: of a table's weight that has all rows of its range; where it would be larger,
+            its ids are listed.
 
     Raises:
         ValueError: a table's name is another tensor's, or an id is outside of its table's range.
@@ -86,14 +105,21 @@ def export(
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    wanted = {name: tensor for name, tensor in tensors.items() if not _of_module(name, tables or {})}
-    plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in wanted.items()}
+    wanted = {
+        name: tensor for name, tensor in tensors.items() if not _of_module(name, tables or {})
+    }
+    plain = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in wanted.items()
+    }
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
         for index, (name, rows) in enumerate((tables or {}).items()):
             for key, tensor in _tensors_of(rows, Path(scratch) / str(index), most_bytes).items():
                 full = _prefix(name) + key
                 if full in plain:
-                    raise ValueError(f"{path}: {full}: expected one tensor of this name, got a table's and another")
+                    raise ValueError(
+                        f"{path}: {full}: expected one tensor of this name, got a table's and "
+                        "another"
+                    )
                 plain[full] = tensor
         _write(target, plain)
 
@@ -104,7 +130,9 @@ def _prefix(module: str) -> str:
 
 def _of_module(name: str, tables: Iterable[str]) -> bool:
     """Whether a tensor is what an embedding itself has in a state_dict."""
-    own = [name.removeprefix(_prefix(module)) for module in tables if name.startswith(_prefix(module))]
+    own = [
+        name.removeprefix(_prefix(module)) for module in tables if name.startswith(_prefix(module))
+    ]
     return any(key in ("anchor", "padding_row") or key.startswith("table.") for key in own)
 
 
@@ -146,7 +174,10 @@ def _whole(rows: TableRows, count: int, scratch: Path) -> torch.Tensor:
 def _listed(rows: TableRows, scratch: Path) -> dict[str, torch.Tensor]:
     """The rows that there are, in the order of their ids."""
     table, count = rows.table, 0
-    with scratch.with_suffix(".ids").open("wb") as ids_file, scratch.with_suffix(".rows").open("wb") as rows_file:
+    with (
+        scratch.with_suffix(".ids").open("wb") as ids_file,
+        scratch.with_suffix(".rows").open("wb") as rows_file,
+    ):
         for ids, values in rows.checked():
             count += len(ids)
             ids_file.write(ids.tobytes())
@@ -166,11 +197,15 @@ def _listed(rows: TableRows, scratch: Path) -> dict[str, torch.Tensor]:
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """A tensor whose memory is a file, all of which has its place on the disk: a full one raises, and is not noticed later."""
+    """A tensor whose memory is a file, all of which has its place on the disk: a full one raises,
+    and is not noticed later.
+    """
     count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=getattr(torch, dtype))
     with path.open("ab") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
-    return torch.from_file(str(path), shared=True, size=count, dtype=getattr(torch, dtype)).view(shape)
+    return torch.from_file(str(path), shared=True, size=count, dtype=getattr(torch, dtype)).view(
+        shape
+    )

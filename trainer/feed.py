@@ -26,14 +26,17 @@ def check_feed(program: Program, feed: Feed, device: torch.device) -> dict[str, 
 
     Raises:
         TypeError: it is no tuple and no dict of tensors.
-        ValueError: an input is missing or unknown, or has another dtype, rank or size than the program asks for; the message
-            names the input, what was expected and what came.
+        ValueError: an input is missing or unknown, or has another dtype, rank or size than the
+            program asks for; the message names the input, what was expected and what came.
     """
     inputs = {variable.name: variable for variable in program.main.variables_of(Role.INPUT)}
     named = _by_name(list(inputs), feed)
     for name in named:
         if name not in inputs:
-            raise ValueError(f"feed: expected the inputs {', '.join(inputs) or 'none'}, got an unknown one {name!r}")
+            raise ValueError(
+                f"feed: expected the inputs {', '.join(inputs) or 'none'}, got an unknown one "
+                f"{name!r}"
+            )
     sizes: dict[str, tuple[int, str]] = {}
     for name, variable in inputs.items():
         if name not in named:
@@ -50,7 +53,9 @@ def _by_name(names: list[str], feed: Feed) -> dict[str, Tensor]:
     if isinstance(feed, Tensor) or not isinstance(feed, Sequence):
         raise TypeError(f"feed: expected a tuple or a dict of tensors, got {type(feed).__name__}")
     if len(feed) != len(names):
-        raise ValueError(f"feed: expected {len(names)} tensors ({', '.join(names) or 'none'}), got {len(feed)}")
+        raise ValueError(
+            f"feed: expected {len(names)} tensors ({', '.join(names) or 'none'}), got {len(feed)}"
+        )
     return dict(zip(names, feed, strict=True))
 
 
@@ -61,7 +66,10 @@ def _words(variable: Variable) -> str:
 def _check(variable: Variable, tensor: Any, sizes: dict[str, tuple[int, str]]) -> None:
     """``sizes`` collects what the free sizes are in this feed, and which input said so."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"feed: input {variable.name!r}: expected a tensor, {_words(variable)}, got {type(tensor).__name__}")
+        raise TypeError(
+            f"feed: input {variable.name!r}: expected a tensor, {_words(variable)}, got "
+            f"{type(tensor).__name__}"
+        )
     dtype = str(tensor.dtype).removeprefix("torch.")
     came = f"{dtype}{list(tensor.shape)}"
     wrong = ValueError(f"feed: input {variable.name!r}: expected {_words(variable)}, got {came}")
@@ -75,6 +83,8 @@ def _check(variable: Variable, tensor: Any, sizes: dict[str, tuple[int, str]]) -
         symbol, _, minimum = extent.partition(">=")
         if size < (int(minimum) if minimum else 1):
             raise ValueError(f"{wrong}; the captured step holds for {minimum or 1} rows or more")
-        known, first = sizes.setdefault(symbol, (size, variable.name)) if symbol.isidentifier() else (size, "")
+        known, first = (
+            sizes.setdefault(symbol, (size, variable.name)) if symbol.isidentifier() else (size, "")
+        )
         if known != size:
             raise ValueError(f"{wrong}; {symbol} is {known} in the input {first!r}")

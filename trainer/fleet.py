@@ -11,10 +11,10 @@
         optimizer.zero_grad()
     fleet.finish()
 
-``init`` finds out which process this is; ``distributed_optimizer`` joins the servers, after which the model's values are trainer
-0's; ``finish`` leaves.  Alone, without a cluster's variables, the same calls train single-node; among trainers without servers
-(torchrun, ``pserver launch --nccl2``) they average gradients.  A process has one job at a time.
-"""
+``init`` finds out which process this is; ``distributed_optimizer`` joins the servers, after which
+the model's values are trainer 0's; ``finish`` leaves.  Alone, without a cluster's variables, the
+same calls train single-node; among trainers without servers (torchrun, ``pserver launch --nccl2``)
+they average gradients.  A process has one job at a time."""
 
 from __future__ import annotations
 
@@ -92,25 +92,35 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
-# ---- beginning and end ------------------------------------------------------------------------------------------------
+# ---- beginning and end ----
 
 
-def init(role_maker: RoleMaker | None = None, is_collective: bool = False, strategy: DistributedStrategy | None = None) -> None:
+def init(
+    role_maker: RoleMaker | None = None,
+    is_collective: bool = False,
+    strategy: DistributedStrategy | None = None,
+) -> None:
     """Finds out which process of which job this is.
 
     Args:
-        role_maker: the role; None reads it from the environment (see the README's table of variables).
-        is_collective: trainers without servers, which average their gradients among themselves; so it is without being said
-            where torchrun's variables are set and no servers are.  Alone it is a world of one.
+        role_maker: the role; None reads it from the environment (see the README's table of
+            variables).
+        is_collective: trainers without servers, which average their gradients among themselves; so
+            it is without being said where torchrun's variables are set and no servers are.  Alone
+            it is a world of one.
         strategy: the default for ``distributed_optimizer``.
 
     Raises:
-        ValueError: a required variable is missing or wrong, or a switch of the strategy has no effect in this version.
+        ValueError: a required variable is missing or wrong, or a switch of the strategy has no
+            effect in this version.
         RuntimeError: a job is under way: call ``finish()`` first.
         PServerError: another trainer of a collective job has not come up.
     """
     if role_maker is not None and not isinstance(role_maker, RoleMaker):
-        raise TypeError(f"role_maker: expected CloudRoleMaker() or UserDefinedRoleMaker(...), got {type(role_maker).__name__}")
+        raise TypeError(
+            "role_maker: expected CloudRoleMaker() or UserDefinedRoleMaker(...), got "
+            f"{type(role_maker).__name__}"
+        )
     role = role_maker or CloudRoleMaker()
     if is_collective or role.role is Role.COLLECTIVE:
         begin(_collective(role, strategy))
@@ -122,7 +132,9 @@ def init(role_maker: RoleMaker | None = None, is_collective: bool = False, strat
 
 
 def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> CollectiveJob:
-    if strategy is not None and any(name.startswith("hybrid_configs.") for name in strategy.unsupported(())):
+    if strategy is not None and any(
+        name.startswith("hybrid_configs.") for name in strategy.unsupported(())
+    ):
         from trainer.hybrid.job import HybridJob
 
         return HybridJob(role, strategy)
@@ -137,17 +149,22 @@ def _check_strategy(strategy: DistributedStrategy | None) -> None:
     unsupported = strategy.unsupported(SUPPORTED)
     lanes_of(strategy)
     if unsupported:
-        raise ValueError(f"strategy.{unsupported[0]}: has no effect in this version; leave it at its default")
+        raise ValueError(
+            f"strategy.{unsupported[0]}: has no effect in this version; leave it at its default"
+        )
 
 
 def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
-    """Registers a model: the same module, whose parameters and buffers are trainer 0's once the optimizer is distributed.
+    """Registers a model: the same module, whose parameters and buffers are trainer 0's once the
+    optimizer is distributed.
 
-    With ``hybrid_configs`` in ``init``'s strategy the model is made parallel at once, and ``hybrid`` are the keyword arguments
-    ``tensor_plan``, ``stages`` and ``loss_fn`` of :func:`trainer.hybrid.hybrid_parallel`: make the optimizer after this.
+    With ``hybrid_configs`` in ``init``'s strategy the model is made parallel at once, and
+    ``hybrid`` are the keyword arguments ``tensor_plan``, ``stages`` and ``loss_fn`` of
+    :func:`trainer.hybrid.hybrid_parallel`: make the optimizer after this.
 
-    Embeddings that are marked by ``distribute_embedding``, or named by ``a_sync_configs["embeddings"]`` of ``init``'s strategy,
-    are replaced by ones whose rows the servers hold: make the optimizer after this.
+    Embeddings that are marked by ``distribute_embedding``, or named by
+    ``a_sync_configs["embeddings"]`` of ``init``'s strategy, are replaced by ones whose rows the
+    servers hold: make the optimizer after this.
 
     Raises:
         RuntimeError: the optimizer has been distributed already.
@@ -159,7 +176,9 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
     if job.divided:
         model = job.register(model, hybrid)
     elif hybrid:
-        raise ValueError(f"{', '.join(hybrid)}: expected with hybrid_configs in the strategy of fleet.init only")
+        raise ValueError(
+            f"{', '.join(hybrid)}: expected with hybrid_configs in the strategy of fleet.init only"
+        )
     model = moved(model, () if job.strategy is None else job.strategy.a_sync_configs["embeddings"])
     if not any(model is known for known in job.models):
         job.models.append(model)
@@ -181,23 +200,28 @@ def distributed_optimizer(
 ) -> DistributedOptimizer:
     """Joins the servers and returns the optimizer whose steps they take.
 
-    A scheduler may be made for the given optimizer or for the returned one: the two share their groups.
+    A scheduler may be made for the given optimizer or for the returned one: the two share their
+    groups.
 
     Args:
-        optimizer: any element-wise optimizer of torch.optim, over parameters of the registered models.
+        optimizer: any element-wise optimizer of torch.optim, over parameters of the registered
+            models.
         strategy: None takes that of ``init``; without one the job is sync.
-        grad_clip: ``ClipGradByValue``, ``ClipGradByNorm`` or ``ClipGradByGlobalNorm`` of ``transpiler``, applied to the merged
-            gradient.
-        compression: how gradients travel, by pattern of parameter names, the first that matches: {"emb.*": "int8", "*":
-            "bfloat16"}; "float16" and "" (as they are) too.  What rounding takes is added to the next step's gradient.
+        grad_clip: ``ClipGradByValue``, ``ClipGradByNorm`` or ``ClipGradByGlobalNorm`` of
+            ``transpiler``, applied to the merged gradient.
+        compression: how gradients travel, by pattern of parameter names, the first that matches:
+            {"emb.*": "int8", "*": "bfloat16"}; "float16" and "" (as they are) too.  What rounding
+            takes is added to the next step's gradient.
 
     Raises:
-        ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered model.
+        ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered
+            model.
         PServerError: a server cannot be reached, or refuses the job.
     """
     if grad_clip is not None and not isinstance(grad_clip, GradClip):
         raise TypeError(
-            "grad_clip: expected ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm of transpiler, "
+            "grad_clip: expected ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm of "
+            "transpiler, "
             f"got {type(grad_clip).__name__}"
         )
     job = present()
@@ -213,7 +237,9 @@ def distributed_optimizer(
     job.strategy, job.compression = strategy or job.strategy, compression
     names = {tensor: name for name, tensor in job.tensors().items()}
     overlap = job.strategy is not None and job.strategy.a_sync_configs["overlap"]
-    job.optimizer = DistributedOptimizer(optimizer, names, job.connect, grad_clip, overlap, job.find_tables())
+    job.optimizer = DistributedOptimizer(
+        optimizer, names, job.connect, grad_clip, overlap, job.find_tables()
+    )
     return job.optimizer
 
 
@@ -226,11 +252,12 @@ def finish() -> None:
         job.close()
 
 
-# ---- data -------------------------------------------------------------------------------------------------------------
+# ---- data ----
 
 
 def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
-    """This trainer's part of one epoch: the same split in every process, in another order at each call where the loader shuffles.
+    """This trainer's part of one epoch: the same split in every process, in another order at each
+    call where the loader shuffles.
 
     Every trainer gets the same number of batches; samples are nobody's twice.
     """
@@ -240,7 +267,7 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
     return _shard(loader, job.role.trainers, job.role.trainer_id, seed)
 
 
-# ---- the original's life-cycle calls ----------------------------------------------------------------------------------
+# ---- the original's life-cycle calls ----
 
 
 def barrier_worker() -> None:
@@ -253,7 +280,8 @@ def barrier_worker() -> None:
 
 
 def init_worker() -> None:
-    """Nothing is left to do for a trainer: ``distributed_optimizer`` has joined the servers.  Checks that it has.
+    """Nothing is left to do for a trainer: ``distributed_optimizer`` has joined the servers.
+    Checks that it has.
 
     Raises:
         RuntimeError: it has not been called.
@@ -286,7 +314,11 @@ def run_server() -> None:
     role = present().role
     connection = Connection.from_environment()
     code = serve(
-        ServerConfig(endpoint=role.current_endpoint, transport=connection.transport, deadline_seconds=connection.deadline_seconds)
+        ServerConfig(
+            endpoint=role.current_endpoint,
+            transport=connection.transport,
+            deadline_seconds=connection.deadline_seconds,
+        )
     )
     if code:
         raise SystemExit(code)

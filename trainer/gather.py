@@ -27,7 +27,10 @@ def attach(anchor: Anchor, rows: Tensor, ids: Tensor, statistics: Tensor | None)
 
 
 def gather(rows: Tensor, inverse: Tensor) -> Tensor:
-    """Row ``inverse[i]`` for each i: [u, dim] -> [n, dim].  Gradients of one row are summed in the order of occurrence."""
+    """Row ``inverse[i]`` for each i: [u, dim] -> [n, dim].
+
+    Gradients of one row are summed in the order of occurrence.
+    """
     if rows.device.type != "cpu":
         return F.embedding(inverse, rows)
     gathered: Tensor = _Gathered.apply(rows, inverse)  # type: ignore[no-untyped-call]  # torch's own
@@ -35,7 +38,8 @@ def gather(rows: Tensor, inverse: Tensor) -> Tensor:
 
 
 def gather_bags(rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, mode: str) -> Tensor:
-    """The sum, or mean, of the rows of each bag: [u, dim] -> [bags, dim].  See :func:`torch.nn.functional.embedding_bag`.
+    """The sum, or mean, of the rows of each bag: [u, dim] -> [bags, dim].  See
+    :func:`torch.nn.functional.embedding_bag`.
 
     Args:
         inverse: int64 [n].
@@ -50,7 +54,9 @@ def gather_bags(rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, m
 
 class _Attached(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Anchor, rows: Tensor, ids: Tensor, statistics: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Anchor, rows: Tensor, ids: Tensor, statistics: Tensor | None
+    ) -> Tensor:
         ctx.anchor, ctx.ids, ctx.statistics = anchor, ids, statistics
         return rows.view_as(rows)
 
@@ -72,12 +78,16 @@ class _Gathered(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (inverse,) = ctx.saved_tensors
-        return torch.from_numpy(id_arithmetic.merge(inverse.numpy(), gradient.contiguous().numpy(), ctx.count)), None
+        return torch.from_numpy(
+            id_arithmetic.merge(inverse.numpy(), gradient.contiguous().numpy(), ctx.count)
+        ), None
 
 
 class _GatheredBags(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, mode: str) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, mode: str
+    ) -> Tensor:
         ctx.count, ctx.mode = len(rows), mode
         ctx.save_for_backward(inverse, sizes)
         return F.embedding_bag(inverse, rows, offsets, mode=mode)
@@ -89,4 +99,10 @@ class _GatheredBags(torch.autograd.Function):
         if ctx.mode == "mean":
             gradient = gradient / sizes.clamp(min=1).to(gradient.dtype).unsqueeze(1)
         spread = gradient.repeat_interleave(sizes, 0)  # to the ids of each bag
-        return torch.from_numpy(id_arithmetic.merge(inverse.numpy(), spread.numpy(), ctx.count)), None, None, None, None
+        return (
+            torch.from_numpy(id_arithmetic.merge(inverse.numpy(), spread.numpy(), ctx.count)),
+            None,
+            None,
+            None,
+            None,
+        )

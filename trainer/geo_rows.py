@@ -1,11 +1,13 @@
-"""The rows of one table in a k-step lane: the trainer steps those that it touches by itself, and only they travel, both ways.
+"""The rows of one table in a k-step lane: the trainer steps those that it touches by itself, and
+only they travel, both ways.
 
-[Note: geo, row by row]  A row that the trainer has looked up has two copies here: x, which it trains, and y, what it takes for
-the server's.  The time between two messages is a window.  The first lookup of a row in a window asks the server: from its z, x
-moves by z - y, and y becomes z (x = y = z for a row that is new here).  At the end of the window delta = (x - y) / trainers of
-every row that was trained in it leaves, and y moves by delta.  Only then does a lookup wait: for the server's answer to the last
-message, so that z has everything in it that y has.  Optimizer states stay with the trainer.
-"""
+[Note: geo, row by row]  A row that the trainer has looked up has two copies here: x, which it
+trains, and y, what it takes for the server's.  The time between two messages is a window.  The
+first lookup of a row in a window asks the server: from its z, x moves by z - y, and y becomes z (x
+= y = z for a row that is new here).  At the end of the window delta = (x - y) / trainers of every
+row that was trained in it leaves, and y moves by delta.  Only then does a lookup wait: for the
+server's answer to the last message, so that z has everything in it that y has.  Optimizer states
+stay with the trainer."""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ class GeoRows:
 
     def __init__(self, table: Table, plan: Plan, pull: Pull, answered: Callable[[], None]) -> None:
         rules = rules_of(table, plan.groups)
-        here = replace(table, entry=None, ttl=None, capacity=None, memory_bytes=None)  # which rows there are, the servers decide
-        self._read = [(segment.group, rule.numbers) for segment, rule in zip(table.segments, rules, strict=True)]
+        # which rows there are, the servers decide
+        here = replace(table, entry=None, ttl=None, capacity=None, memory_bytes=None)
+        self._read = [
+            (segment.group, rule.numbers)
+            for segment, rule in zip(table.segments, rules, strict=True)
+        ]
         self._own = SparseTable(here, rules)  # x, and states
         still = Rule("sgd", {"lr": 0.0, "weight_decay": 0.0})
         self._known = SparseTable(replace(here, segments=(Segment(0, table.dim, 0),)), [still])  # y
@@ -90,15 +96,23 @@ class GeoRows:
         self._trained = []
 
     def step(self, gradient: RowGradient, rows: Mapping[int, Mapping[str, Number]]) -> None:
-        """One step of the rows of a gradient, by the table's rules with these numbers of the groups."""
+        """One step of the rows of a gradient, by the table's rules with these numbers of the
+        groups.
+        """
         ids = gradient.ids.numpy()
         numbers = [{name: rows[group][name] for name in names} for group, names in self._read]
         self._own.update(ids, gradient.rows.numpy(), numbers)
         self._trained.append(RowGradient(gradient.ids, gradient.rows[:, :0], gradient.statistics))
 
     def leave(self) -> RowGradient:
-        """The window ends: what changed of the rows that were trained in it, divided by the trainers."""
-        nothing = RowGradient(torch.empty(0, dtype=torch.int64), torch.empty(0, 0), torch.empty(0, 2) if self._counts else None)
+        """The window ends: what changed of the rows that were trained in it, divided by the
+        trainers.
+        """
+        nothing = RowGradient(
+            torch.empty(0, dtype=torch.int64),
+            torch.empty(0, 0),
+            torch.empty(0, 2) if self._counts else None,
+        )
         trained = total_of(self._trained or [nothing])
         ids = trained.ids.numpy()
         delta = (self._rows(self._own, ids) - self._rows(self._known, ids)).div_(self._trainers)

@@ -1,4 +1,6 @@
-"""What ``fleet.init`` begins and ``fleet.finish`` ends: a process's role, its models, its optimizer, its connection."""
+"""What ``fleet.init`` begins and ``fleet.finish`` ends: a process's role, its models, its
+optimizer, its connection.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,14 @@ class Job:
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
         self.saved: Saved | None = None  # the last checkpoint that was written or read here
-        self.tables: Tables | None = None  # once the optimizer is distributed, where a model has embeddings of ours
+        # once the optimizer is distributed, where a model has embeddings of ours
+        self.tables: Tables | None = None
 
     @property
     def communicator(self) -> Communicator | None:
-        """The connection to the servers; None before there is one, and in a process that trains alone."""
+        """The connection to the servers; None before there is one, and in a process that trains
+        alone.
+        """
         return None if self.optimizer is None else self.optimizer.communicator
 
     @property
@@ -68,7 +73,11 @@ class Job:
         Raises:
             ValueError: two embeddings of one name differ.
         """
-        if not any(isinstance(parameter, Anchor) for model in self.models for parameter in model.parameters()):
+        if not any(
+            isinstance(parameter, Anchor)
+            for model in self.models
+            for parameter in model.parameters()
+        ):
             return None
         from trainer.tables import Tables  # which imports what compiles the kernels of rows
 
@@ -84,16 +93,26 @@ class Job:
         return {name: value for name, value in model.state_dict().items() if torch.is_tensor(value)}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of every registered model, by name, but the anchors of tables; several models are numbered."""
+        """Parameters and buffers of every registered model, by name, but the anchors of tables;
+        several models are numbered.
+        """
         found: dict[str, torch.Tensor] = {}
         for index, model in enumerate(self.models):
             prefix = f"model{index}." if len(self.models) > 1 else ""
-            found.update({prefix + name: p for name, p in model.named_parameters() if not isinstance(p, Anchor)})
+            found.update(
+                {
+                    prefix + name: p
+                    for name, p in model.named_parameters()
+                    if not isinstance(p, Anchor)
+                }
+            )
             found.update({prefix + name: b for name, b in model.named_buffers()})
         return found
 
     def connect(self, distributed: DistributedOptimizer) -> Communicator | None:
-        """Joins the servers, with the plan for the optimizer as it is now; None in a process that trains alone."""
+        """Joins the servers, with the plan for the optimizer as it is now; None in a process that
+        trains alone.
+        """
         plan = self._plan(distributed)
         if self.role.role is Role.SINGLE:
             return None
@@ -102,15 +121,21 @@ class Job:
             note = "" if strategy is not None else " (no strategy given)"
             log.info("training %s: %s%s", lane.mode, describe(lane, plan.trainers), note)
         wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
-        deployment = Deployment(plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait)
+        deployment = Deployment(
+            plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait
+        )
         start_rows = None if self.tables is None else self.tables.start_rows()
         late = strategy is not None and strategy.a_sync_configs["runtime_split_send_recv"]
-        communicator = Communicator(deployment, self.tensors(), distributed.inner, start_rows=start_rows, split_late=late)
+        communicator = Communicator(
+            deployment, self.tensors(), distributed.inner, start_rows=start_rows, split_late=late
+        )
         communicator.start()
         if plan.averaged:
             log.info("training collectively, beside: %s", ", ".join(plan.averaged))
             patience = Connection.from_environment().start_deadline_seconds
-            communicator.averaging = Averaging(communicator.clients, self.role.trainer_id, plan.trainers, patience)
+            communicator.averaging = Averaging(
+                communicator.clients, self.role.trainer_id, plan.trainers, patience
+            )
         if self.tables is not None and communicator.lookups is not None:
             self.tables.connect(communicator.rows_of)
         if any(lane.independent_recv_thread for lane in plan.lanes):
@@ -120,9 +145,16 @@ class Job:
 
     def _plan(self, distributed: DistributedOptimizer) -> Plan:
         tensors, groups = self.tensors(), self._groups(distributed)
-        tables, own_rules = ([], []) if self.tables is None else self.tables.described(distributed.param_groups)
+        tables, own_rules = (
+            ([], []) if self.tables is None else self.tables.described(distributed.param_groups)
+        )
         listed = [
-            (name, tuple(tensors[name].shape), str(tensors[name].dtype).removeprefix("torch."), groups.get(name))
+            (
+                name,
+                tuple(tensors[name].shape),
+                str(tensors[name].dtype).removeprefix("torch."),
+                groups.get(name),
+            )
             for name in (*groups, *(name for name in tensors if name not in groups))
         ]
         return plan_parameters(
@@ -151,8 +183,10 @@ class Job:
                     continue
                 if name is None:
                     raise ValueError(
-                        f"parameter {number} of group {index}, of shape {list(parameter.shape)}, is in no registered model "
-                        "(where an embedding has moved, make the optimizer after fleet.distributed_model): "
+                        f"parameter {number} of group {index}, of shape {list(parameter.shape)}, "
+                        "is in no registered model "
+                        "(where an embedding has moved, make the optimizer after "
+                        "fleet.distributed_model): "
                         "pass every model to fleet.distributed_model first"
                     )
                 groups[name] = index
@@ -160,6 +194,9 @@ class Job:
 
 
 def _refresh(communicator: Communicator) -> None:
-    """At the entry of a forward: parameters that have arrived by themselves.  Not in a backward that calls a forward again."""
+    """At the entry of a forward: parameters that have arrived by themselves.
+
+    Not in a backward that calls a forward again.
+    """
     if torch._C._current_graph_task_id() == -1:
         communicator.refresh()

@@ -1,4 +1,5 @@
-"""One lane of a plan, from a trainer's side: how its steps are sent, and how what comes back is taken in.
+"""One lane of a plan, from a trainer's side: how its steps are sent, and how what comes back is
+taken in.
 
 ::
 
@@ -6,10 +7,9 @@
     queued.py     async, half-async: steps queue, a thread merges and sends them, parameters land in a stage
     local.py      geo, diloco: the script's own optimizer steps; every k steps what it changed leaves
 
-A step goes through three calls of the script's thread: ``send`` (each gradient), ``close`` (the step is complete), ``finish``
-(what may be waited for, and what has arrived is taken in).  Nothing but ``finish``, ``refresh`` and ``drain`` changes
-parameters.
-"""
+A step goes through three calls of the script's thread: ``send`` (each gradient), ``close`` (the
+step is complete), ``finish`` (what may be waited for, and what has arrived is taken in).  Nothing
+but ``finish``, ``refresh`` and ``drain`` changes parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ Rows = Mapping[int, Mapping[str, Number]]
 class LaneSender(Protocol):
     """What the communicator asks of a lane, from the script's thread."""
 
-    turn: threading.Lock  # held by whoever has a request under way on the lane's channels without the script waiting for it
+    # held by whoever has a request under way on the lane's channels without the script waiting for
+    # it
+    turn: threading.Lock
 
     @property
     def step(self) -> int:
@@ -79,7 +81,10 @@ class Request:
     answers: list[Future[Done]] = field(default_factory=list)
 
     def wait(self) -> Done:
-        """The first server's answer, when all have come; or the first failure.  The heartbeats see to it that this ends."""
+        """The first server's answer, when all have come; or the first failure.
+
+        The heartbeats see to it that this ends.
+        """
         done, _ = wait(self.answers, return_when=FIRST_EXCEPTION)
         for answer in done:
             answer.result()
@@ -97,5 +102,7 @@ def post_rows(channels: Sequence[Channel], step: int, table: str, gradient: RowG
 
 def commit_of(rows: Rows, absent: set[str], overflow: bool = False, quiet: bool = False) -> Commit:
     """The end of a step, as a message."""
-    messages = [Row(group=group, numbers=numbers_to_proto(row)) for group, row in sorted(rows.items())]
+    messages = [
+        Row(group=group, numbers=numbers_to_proto(row)) for group, row in sorted(rows.items())
+    ]
     return Commit(rows=messages, absent=sorted(absent), overflow=overflow, quiet=quiet)

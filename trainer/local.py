@@ -1,4 +1,6 @@
-"""The k-step lanes, geo and diloco: the script's own optimizer steps, and what it changed leaves every k steps."""
+"""The k-step lanes, geo and diloco: the script's own optimizer steps, and what it changed leaves
+every k steps.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +66,11 @@ class Local:
 
 
 class Outer(Local):
-    """Diloco: every k steps the parameters themselves leave, and the servers' land over them while the script waits.
+    """Diloco: every k steps the parameters themselves leave, and the servers' land over them while
+    the script waits.
 
-    The server knows where everybody started, and takes the change: see [Note: what arrives] in pserver/entry.py.
-    """
+    The server knows where everybody started, and takes the change: see [Note: what arrives] in
+    pserver/entry.py."""
 
     def landing(self, part: Part) -> torch.Tensor:
         """See :class:`LaneSender`."""
@@ -77,7 +80,9 @@ class Outer(Local):
         """See :class:`LaneSender`."""
         if self._taken >= self._lane.k_steps:
             self._taken = 0
-            self._last, _ = self._wire.exchange({name: self._slices.read(name) for name in self._slices.names}, self._rows, False)
+            self._last, _ = self._wire.exchange(
+                {name: self._slices.read(name) for name in self._slices.names}, self._rows, False
+            )
             self._slices.unload()
         return self._last
 
@@ -94,21 +99,27 @@ class Outer(Local):
 class Geo(Local):
     """Geo: every k steps what changed is added on the servers, while training goes on.
 
-    [Note: geo]  Each slice has a copy y of what the trainer takes for the server's.  Every k steps delta = (x - y) / trainers
-    leaves, and y moves by delta.  When the server's z comes back, which has this and the others' deltas in it, y becomes z plus
-    those deltas that left after this one, and x moves by as much as y did.  Until then the script trains on; ``send_queue_size``
-    deltas may be on their way.
+    [Note: geo]  Each slice has a copy y of what the trainer takes for the server's.  Every k steps
+    delta = (x - y) / trainers leaves, and y moves by delta.  When the server's z comes back, which
+    has this and the others' deltas in it, y becomes z plus those deltas that left after this one,
+    and x moves by as much as y did.  Until then the script trains on; ``send_queue_size`` deltas
+    may be on their way.
 
-    A delta's memory is where its answer lands, unless an earlier answer waits to be taken in, which still has to be moved by it.
-    """
+    A delta's memory is where its answer lands, unless an earlier answer waits to be taken in, which
+    still has to be moved by it."""
 
     def __init__(self, lane: Lane, slices: LiveSlices, trainers: int) -> None:
         super().__init__(lane, slices)
         self._trainers = trainers
         self._stage = Stage(self._buffers)
-        self._messages: queue.SimpleQueue[tuple[Callable[[], Done], Future[Done]] | None] = queue.SimpleQueue()
-        # One thread, so that messages keep their order; a daemon, so that a script that fails does not wait for an answer.
-        self._sender = threading.Thread(target=self._send_in_order, name="lane exchange", daemon=True)
+        self._messages: queue.SimpleQueue[tuple[Callable[[], Done], Future[Done]] | None] = (
+            queue.SimpleQueue()
+        )
+        # One thread, so that messages keep their order; a daemon, so that a script that fails does
+        # not wait for an answer.
+        self._sender = threading.Thread(
+            target=self._send_in_order, name="lane exchange", daemon=True
+        )
         self._known: Tensors = {}  # y
         self.tables: dict[str, GeoRows] = {}  # that this trainer steps
         self._gradients: dict[str, RowGradient] = {}  # of their rows, in the step under way
@@ -156,15 +167,21 @@ class Geo(Local):
         self._left += 1
         changed: Tensors = {}
         for name in self._slices.names:
-            delta = torch.sub(self._slices.read(name), self._known[name], out=self._buffers.take(name)).div_(self._trainers)
+            delta = torch.sub(
+                self._slices.read(name), self._known[name], out=self._buffers.take(name)
+            ).div_(self._trainers)
             self._known[name].add_(delta)
             changed[name] = delta
         answer: Future[Done] = Future()
         tables = {name: rows.leave() for name, rows in self.tables.items()}
-        self._messages.put((partial(self._exchange, self._left, changed, self._rows, tables), answer))
+        self._messages.put(
+            (partial(self._exchange, self._left, changed, self._rows, tables), answer)
+        )
         self._under_way.append((self._left, changed, answer))
 
-    def _exchange(self, number: int, changed: Tensors, rows: Rows, tables: Mapping[str, RowGradient]) -> Done:
+    def _exchange(
+        self, number: int, changed: Tensors, rows: Rows, tables: Mapping[str, RowGradient]
+    ) -> Done:
         done, values = self._wire.exchange(changed, rows, False, self._stage.empty, tables)
         self._stage.arrived(values, values, number)
         return done
@@ -184,7 +201,9 @@ class Geo(Local):
             self._take()
 
     def _take(self) -> None:
-        """Takes in the last answer; the messages that it answers, and those before, are no longer under way."""
+        """Takes in the last answer; the messages that it answers, and those before, are no longer
+        under way.
+        """
         tag = self._stage.take(self._move)
         self._slices.unload()
         while self._under_way and (self._under_way[0][0] <= (tag or 0)):

@@ -1,4 +1,6 @@
-"""The rows of a table in this process: what an embedding looks up and trains while no servers hold it."""
+"""The rows of a table in this process: what an embedding looks up and trains while no servers hold
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,15 @@ CHUNK_ROWS = 65536
 ByColumns = list[tuple[int, int, Rule]]
 Chunk = dict[str, np.ndarray]
 
-_UNKNOWN = Rule("sgd", {"lr": 0.0, "weight_decay": 0.0}, {"maximize": False})  # before the first step rows have no states
+# before the first step rows have no states
+_UNKNOWN = Rule("sgd", {"lr": 0.0, "weight_decay": 0.0}, {"maximize": False})
 
 
 class LocalRows:
     """See the module's docstring.
 
-    By which rule rows are updated shows at the first step; rows of another rule's begin anew in their states, and keep their
-    values.
+    By which rule rows are updated shows at the first step; rows of another rule's begin anew in
+    their states, and keep their values.
 
     Args:
         table: all of it but its segments, which follow the rules.
@@ -37,7 +40,12 @@ class LocalRows:
         clock: seconds, for a time to live.
     """
 
-    def __init__(self, table: Table, start: tuple[Tensor, Tensor] | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        table: Table,
+        start: tuple[Tensor, Tensor] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._table = table
         self._start = start
         self._clock = clock
@@ -56,8 +64,12 @@ class LocalRows:
         return self._rows
 
     def _made(self) -> SparseTable:
-        segments = tuple(Segment(begin, end, index) for index, (begin, end, _) in enumerate(self._rules))
-        return open_table(replace(self._table, segments=segments), [rule for _, _, rule in self._rules])
+        segments = tuple(
+            Segment(begin, end, index) for index, (begin, end, _) in enumerate(self._rules)
+        )
+        return open_table(
+            replace(self._table, segments=segments), [rule for _, _, rule in self._rules]
+        )
 
     def pull(self, ids: Tensor) -> Tensor:
         """Rows of ids, int64 [u] on the CPU -> [u, dim]."""
@@ -70,7 +82,9 @@ class LocalRows:
         self._follow(rules)
         statistics = None if gradient.statistics is None else gradient.statistics.numpy()
         numbers = [rule.numbers for _, _, rule in rules]
-        self.rows.update(gradient.ids.numpy(), gradient.rows.numpy(), numbers, statistics, self._clock())
+        self.rows.update(
+            gradient.ids.numpy(), gradient.rows.numpy(), numbers, statistics, self._clock()
+        )
 
     def _follow(self, rules: ByColumns) -> None:
         if _form(rules) == _form(self._rules):
@@ -82,10 +96,14 @@ class LocalRows:
             self._rows.assign(chunk["ids"], chunk["values"])
 
     def assign(self, ids: Tensor, rows: Tensor) -> None:
-        """Sets the values of rows, int64 [n], each once, and [n, dim]; their states are those of new rows."""
+        """Sets the values of rows, int64 [n], each once, and [n, dim]; their states are those of
+        new rows.
+        """
         for begin in range(0, len(ids), CHUNK_ROWS):
             part = slice(begin, begin + CHUNK_ROWS)
-            self.rows.assign(ids[part].numpy(), rows[part].detach().to(self._dtype).contiguous().numpy())
+            self.rows.assign(
+                ids[part].numpy(), rows[part].detach().to(self._dtype).contiguous().numpy()
+            )
 
     def status(self) -> dict[str, int]:
         """Rows, bytes, and what was counted."""
@@ -96,13 +114,18 @@ class LocalRows:
         now = self._clock()
         return self.rows.shrink(now, days, threshold) + self.rows.expire(now)
 
-    # ---- whole ---------------------------------------------------------------------------------------------------
+    # ---- whole ----
 
     def state(self, changed: bool = False) -> tuple[Chunk, dict[str, Any]]:
-        """Copies of all rows, or of those that changed since they were saved, with their states, and what else a table knows."""
+        """Copies of all rows, or of those that changed since they were saved, with their states,
+        and what else a table knows.
+        """
         chunks = list(_chunks(self.rows, changed=changed))
         whole = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
-        rules = [[begin, end, rule.type, dict(rule.numbers), dict(rule.flags)] for begin, end, rule in self._rules]
+        rules = [
+            [begin, end, rule.type, dict(rule.numbers), dict(rule.flags)]
+            for begin, end, rule in self._rules
+        ]
         return whole, {"rules": rules, "table": self.rows.facts()}
 
     def begin_anew(self, facts: Mapping[str, Any]) -> None:
@@ -119,7 +142,10 @@ class LocalRows:
             ValueError: it is of a table of other rows; nothing is changed.
         """
         if rows["values"].ndim != 2 or rows["values"].shape[1] != self._table.dim:
-            raise ValueError(f"expected rows of {self._table.dim} numbers, got an array of shape {list(rows['values'].shape)}")
+            raise ValueError(
+                f"expected rows of {self._table.dim} numbers, got an array of shape "
+                f"{list(rows['values'].shape)}"
+            )
         if rows["values"].dtype != np.dtype(self._table.dtype):
             raise ValueError(f"expected rows of {self._table.dtype}, got {rows['values'].dtype}")
         before = self._rules, self._rows
@@ -134,13 +160,18 @@ class LocalRows:
         self._start = None
 
     def whole(self) -> tuple[Tensor, Tensor] | None:
-        """The values of all rows: ids, int64 [n], and values, [n, dim]; None where there are no rows."""
+        """The values of all rows: ids, int64 [n], and values, [n, dim]; None where there are no
+        rows.
+        """
         if self._rows is None:
             return self._start
         if not len(self._rows):
             return None
         chunks = list(_chunks(self._rows, settled=True))
-        ids, values = (torch.from_numpy(np.concatenate([chunk[key] for chunk in chunks])) for key in ("ids", "values"))
+        ids, values = (
+            torch.from_numpy(np.concatenate([chunk[key] for chunk in chunks]))
+            for key in ("ids", "values")
+        )
         return ids, values
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,4 +198,8 @@ def _form(rules: Sequence[tuple[int, int, Rule]]) -> list[tuple[int, int, str, d
 
 
 def _rule(kind: str, numbers: Mapping[str, Any], flags: Mapping[str, bool]) -> Rule:
-    return Rule(kind, {key: tuple(value) if isinstance(value, list) else value for key, value in numbers.items()}, dict(flags))
+    return Rule(
+        kind,
+        {key: tuple(value) if isinstance(value, list) else value for key, value in numbers.items()},
+        dict(flags),
+    )

@@ -1,8 +1,8 @@
-"""Rows of tables from the servers: looked up for a forward, read and loaded chunk by chunk for a checkpoint.
+"""Rows of tables from the servers: looked up for a forward, read and loaded chunk by chunk for a
+checkpoint.
 
-A request goes to all servers that it concerns at once, on streams of its own, so that a lookup never waits behind gradients that
-are on their way.  The script's thread waits for it.
-"""
+A request goes to all servers that it concerns at once, on streams of its own, so that a lookup
+never waits behind gradients that are on their way.  The script's thread waits for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Lookups:
         self.lookups = 0
         self.rows = 0  # that were looked up
         self._clients: list[Client] = []
-        self._landings: list[dict[str, torch.Tensor]] = []  # by server: where the present request's arrays go
+        # by server: where the present request's arrays go
+        self._landings: list[dict[str, torch.Tensor]] = []
         self._turn = threading.Lock()  # one request at a time
 
     def start(self, clients: list[Client]) -> None:
@@ -71,7 +72,11 @@ class Lookups:
     def pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The rows of unique ids of several tables, in one request to each server."""
         servers = len(self._clients)
-        orders = {name: id_arithmetic.partition(ids.numpy(), servers) for name, ids in asked.items() if servers > 1}
+        orders = {
+            name: id_arithmetic.partition(ids.numpy(), servers)
+            for name, ids in asked.items()
+            if servers > 1
+        }
         rows = {name: self._blank(name, len(ids)) for name, ids in asked.items()}
         with self._turn:
             answers = []
@@ -79,20 +84,26 @@ class Lookups:
                 own = {name: _own(ids, orders.get(name), server) for name, ids in asked.items()}
                 own = {name: ids for name, ids in own.items() if len(ids)}
                 if own:
-                    landing = {name: rows[name] if servers == 1 else self._blank(name, len(ids)) for name, ids in own.items()}
+                    landing = {
+                        name: rows[name] if servers == 1 else self._blank(name, len(ids))
+                        for name, ids in own.items()
+                    }
                     answers.append(self._ask(server, own, landing))
             self._wait(answers)
             for name, (order, offsets) in orders.items():
                 for server, landed in enumerate(self._landings):
                     if name in landed:
-                        rows[name][torch.from_numpy(order[offsets[server] : offsets[server + 1]])] = landed[name]
+                        rows[name][
+                            torch.from_numpy(order[offsets[server] : offsets[server + 1]])
+                        ] = landed[name]
             self._landings = [{} for _ in self._clients]
         self.lookups += 1
         self.rows += sum(map(len, asked.values()))
         return rows
 
     def pull_divided(self, name: str, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The rows of unique ids of one table that were divided by server already: int64 [u] each -> [u, dim] each.
+        """The rows of unique ids of one table that were divided by server already: int64 [u] each
+        -> [u, dim] each.
 
         Raises:
             PServerError: a server is lost, or refuses an id.
@@ -100,7 +111,9 @@ class Lookups:
         rows = [self._blank(name, len(ids)) for ids in parts]
         with self._turn:
             asked = [server for server, ids in enumerate(parts) if len(ids)]
-            self._wait([self._ask(server, {name: parts[server]}, {name: rows[server]}) for server in asked])
+            self._wait(
+                [self._ask(server, {name: parts[server]}, {name: rows[server]}) for server in asked]
+            )
             self._landings = [{} for _ in self._clients]
         self.lookups += 1
         self.rows += sum(map(len, parts))
@@ -115,7 +128,9 @@ class Lookups:
         assert channel is not None, "a plan with tables has a stream for them"
         return channel
 
-    def _ask(self, server: int, own: Mapping[str, torch.Tensor], landing: dict[str, torch.Tensor]) -> Future[Done]:
+    def _ask(
+        self, server: int, own: Mapping[str, torch.Tensor], landing: dict[str, torch.Tensor]
+    ) -> Future[Done]:
         self._landings[server] = landing
         channel = self._channel(server)
         answer = channel.begin()
@@ -128,18 +143,24 @@ class Lookups:
         if answers:
             Request(0, answers).wait()
 
-    # ---- whole tables --------------------------------------------------------------------------------------------
+    # ---- whole tables ----
 
-    def scan(self, name: str, changed: bool = False, settled: bool = False) -> Iterator[tuple[Chunk, dict[str, Any]]]:
+    def scan(
+        self, name: str, changed: bool = False, settled: bool = False
+    ) -> Iterator[tuple[Chunk, dict[str, Any]]]:
         """Chunks of a table from all servers, one after the other, each with its server's facts."""
         for server in range(len(self._clients)):
             cursor = 0
             while cursor >= 0:
-                asked = Scan(table=name, cursor=cursor, most=CHUNK_ROWS, changed=changed, settled=settled)
+                asked = Scan(
+                    table=name, cursor=cursor, most=CHUNK_ROWS, changed=changed, settled=settled
+                )
                 with self._turn:
                     done = self._scan(server, asked)
                     landed, self._landings[server] = self._landings[server], {}
-                chunk = {full.removeprefix(f"{name}@"): array.numpy() for full, array in landed.items()}
+                chunk = {
+                    full.removeprefix(f"{name}@"): array.numpy() for full, array in landed.items()
+                }
                 yield chunk, json.loads(done.facts)
                 cursor = done.cursor
 
@@ -157,7 +178,8 @@ class Lookups:
                 self._scan(server, Scan(table=name, saved=True))
 
     def begin_with(self, server: int, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """Gives a server those of these rows that it holds, as values that nothing was learned from yet.
+        """Gives a server those of these rows that it holds, as values that nothing was learned from
+        yet.
 
         Args:
             ids: int64 [n], each once; values: [n, dim].
@@ -166,7 +188,15 @@ class Lookups:
             part = RowGradient(ids[begin : begin + CHUNK_ROWS], values[begin : begin + CHUNK_ROWS])
             own = part.divide(len(self._clients))[server]
             with self._turn:
-                self._wait([self._give(server, [(f"{name}@ids", own.ids), (f"{name}@values", own.rows.contiguous())], {})])
+                self._wait(
+                    [
+                        self._give(
+                            server,
+                            [(f"{name}@ids", own.ids), (f"{name}@values", own.rows.contiguous())],
+                            {},
+                        )
+                    ]
+                )
 
     def begin_anew(self, name: str, facts: Mapping[str, Any]) -> None:
         """A table without rows, with these facts, on every server."""
@@ -176,15 +206,22 @@ class Lookups:
 
     def load(self, name: str, chunk: Chunk) -> None:
         """Gives every server those rows of a chunk that it holds, with their states."""
-        arrays = {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in chunk.items()}
+        arrays = {
+            key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in chunk.items()
+        }
         with self._turn:
             answers = []
             for server, own in enumerate(_chosen(chunk["ids"], len(self._clients))):
-                parts = [(f"{name}@{key}", array[own] if _by_row(key) else array) for key, array in arrays.items()]
+                parts = [
+                    (f"{name}@{key}", array[own] if _by_row(key) else array)
+                    for key, array in arrays.items()
+                ]
                 answers.append(self._give(server, parts, {}))
             self._wait(answers)
 
-    def _give(self, server: int, arrays: list[tuple[str, torch.Tensor]], facts: Mapping[str, str]) -> Future[Done]:
+    def _give(
+        self, server: int, arrays: list[tuple[str, torch.Tensor]], facts: Mapping[str, str]
+    ) -> Future[Done]:
         channel = self._channel(server)
         answer = channel.begin()
         channel.post(Kind.VALUE, 0, arrays)
@@ -204,10 +241,14 @@ def _by_row(key: str) -> bool:
 def _chosen(ids: np.ndarray, servers: int) -> list[torch.Tensor]:
     """Which of the ids each server holds."""
     order, offsets = id_arithmetic.partition(np.ascontiguousarray(ids), servers)
-    return [torch.from_numpy(order[offsets[server] : offsets[server + 1]]) for server in range(servers)]
+    return [
+        torch.from_numpy(order[offsets[server] : offsets[server + 1]]) for server in range(servers)
+    ]
 
 
-def _own(ids: torch.Tensor, order: tuple[np.ndarray, np.ndarray] | None, server: int) -> torch.Tensor:
+def _own(
+    ids: torch.Tensor, order: tuple[np.ndarray, np.ndarray] | None, server: int
+) -> torch.Tensor:
     if order is None:
         return ids
     positions, offsets = order
@@ -234,7 +275,8 @@ class ServedRows:
             raise
 
     def pull_divided(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Rows of unique ids that were divided by server, on the CPU: int64 [u] each -> [u, dim] each.
+        """Rows of unique ids that were divided by server, on the CPU: int64 [u] each -> [u, dim]
+        each.
 
         Raises:
             PServerError: a server is lost.

@@ -1,4 +1,6 @@
-"""What ``fleet.distributed_optimizer`` returns: a torch.optim.Optimizer whose step the servers take."""
+"""What ``fleet.distributed_optimizer`` returns: a torch.optim.Optimizer whose step the servers
+take.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,28 @@ Connect = Callable[["DistributedOptimizer"], Communicator | None]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Sends what ``p.grad`` holds at ``step()`` to the parameter servers and receives the updated parameters.
+    """Sends what ``p.grad`` holds at ``step()`` to the parameter servers and receives the updated
+    parameters.
 
-    Accumulation over several backward passes, unscaling and clipping in between all count.  Schedulers, ``GradScaler`` and
-    training frameworks take it for the optimizer that it wraps: the two share ``param_groups``, ``state`` and ``defaults``.
+    Accumulation over several backward passes, unscaling and clipping in between all count.
+    Schedulers, ``GradScaler`` and training frameworks take it for the optimizer that it wraps: the
+    two share ``param_groups``, ``state`` and ``defaults``.
 
     Args:
         optimizer: the user's.
         names: every parameter's name in the job.
         connect: makes the connection to the servers, or gives None for a process that trains alone.
         grad_clip: applied to the merged gradient, as a single node would.
-        overlap: the script promises one backward per step and not to touch ``p.grad`` before ``step()``: each gradient leaves as
-            soon as it stands, while backward goes on.
+        overlap: the script promises one backward per step and not to touch ``p.grad`` before
+            ``step()``: each gradient leaves as soon as it stands, while backward goes on.
 
     Raises:
-        ValueError: ``overlap`` together with a ``grad_clip`` that has to wait for all gradients on the trainer.
+        ValueError: ``overlap`` together with a ``grad_clip`` that has to wait for all gradients on
+            the trainer.
     """
 
-    # GradScaler then always calls step(), and tells it of an overflow: every trainer of a sync job must hear of the step.
+    # GradScaler then always calls step(), and tells it of an overflow: every trainer of a sync job
+    # must hear of the step.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -52,7 +58,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner = optimizer
         self._tables = tables
         self._overlap = overlap
-        self._left: set[torch.Tensor] = set()  # parameters whose gradient of this step has left already
+        # parameters whose gradient of this step has left already
+        self._left: set[torch.Tensor] = set()
         self.names = names
         self._connect = connect
         self.grad_clip = grad_clip
@@ -64,7 +71,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._send_early()
 
     def _share(self) -> None:
-        """One set of groups and states under both optimizers, so that a scheduler made for either moves both."""
+        """One set of groups and states under both optimizers, so that a scheduler made for either
+        moves both.
+        """
         self.param_groups = self._inner.param_groups
         self.state = self._inner.state
         self.defaults = self._inner.defaults
@@ -79,7 +88,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The user's optimizer."""
         return self._inner
 
-    # ---- steps ---------------------------------------------------------------------------------------------------
+    # ---- steps ----
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -105,12 +114,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _unscale(self) -> bool:
-        """Takes GradScaler's scale out of the gradients, where it handed them over scaled; whether one is not finite."""
+        """Takes GradScaler's scale out of the gradients, where it handed them over scaled; whether
+        one is not finite.
+        """
         scale = getattr(self, "grad_scale", None)
         found = getattr(self, "found_inf", None)
         overflow = found is not None and bool(found.item())
         if self._left and scale is not None:
-            raise RuntimeError("overlap: the gradients have left with GradScaler's scale in them; leave overlap off")
+            raise RuntimeError(
+                "overlap: the gradients have left with GradScaler's scale in them; leave overlap "
+                "off"
+            )
         if scale is not None and not overflow:
             inverse = scale.double().reciprocal().float()
             for gradient in self._gradients().values():
@@ -118,12 +132,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return overflow
 
     def _gradients(self) -> Gradients:
-        return {p: p.grad for group in self.param_groups for p in group["params"] if p.grad is not None}
+        return {
+            p: p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
+        }
 
     def _clip_here(self) -> None:
-        gradients = {parameter: gradient for parameter, gradient in self._gradients().items() if parameter not in self._left}
-        if isinstance(self.grad_clip, ClipGradByValue):  # which a table's anchor has nothing to do with
-            gradients = {parameter: gradient for parameter, gradient in gradients.items() if parameter in self.names}
+        gradients = {
+            parameter: gradient
+            for parameter, gradient in self._gradients().items()
+            if parameter not in self._left
+        }
+        # which a table's anchor has nothing to do with
+        if isinstance(self.grad_clip, ClipGradByValue):
+            gradients = {
+                parameter: gradient
+                for parameter, gradient in gradients.items()
+                if parameter in self.names
+            }
         if self.grad_clip is not None and gradients:
             results = apply(self.grad_clip.to_clip(), list(gradients.values()))
             for gradient, result in zip(gradients.values(), results, strict=True):
@@ -151,19 +176,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._left.clear()
         communicator.close_step(self.rows(), overflow)
         if communicator.averaging is not None:
-            overflow = self._step_averaged(communicator.averaging, communicator.plan.averaged, overflow)
+            overflow = self._step_averaged(
+                communicator.averaging, communicator.plan.averaged, overflow
+            )
         done = communicator.finish_step()
         assert done is not None, "every lane is closed"
         self.steps += 0 if overflow or done.overflow else 1
 
     def _step_averaged(self, averaging: Averaging, names: Sequence[str], overflow: bool) -> bool:
-        """While the servers work: the parameters whose gradients trainers average step here; whether the step overflowed."""
+        """While the servers work: the parameters whose gradients trainers average step here;
+        whether the step overflowed.
+        """
         by_name = {name: parameter for parameter, name in self.names.items()}
         parameters = [by_name[name] for name in names]
-        own = {parameter: gradient for parameter, gradient in self._gradients().items() if self.names.get(parameter) in names}
+        own = {
+            parameter: gradient
+            for parameter, gradient in self._gradients().items()
+            if self.names.get(parameter) in names
+        }
         found, overflow = averaging.average(parameters, own, overflow)
         if found and not overflow:
-            self._step_here({parameter: parameter.grad for parameter in found if parameter.grad is not None})
+            self._step_here(
+                {parameter: parameter.grad for parameter in found if parameter.grad is not None}
+            )
         return overflow
 
     def _send_rows(self, communicator: Communicator) -> None:
@@ -179,14 +214,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         element_wise = self.grad_clip is None or isinstance(self.grad_clip, ClipGradByValue)
         if not element_wise and not self._communicator.plan.clips_on_servers:
-            raise ValueError("overlap: gradients cannot leave early where grad_clip needs all of them on the trainer")
-        for parameter in (p for group in self.param_groups for p in group["params"] if p.requires_grad and p in self.names):
+            raise ValueError(
+                "overlap: gradients cannot leave early where grad_clip needs all of them on the "
+                "trainer"
+            )
+        for parameter in (
+            p
+            for group in self.param_groups
+            for p in group["params"]
+            if p.requires_grad and p in self.names
+        ):
             parameter.register_post_accumulate_grad_hook(self._send_one)
 
     def _send_one(self, parameter: torch.Tensor) -> None:
         if parameter in self._left:
             raise RuntimeError(
-                f"overlap: {self.names[parameter]!r} has a second gradient in one step, and the first one has left"
+                f"overlap: {self.names[parameter]!r} has a second gradient in one step, and the "
+                "first one has left"
             )
         communicator, gradient = self._communicator, parameter.grad
         if (
@@ -200,17 +244,38 @@ class DistributedOptimizer(torch.optim.Optimizer):
         communicator.send_whole(self.names[parameter], gradient)
 
     def _divided(self, communicator: Communicator) -> tuple[Gradients, Gradients]:
-        """The gradients of parameters that this process updates itself (the k-step modes), and those of the servers'."""
+        """The gradients of parameters that this process updates itself (the k-step modes), and
+        those of the servers'.
+        """
         plan = communicator.plan
         local = {p.name for p in plan.placements if plan.lane_of(p).local}
-        gradients = {parameter: gradient for parameter, gradient in self._gradients().items() if parameter in self.names}
-        here = {parameter: gradient for parameter, gradient in gradients.items() if self.names[parameter] in local}
-        others = {*here, *(parameter for parameter in gradients if self.names[parameter] in plan.averaged)}
-        return here, {parameter: gradient for parameter, gradient in gradients.items() if parameter not in others}
+        gradients = {
+            parameter: gradient
+            for parameter, gradient in self._gradients().items()
+            if parameter in self.names
+        }
+        here = {
+            parameter: gradient
+            for parameter, gradient in gradients.items()
+            if self.names[parameter] in local
+        }
+        others = {
+            *here,
+            *(parameter for parameter in gradients if self.names[parameter] in plan.averaged),
+        }
+        return here, {
+            parameter: gradient
+            for parameter, gradient in gradients.items()
+            if parameter not in others
+        }
 
     def _step_here(self, gradients: Gradients) -> None:
         """The user's own optimizer steps these parameters, and no others."""
-        others = {parameter: gradient for parameter, gradient in self._gradients().items() if parameter not in gradients}
+        others = {
+            parameter: gradient
+            for parameter, gradient in self._gradients().items()
+            if parameter not in gradients
+        }
         for parameter in others:
             parameter.grad = None
         try:
@@ -221,14 +286,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """The present hyper-parameters of every group, by group number."""
-        rows: dict[int, Any] = {i: row_of(rule_of(self._inner, group).type, group) for i, group in enumerate(self.param_groups)}
+        rows: dict[int, Any] = {
+            i: row_of(rule_of(self._inner, group).type, group)
+            for i, group in enumerate(self.param_groups)
+        }
         return rows if self._tables is None else rows | self._tables.rows()
 
     def _seen_by_schedulers(self) -> None:
-        """Schedulers warn where they are stepped before the optimizer that they were made for; that one's step is this one."""
+        """Schedulers warn where they are stepped before the optimizer that they were made for; that
+        one's step is this one.
+        """
         self._inner._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
 
-    # ---- groups and states ---------------------------------------------------------------------------------------
+    # ---- groups and states ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, before the first step.
@@ -240,7 +310,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             super().add_param_group(param_group)
             return
         if self._communicator is not None and self._communicator.step:
-            raise ValueError(f"add_param_group: expected before the first step, got it after step {self._communicator.step}")
+            raise ValueError(
+                "add_param_group: expected before the first step, got it after step "
+                f"{self._communicator.step}"
+            )
         self._inner.add_param_group(param_group)
         if self._communicator is not None:
             self._communicator.barrier("add_param_group")
@@ -258,10 +331,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         by_name = {name: parameter for parameter, name in self.names.items()}
         for name, states in self._communicator.states().items():
             device = by_name[name].device  # where torch keeps all of a state but its count of steps
-            self.state[by_name[name]] = {key: value if key == "step" else value.to(device) for key, value in states.items()}
+            self.state[by_name[name]] = {
+                key: value if key == "step" else value.to(device) for key, value in states.items()
+            }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads groups and states.  Every trainer of the job calls this, between steps; trainer 0's states go to the servers."""
+        """Loads groups and states.
+
+        Every trainer of the job calls this, between steps; trainer 0's states go to the servers.
+        """
         self._inner.load_state_dict(state_dict)
         self._share()
         if self._communicator is not None:
@@ -283,5 +361,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._communicator.leave(failure)
 
     def __repr__(self) -> str:
-        where = "alone" if self._communicator is None else f"on {self._communicator.plan.servers} servers"
+        where = (
+            "alone"
+            if self._communicator is None
+            else f"on {self._communicator.plan.servers} servers"
+        )
         return f"DistributedOptimizer {where} of {self._inner!r}"

@@ -1,13 +1,13 @@
-"""The collective mode's beginning: the trainers meet, and become one process group of torch.distributed.
+"""The collective mode's beginning: the trainers meet, and become one process group of
+torch.distributed.
 
 ::
 
     init_parallel_env()                       # one of torchrun's, launch's or spawn's processes; or alone, a world of one
     model = DataParallel(Net())
 
-Every trainer announces itself in a store before the process group comes up, so that whoever waits too long can say for whom.
-Tensors on GPUs travel by NCCL, those in main memory by gloo.
-"""
+Every trainer announces itself in a store before the process group comes up, so that whoever waits
+too long can say for whom. Tensors on GPUs travel by NCCL, those in main memory by gloo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from trainer.role import Connection, World
 NOTICE_SECONDS = 5.0
 LINGER_SECONDS = 2.0
 POLL_SECONDS = 0.05
-_COMMUNICATION = re.compile("gloo|NCCL|TCPStore|Connection|timed out", re.IGNORECASE)  # how torch's errors of it read
+# how torch's errors of it read
+_COMMUNICATION = re.compile("gloo|NCCL|TCPStore|Connection|timed out", re.IGNORECASE)
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ class Environment:
     world: World
     store: Store
     presence: Presence | None
-    seconds: float = START_DEADLINE_SECONDS  # to wait for trainers that are there, but not yet where the others are
+    # to wait for trainers that are there, but not yet where the others are
+    seconds: float = START_DEADLINE_SECONDS
 
     def check(self, needed: Collection[int] = ()) -> None:
         """Raises what has happened to another trainer; see :meth:`Presence.check`."""
@@ -77,23 +79,30 @@ class Environment:
             now = time.monotonic()
             self.check(silent)
             if now - began > self.seconds:
-                raise TimedOut(f"{topic}: {_trainers(silent)} did not come here within {self.seconds:g} s")
+                raise TimedOut(
+                    f"{topic}: {_trainers(silent)} did not come here within {self.seconds:g} s"
+                )
             if now - noticed > NOTICE_SECONDS:
                 noticed = now
-                log.warning("%s: waiting for %s since %.0f s", topic, _trainers(silent), now - began)
+                log.warning(
+                    "%s: waiting for %s since %.0f s", topic, _trainers(silent), now - began
+                )
             time.sleep(POLL_SECONDS)
         return [self.store.get(key).decode() for key in keys.values()]
 
 
 _environment: Environment | None = None
-_times = 0  # that this process has met the others: each time they leave their messages in another place of the store
+# that this process has met the others: each time they leave their messages in another place of the
+# store
+_times = 0
 
 
 def init_parallel_env() -> None:
     """Brings up the process group of all trainers; a second call has no effect.
 
-    Reads torchrun's variables, which ``pserver launch --nccl2``, ``torchrun`` and :func:`trainer.spawn` set; without them this
-    is a world of one.  Where there are GPUs, the one with the number LOCAL_RANK becomes the current device.
+    Reads torchrun's variables, which ``pserver launch --nccl2``, ``torchrun`` and
+    :func:`trainer.spawn` set; without them this is a world of one.  Where there are GPUs, the one
+    with the number LOCAL_RANK becomes the current device.
 
     Raises:
         ValueError: a variable is missing, or holds something else than it should.
@@ -112,26 +121,38 @@ def init_parallel_env() -> None:
         if world.local_rank < torch.cuda.device_count():
             torch.cuda.set_device(world.local_rank)
         else:
-            log.warning("trainer %d: LOCAL_RANK is %d and there are %d GPUs: none is its own",
-                        world.rank, world.local_rank, torch.cuda.device_count())  # fmt: skip
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+            log.warning(
+                "trainer %d: LOCAL_RANK is %d and there are %d GPUs: none is its own",
+                world.rank,
+                world.local_rank,
+                torch.cuda.device_count(),
+            )
+    backend = (
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    )
     presence = None
     if world.size > 1:
         try:
-            presence = Presence(world.rank, world.size, world.address, store, connection.deadline_seconds)
+            presence = Presence(
+                world.rank, world.size, world.address, store, connection.deadline_seconds
+            )
         except OSError as error:
             raise Unreachable(
-                f"trainer {world.rank} and trainer 0 at {world.address} cannot reach one another: {error}"
+                f"trainer {world.rank} and trainer 0 at {world.address} cannot reach one another: "
+                f"{error}"
             ) from error
     _environment = Environment(world, store, presence, seconds)
     with named():
-        dist.init_process_group(backend, store=PrefixStore("group", store), rank=world.rank, world_size=world.size)
+        dist.init_process_group(
+            backend, store=PrefixStore("group", store), rank=world.rank, world_size=world.size
+        )
     sys.excepthook = _Hook(sys.excepthook)
     atexit.register(leave_parallel_env)
 
 
 def leave_parallel_env(text: str = "its script has ended") -> None:
-    """Takes the process group down, and tells the others that this trainer has left.  Done at exit, too.
+    """Takes the process group down, and tells the others that this trainer has left.  Done at exit,
+    too.
 
     Args:
         text: what others are told who still need this trainer.
@@ -150,7 +171,8 @@ def leave_parallel_env(text: str = "its script has ended") -> None:
 
 
 def environment() -> Environment:
-    """What :func:`init_parallel_env` has made; in a process that nobody else trains with it is made now.
+    """What :func:`init_parallel_env` has made; in a process that nobody else trains with it is made
+    now.
 
     Raises:
         RuntimeError: there are other trainers, and it has not been called.
@@ -158,7 +180,11 @@ def environment() -> Environment:
     if _environment is not None:
         return _environment
     if dist.is_initialized():  # by the script itself: nobody watches its trainers
-        return Environment(World(dist.get_rank(), dist.get_world_size()), dist.distributed_c10d._get_default_store(), None)
+        return Environment(
+            World(dist.get_rank(), dist.get_world_size()),
+            dist.distributed_c10d._get_default_store(),
+            None,
+        )
     if World.from_environment().size > 1:
         raise RuntimeError("call init_parallel_env() or fleet.init(is_collective=True) first")
     init_parallel_env()
@@ -166,7 +192,8 @@ def environment() -> Environment:
 
 
 def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """A group of some of the trainers.  Every trainer of the job calls this, in the same order, with the same ranks.
+    """A group of some of the trainers.  Every trainer of the job calls this, in the same order,
+    with the same ranks.
 
     Args:
         ranks: which; None: all.
@@ -179,7 +206,11 @@ def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
     """
     world = environment().world
     chosen = list(range(world.size)) if ranks is None else list(ranks)
-    if not chosen or len(set(chosen)) < len(chosen) or not all(rank in range(world.size) for rank in chosen):
+    if (
+        not chosen
+        or len(set(chosen)) < len(chosen)
+        or not all(rank in range(world.size) for rank in chosen)
+    ):
         raise ValueError(f"ranks: expected some of 0 to {world.size - 1}, each once, got {chosen}")
     with named():
         group: dist.ProcessGroup = dist.new_group(sorted(chosen))
@@ -188,7 +219,8 @@ def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Errors of communication inside are raised anew under the name of the trainer that caused them.
+    """Errors of communication inside are raised anew under the name of the trainer that caused
+    them.
 
     Raises:
         PServerError: what became of that trainer.
@@ -212,16 +244,26 @@ def blamed(error: BaseException) -> PServerError | None:
 
 
 class _Hook:
-    """sys.excepthook: an error that ends this trainer is told to the others, and one that another caused says so."""
+    """sys.excepthook: an error that ends this trainer is told to the others, and one that another
+    caused says so.
+    """
 
-    def __init__(self, before: Callable[[type[BaseException], BaseException, TracebackType | None], Any]) -> None:
+    def __init__(
+        self, before: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+    ) -> None:
         self.before = before
 
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         self.before(kind, error, trace)
         found = blamed(error)
         if found is not None:
-            print(f"{type(found).__module__}.{type(found).__name__}: {found}", file=sys.stderr, flush=True)
+            print(
+                f"{type(found).__module__}.{type(found).__name__}: {found}",
+                file=sys.stderr,
+                flush=True,
+            )
         elif not isinstance(error, PServerError):
             fail(error)
 
@@ -232,7 +274,7 @@ def fail(error: BaseException) -> None:
         _environment.presence.tell("failed", f"{type(error).__name__}: {error}")
 
 
-# ---- meeting ----------------------------------------------------------------------------------------------------------
+# ---- meeting ----
 
 
 def _meet(world: World, seconds: float) -> Store:
@@ -241,19 +283,32 @@ def _meet(world: World, seconds: float) -> Store:
     place = f"{world.address}:{world.port}"
     keeps = world.rank == 0 and not world.served
     try:
-        tcp = TCPStore(world.address, world.port, is_master=keeps, timeout=timedelta(seconds=seconds), wait_for_workers=False)
+        tcp = TCPStore(
+            world.address,
+            world.port,
+            is_master=keeps,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+        )
     except RuntimeError as error:
         if keeps:
-            raise Unreachable(f"trainer 0 cannot listen at {place} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}") from error
+            raise Unreachable(
+                f"trainer 0 cannot listen at {place} (MASTER_ADDR, MASTER_PORT): "
+                f"{_first_line(error)}"
+            ) from error
         keeper = "the store of the job" if world.served else "trainer 0"
         raise Unreachable(f"{keeper} did not come up at {place} within {seconds:g} s") from error
     store = PrefixStore(f"pserver/{world.attempt}/{_times}", tcp)
     try:
         if store.add(f"here/{world.rank}", 1) > 1:
-            raise Refused(f"RANK: two processes say that they are trainer {world.rank} of {world.size}")
+            raise Refused(
+                f"RANK: two processes say that they are trainer {world.rank} of {world.size}"
+            )
         _wait_for_all(store, world, end, seconds)
     except dist.DistError as error:
-        raise Unreachable(f"trainer 0, which keeps the store at {place}, left before all trainers were there") from error
+        raise Unreachable(
+            f"trainer 0, which keeps the store at {place}, left before all trainers were there"
+        ) from error
     return store
 
 
@@ -269,7 +324,9 @@ def _wait_for_all(store: Store, world: World, end: float, seconds: float) -> Non
             raise TimedOut(_give_up(store, world, seconds))
         if now - noticed > NOTICE_SECONDS:
             noticed = now
-            log.warning("waiting for %s since %.0f s", _trainers(_missing(store, world)), now - began)
+            log.warning(
+                "waiting for %s since %.0f s", _trainers(_missing(store, world)), now - began
+            )
         time.sleep(POLL_SECONDS)
 
 

@@ -16,25 +16,30 @@ from transpiler.program import Program, Role
 
 
 class ParallelExecutor:
-    """Runs the program of one trainer of a job without servers; gradients are averaged over all trainers.
+    """Runs the program of one trainer of a job without servers; gradients are averaged over all
+    trainers.
 
-    The trainer program of mode "nccl2" is the single-node one: this class is what puts the sums over all trainers between its
-    backward and its updates (a plain ``Executor`` trains alone on it).  Programs of mode "collective" have them already.  A
-    program that was not transpiled runs alone, with ``num_trainers`` 1.
+    The trainer program of mode "nccl2" is the single-node one: this class is what puts the sums
+    over all trainers between its backward and its updates (a plain ``Executor`` trains alone on
+    it).  Programs of mode "collective" have them already.  A program that was not transpiled runs
+    alone, with ``num_trainers`` 1.
 
-    On construction the trainers meet, with a deadline, and every one of them takes trainer 0's parameters and buffers.
+    On construction the trainers meet, with a deadline, and every one of them takes trainer 0's
+    parameters and buffers.
 
     Args:
-        use_cuda: compute on a GPU, and sums travel by NCCL: the GPU that has this trainer's place among those of its host as its
-            number.  Otherwise in main memory, by gloo.
+        use_cuda: compute on a GPU, and sums travel by NCCL: the GPU that has this trainer's place
+            among those of its host as its number.  Otherwise in main memory, by gloo.
         loss_name: the loss; checked.
-        main_program: what ``get_trainer_program`` gave.  None: what ``transpile`` made of the default main program.
+        main_program: what ``get_trainer_program`` gave.  None: what ``transpile`` made of the
+            default main program.
         num_trainers, trainer_id: must be those of the program.
 
     Raises:
         TypeError: an argument has another type.
         ValueError: the numbers are not the program's, it has no such loss, or there is no such GPU.
-        PServerError: the trainers do not meet; the message says who is missing, or runs another program.
+        PServerError: the trainers do not meet; the message says who is missing, or runs another
+            program.
     """
 
     def __init__(
@@ -47,7 +52,9 @@ class ParallelExecutor:
     ) -> None:
         program = default_trainer_program() if main_program is None else main_program
         if not isinstance(program, Program):
-            raise TypeError(f"ParallelExecutor: main_program: expected a Program, got {type(program).__name__}")
+            raise TypeError(
+                f"ParallelExecutor: main_program: expected a Program, got {type(program).__name__}"
+            )
         if not isinstance(use_cuda, bool):
             raise TypeError(f"ParallelExecutor: use_cuda: expected True or False, got {use_cuda!r}")
         _check_numbers(program, num_trainers, trainer_id)
@@ -62,8 +69,8 @@ class ParallelExecutor:
                 raise
 
     def run(self, fetch_list: Sequence[str] | None = None, feed: Feed = None) -> list[Tensor]:
-        """Runs one step on this trainer's batch, and returns the values of ``fetch_list``: this trainer's own loss, the mean
-        gradients, the common parameters.
+        """Runs one step on this trainer's batch, and returns the values of ``fetch_list``: this
+        trainer's own loss, the mean gradients, the common parameters.
 
         Raises:
             TypeError, ValueError: the feed or a name in ``fetch_list`` does not fit the program.
@@ -83,7 +90,12 @@ class ParallelExecutor:
     def __enter__(self) -> ParallelExecutor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._executor.__exit__(kind, error, trace)
 
 
@@ -93,25 +105,38 @@ def _check_numbers(program: Program, num_trainers: int, trainer_id: int) -> None
             raise TypeError(f"ParallelExecutor: {what}: expected a whole number, got {number!r}")
     deployment = program.deployment
     if deployment is not None and deployment.plan.collective is None:
-        raise ValueError(f"ParallelExecutor: expected a program without servers, got one of mode {deployment.plan.mode}")
+        raise ValueError(
+            "ParallelExecutor: expected a program without servers, got one of mode "
+            f"{deployment.plan.mode}"
+        )
     trainers = 1 if deployment is None else deployment.plan.trainers
     whose = "a program that was not transpiled" if deployment is None else "the program"
     if num_trainers != trainers:
-        raise ValueError(f"ParallelExecutor: num_trainers: expected that of {whose}, {trainers}, got {num_trainers}")
+        raise ValueError(
+            f"ParallelExecutor: num_trainers: expected that of {whose}, {trainers}, got "
+            f"{num_trainers}"
+        )
     own = 0 if deployment is None else deployment.trainer_id
     if trainer_id != own:
-        raise ValueError(f"ParallelExecutor: trainer_id: expected that of {whose}, {own}, got {trainer_id}")
+        raise ValueError(
+            f"ParallelExecutor: trainer_id: expected that of {whose}, {own}, got {trainer_id}"
+        )
 
 
 def _check_loss(program: Program, loss_name: str | None) -> None:
     if loss_name is None:
         return
     if not isinstance(loss_name, str):
-        raise TypeError(f"ParallelExecutor: loss_name: expected text, got {type(loss_name).__name__}")
+        raise TypeError(
+            f"ParallelExecutor: loss_name: expected text, got {type(loss_name).__name__}"
+        )
     outputs = [variable.name for variable in program.main.variables_of(Role.OUTPUT)]
     if loss_name != "loss" or "loss" not in outputs:
         near = close_names(loss_name, outputs)
-        raise ValueError(f"ParallelExecutor: loss_name: expected the program's loss, got {loss_name!r}; close names: {near}")
+        raise ValueError(
+            f"ParallelExecutor: loss_name: expected the program's loss, got {loss_name!r}; close "
+            f"names: {near}"
+        )
 
 
 def _device(program: Program) -> torch.device:
@@ -122,5 +147,7 @@ def _device(program: Program) -> torch.device:
         hosts = [endpoint.rpartition(":")[0] for endpoint in deployment.endpoints]
         place = hosts[: deployment.trainer_id].count(hosts[deployment.trainer_id])
     if place >= count:
-        raise ValueError(f"ParallelExecutor: use_cuda=True: expected GPU {place} on this host, got {count} GPUs")
+        raise ValueError(
+            f"ParallelExecutor: use_cuda=True: expected GPU {place} on this host, got {count} GPUs"
+        )
     return torch.device("cuda", place)

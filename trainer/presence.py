@@ -1,15 +1,16 @@
 """Who of a collective job's trainers is still there, and what became of the others.
 
-[Note: who is lost]  When a trainer dies, gloo tells its neighbours that some port was closed, NCCL tells nobody, and neither
-names a trainer.  So every trainer holds one connection to trainer 0, beside the collectives.  Each side beats; a connection that
-ends without a goodbye, or is silent for the deadline, is a lost trainer, and trainer 0 tells the others::
+[Note: who is lost]  When a trainer dies, gloo tells its neighbours that some port was closed, NCCL
+tells nobody, and neither names a trainer.  So every trainer holds one connection to trainer 0,
+beside the collectives.  Each side beats; a connection that ends without a goodbye, or is silent for
+the deadline, is a lost trainer, and trainer 0 tells the others::
 
     trainer 1 --beat, left, failed-->  trainer 0  --beat, and what happened to anyone--> trainers 1, 2, ...
 
-Errors of a collective are then raised anew under the name of whoever caused them (:func:`Presence.cause`).  A process whose main
-thread still waits in the same place GRACE_SECONDS after a trainer was lost can't be woken, so it says why, and ends.  Once
-trainer 0 has left nobody is watched any more, and no collective needs to be.
-"""
+Errors of a collective are then raised anew under the name of whoever caused them
+(:func:`Presence.cause`).  A process whose main thread still waits in the same place GRACE_SECONDS
+after a trainer was lost can't be woken, so it says why, and ends.  Once trainer 0 has left nobody
+is watched any more, and no collective needs to be."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from torch._C._distributed_c10d import Store  # torch.distributed's own, which strict typing does not see there
+# torch.distributed's own, which strict typing does not see there
+from torch._C._distributed_c10d import Store
 
 from pserver.errors import JobFailed, PServerError, TrainerLost
 
@@ -56,7 +58,10 @@ class Event:
         """What the others raise when they need that trainer."""
         if self.kind == "failed":
             return JobFailed(f"trainer {self.rank} failed: {self.text}")
-        return TrainerLost(f"trainer {self.rank} {'is lost' if self.kind == 'lost' else 'has left the job'}: {self.text}")
+        return TrainerLost(
+            f"trainer {self.rank} {'is lost' if self.kind == 'lost' else 'has left the job'}: "
+            f"{self.text}"
+        )
 
 
 @dataclass(slots=True)
@@ -85,11 +90,13 @@ class Presence:
         self._events: dict[int, Event] = {}
         self._sending = threading.Lock()  # one line at a time on a connection
         self._closed = False
-        self._peers = self._accept(size, address, store) if rank == 0 else {0: self._connect(address, store)}
+        self._peers = (
+            self._accept(size, address, store) if rank == 0 else {0: self._connect(address, store)}
+        )
         self._wake, self._woken = socket.socketpair()
         threading.Thread(target=self._run, name="presence", daemon=True).start()
 
-    # ---- coming up
+    # ---- coming up ----
 
     def _accept(self, size: int, address: str, store: Store) -> dict[int, _Peer]:
         token = secrets.token_hex(16)
@@ -113,13 +120,16 @@ class Presence:
         connection.sendall(json.dumps({"rank": self._rank, "token": token}).encode() + b"\n")
         return _Peer(connection, time.monotonic())
 
-    # ---- for the trainer
+    # ---- for the trainer ----
 
     def cause(self, seconds: float = CAUSE_SECONDS) -> Event | None:
-        """Who is to blame for a collective that did not come about: lost or failed, or else who has left; None: nobody known."""
+        """Who is to blame for a collective that did not come about: lost or failed, or else who has
+        left; None: nobody known.
+        """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._events), seconds)
-            self._changed.wait_for(lambda: self._serious() is not None, SECOND_SECONDS)  # who left may have left because of it
+            # who left may have left because of it
+            self._changed.wait_for(lambda: self._serious() is not None, SECOND_SECONDS)
             return self._serious() or next(iter(self._events.values()), None)
 
     def event(self) -> Event | None:
@@ -131,13 +141,16 @@ class Presence:
         """Raises what has happened to another trainer.
 
         Args:
-            needed: trainers whose part in something is still to come, so that it matters if they have left in order, too.
+            needed: trainers whose part in something is still to come, so that it matters if they
+                have left in order, too.
 
         Raises:
             PServerError: one is lost, has failed, or (of these) has left.
         """
         with self._changed:
-            event = self._serious() or next((event for rank, event in self._events.items() if rank in needed), None)
+            event = self._serious() or next(
+                (event for rank, event in self._events.items() if rank in needed), None
+            )
         if event is not None:
             raise event.error()
 
@@ -155,7 +168,7 @@ class Presence:
     def _serious(self) -> Event | None:
         return next((event for event in self._events.values() if event.kind != "left"), None)
 
-    # ---- the thread
+    # ---- the thread ----
 
     def _run(self) -> None:
         peers, beat = self._peers, min(2.0, self._deadline / 4)
@@ -190,7 +203,14 @@ class Presence:
         if not data:
             peer.heard = float("inf")
             if not self._closed:
-                self._note(Event("lost", rank, "its connection ended without a goodbye; it was killed, or its host is gone"))
+                self._note(
+                    Event(
+                        "lost",
+                        rank,
+                        "its connection ended without a goodbye; it was killed, or its host is "
+                        "gone",
+                    )
+                )
             return False
         peer.heard = time.monotonic()
         *lines, peer.rest = (peer.rest + data).split(b"\n")
@@ -210,7 +230,9 @@ class Presence:
         if event.kind != "left":
             log.error("%s", event.error())
         if self._rank == 0:
-            self._send(event, {rank: peer for rank, peer in self._peers.items() if rank != event.rank})
+            self._send(
+                event, {rank: peer for rank, peer in self._peers.items() if rank != event.rank}
+            )
 
     def _send(self, event: Event | None, peers: dict[int, _Peer]) -> None:
         line = json.dumps(asdict(event) if event is not None else {}).encode() + b"\n"
@@ -242,7 +264,11 @@ class Guard:
         if place != self._place:
             self._place, self._since = place, time.monotonic()
         elif place is not None and time.monotonic() - self._since > GRACE_SECONDS:
-            print(f"{type(event.error()).__name__}: {event.error()}; this trainer waits for it in vain:", file=sys.stderr)
+            print(
+                f"{type(event.error()).__name__}: {event.error()}; this trainer waits for it in "
+                "vain:",
+                file=sys.stderr,
+            )
             traceback.print_stack(frame, file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -250,7 +276,9 @@ class Guard:
 
 
 def _listening(address: str) -> socket.socket:
-    """Where trainer 0 listens: at the address that the others know, or where that is not this host's own name, anywhere."""
+    """Where trainer 0 listens: at the address that the others know, or where that is not this
+    host's own name, anywhere.
+    """
     with suppress(OSError):
         return socket.create_server((address, 0))
     return socket.create_server(("", 0))

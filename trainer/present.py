@@ -32,7 +32,9 @@ def begin(job: Job) -> None:
     """
     global _job
     if _job is not None:
-        raise RuntimeError("fleet.init() was called before; call fleet.finish() to end that job first")
+        raise RuntimeError(
+            "fleet.init() was called before; call fleet.finish() to end that job first"
+        )
     _job = job
 
 

@@ -1,4 +1,5 @@
-"""How the trainers of a collective job find one another: a store at trainer 0's endpoint, announcements, process groups.
+"""How the trainers of a collective job find one another: a store at trainer 0's endpoint,
+announcements, process groups.
 
 ::
 
@@ -7,13 +8,13 @@
     World.group    a process group over some of the trainers: NCCL for tensors on GPUs, gloo otherwise
     World.wait     waits for an operation; an error says which trainer is gone, and in which step
 
-Nothing here is ``torch.distributed``'s default process group: a script's own stays as it is, and one process may hold several
-worlds.
+Nothing here is ``torch.distributed``'s default process group: a script's own stays as it is, and
+one process may hold several worlds.
 
-[Note: no timeout on progress]  A trainer may evaluate for an hour while the others wait in a collective operation, so operations
-have no deadline of their own; that a trainer is gone is found by ``presence.py``.  A gloo operation cannot be called off, and its
-group's destructor waits for it: after a failure groups are never destroyed, so that nobody waits, and the process can end.
-"""
+[Note: no timeout on progress]  A trainer may evaluate for an hour while the others wait in a
+collective operation, so operations have no deadline of their own; that a trainer is gone is found
+by ``presence.py``.  A gloo operation cannot be called off, and its group's destructor waits for it:
+after a failure groups are never destroyed, so that nobody waits, and the process can end."""
 
 from __future__ import annotations
 
@@ -34,20 +35,32 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from pserver.config import DEADLINE_SECONDS, START_DEADLINE_SECONDS, split_endpoint
-from pserver.errors import FingerprintMismatch, PServerError, Refused, TimedOut, TrainerLost, Unreachable
+from pserver.errors import (
+    FingerprintMismatch,
+    PServerError,
+    Refused,
+    TimedOut,
+    TrainerLost,
+    Unreachable,
+)
 from trainer.presence import Event, Presence
 from transpiler.plan import differences
 
 SAY_SECONDS = 3.0  # a wait that lasts longer says for whom, once
-_SLICE = 0.25  # seconds between two looks at the watch; an operation that is done ends a wait at once
-_GRACE = 2.0  # a trainer that left in good order may have finished an operation whose end is still on its way here
+# seconds between two looks at the watch; an operation that is done ends a wait at once
+_SLICE = 0.25
+# a trainer that left in good order may have finished an operation whose end is still on its way
+# here
+_GRACE = 2.0
 _NEVER = timedelta(days=7)  # see [Note: no timeout on progress]
 
 log = logging.getLogger(__name__)
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket at this host's own address; behind a name or an address that is not its own, at all of them."""
+    """A listening socket at this host's own address; behind a name or an address that is not its
+    own, at all of them.
+    """
     try:
         return socket.create_server((host, port), backlog=512)
     except OSError as error:
@@ -57,7 +70,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def open_store(endpoint: str, rank: int, patience: float) -> Store:
-    """The store that the trainers share: trainer 0 serves it at ``endpoint``, the others connect to it.
+    """The store that the trainers share: trainer 0 serves it at ``endpoint``, the others connect to
+    it.
 
     Args:
         patience: seconds until trainer 0 must answer.
@@ -71,7 +85,9 @@ def open_store(endpoint: str, rank: int, patience: float) -> Store:
         try:
             listening = _listen(host, port)
         except OSError as error:
-            raise ValueError(f"trainer 0 cannot listen at its endpoint {endpoint}: {error}") from None
+            raise ValueError(
+                f"trainer 0 cannot listen at its endpoint {endpoint}: {error}"
+            ) from None
         port = listening.getsockname()[1]
         limit = timedelta(seconds=patience)
         return TCPStore(host, port, None, True, limit, False, master_listen_fd=listening.detach())
@@ -79,7 +95,9 @@ def open_store(endpoint: str, rank: int, patience: float) -> Store:
     try:
         return TCPStore(host, port, None, False, timedelta(seconds=min(patience, 30.0)), False)
     except RuntimeError as error:
-        raise Unreachable(f"trainer 0 ({endpoint}): expected the trainers' store there, got: {_first_line(error)}") from None
+        raise Unreachable(
+            f"trainer 0 ({endpoint}): expected the trainers' store there, got: {_first_line(error)}"
+        ) from None
 
 
 def _wait_for_port(host: str, port: int, who: str, rank: int, patience: float) -> None:
@@ -91,7 +109,10 @@ def _wait_for_port(host: str, port: int, who: str, rank: int, patience: float) -
             return
         except OSError as error:
             if left <= 0:
-                raise Unreachable(f"trainer {rank} waited {patience:g} s for {who}, which does not answer: {error}") from None
+                raise Unreachable(
+                    f"trainer {rank} waited {patience:g} s for {who}, which does not answer: "
+                    f"{error}"
+                ) from None
         if not said and time.monotonic() - began > SAY_SECONDS:
             said = True
             log.warning("trainer %d waits for %s to come up", rank, who)
@@ -114,7 +135,8 @@ def bring_up(
     host: str = "",
     meeting: int = 1,
 ) -> World:
-    """Meets the other trainers of a job.  Every one of them calls this, with a store of its own to the same server.
+    """Meets the other trainers of a job.  Every one of them calls this, with a store of its own to
+    the same server.
 
     Args:
         store: what :func:`open_store` gave, or another store that all of them reach (torchrun's).
@@ -128,7 +150,8 @@ def bring_up(
 
     Raises:
         TimedOut: some have not come; the message names them.
-        FingerprintMismatch: some run something else than trainer 0; the message names them, and what differs.
+        FingerprintMismatch: some run something else than trainer 0; the message names them, and
+            what differs.
         Refused: two processes say that they are the same trainer.
     """
     store = PrefixStore(f"pserver/{meeting}", store)
@@ -142,7 +165,10 @@ def bring_up(
         try:
             presence = Presence(rank, len(endpoints), announced[0]["host"], store, deadline)
         except OSError as error:
-            raise Unreachable(f"{_named(rank, endpoints)} and {_named(0, endpoints)} cannot reach one another: {error}") from None
+            raise Unreachable(
+                f"{_named(rank, endpoints)} and {_named(0, endpoints)} cannot reach one another: "
+                f"{error}"
+            ) from None
     return World(store, rank, tuple(endpoints), presence, announced[0]["id"], host, patience)
 
 
@@ -152,22 +178,33 @@ def _announce(
     """Says that this trainer is there, and gives what each of them said."""
     try:
         if store.add(f"claim/{rank}", 1) > 1:
-            other = json.loads(store.get(f"come/{rank}"))["process"] if store.check([f"come/{rank}"]) else "another process"
+            other = (
+                json.loads(store.get(f"come/{rank}"))["process"]
+                if store.check([f"come/{rank}"])
+                else "another process"
+            )
             if other != own["process"]:  # this one may have tried before
-                raise Refused(f"{_named(rank, endpoints)}: expected one process, got two: {other} and this one, {own['process']}")
+                raise Refused(
+                    f"{_named(rank, endpoints)}: expected one process, got two: {other} and this "
+                    f"one, {own['process']}"
+                )
         store.set(f"come/{rank}", json.dumps(own))
-        # Trainer 0 waits a little longer: the store goes with it, and the others want to find out who is missing.
+        # Trainer 0 waits a little longer: the store goes with it, and the others want to find out
+        # who is missing.
         _wait_for_all(store, rank, endpoints, patience, 1.0 if rank == 0 else 0.0)
         found = {other: json.loads(store.get(f"come/{other}")) for other in range(len(endpoints))}
         store.add("read", 1)
         return found
     except RuntimeError as error:  # torch's own errors of a store
         raise TrainerLost(
-            f"{_named(0, endpoints)} has gone while {_named(rank, endpoints)} waited for all to come: {_first_line(error)}"
+            f"{_named(0, endpoints)} has gone while {_named(rank, endpoints)} waited for all to "
+            f"come: {_first_line(error)}"
         ) from None
 
 
-def _wait_for_all(store: Store, rank: int, endpoints: Sequence[str], patience: float, longer: float) -> None:
+def _wait_for_all(
+    store: Store, rank: int, endpoints: Sequence[str], patience: float, longer: float
+) -> None:
     began, said, pause = time.monotonic(), False, 0.005
     missing = list(range(len(endpoints)))
     while True:
@@ -177,7 +214,10 @@ def _wait_for_all(store: Store, rank: int, endpoints: Sequence[str], patience: f
             return
         names = ", ".join(_named(other, endpoints) for other in missing)
         if waited > patience + longer:
-            raise TimedOut(f"expected {len(endpoints)} trainers, and after {patience:g} s these have not come: {names}")
+            raise TimedOut(
+                f"expected {len(endpoints)} trainers, and after {patience:g} s these have not "
+                f"come: {names}"
+            )
         if not said and waited > SAY_SECONDS:
             said = True
             log.warning("trainer %d waits for %s to come up", rank, names)
@@ -185,17 +225,25 @@ def _wait_for_all(store: Store, rank: int, endpoints: Sequence[str], patience: f
         pause *= 1.5
 
 
-def _compare(store: Store, rank: int, announced: Mapping[int, Mapping[str, Any]], endpoints: Sequence[str]) -> None:
+def _compare(
+    store: Store, rank: int, announced: Mapping[int, Mapping[str, Any]], endpoints: Sequence[str]
+) -> None:
     """Whether all run the same; trainer 0 is the measure."""
     measure = announced[0]["facts"]
-    odd = {rank: differences(each["facts"], measure, "trainer 0") for rank, each in announced.items() if each["facts"] != measure}
+    odd = {
+        rank: differences(each["facts"], measure, "trainer 0")
+        for rank, each in announced.items()
+        if each["facts"] != measure
+    }
     if not odd:
         return
     end = time.monotonic() + _GRACE
     while rank == 0 and store.add("read", 0) < len(endpoints) and time.monotonic() < end:
         time.sleep(0.01)  # the store goes with trainer 0, and the others are still reading
     said = "; ".join(f"{_named(rank, endpoints)} has {what}" for rank, what in odd.items())
-    raise FingerprintMismatch(f"expected the same program on all {len(endpoints)} trainers, got: {said}")
+    raise FingerprintMismatch(
+        f"expected the same program on all {len(endpoints)} trainers, got: {said}"
+    )
 
 
 def _named(rank: int, endpoints: Sequence[str]) -> str:
@@ -212,7 +260,14 @@ class World:
     """
 
     def __init__(
-        self, store: Store, rank: int, endpoints: tuple[str, ...], presence: Presence | None, id: str, host: str, patience: float
+        self,
+        store: Store,
+        rank: int,
+        endpoints: tuple[str, ...],
+        presence: Presence | None,
+        id: str,
+        host: str,
+        patience: float,
     ) -> None:
         self.rank = rank
         self.endpoints = endpoints
@@ -231,9 +286,11 @@ class World:
         return len(self.endpoints)
 
     def group(self, name: str, ranks: Sequence[int], device: torch.device) -> Any:
-        """The process group of this name: a ``ProcessGroupGloo`` or, for a CUDA device, a ``ProcessGroupNCCL``.
+        """The process group of this name: a ``ProcessGroupGloo`` or, for a CUDA device, a
+        ``ProcessGroupNCCL``.
 
-        All of ``ranks`` ask for their groups in the same order; those that are not among them do not ask.
+        All of ``ranks`` ask for their groups in the same order; those that are not among them do
+        not ask.
 
         Raises:
             PServerError: the group does not come up.
@@ -244,9 +301,13 @@ class World:
             place = sorted(ranks).index(self.rank)
             make = _nccl if device.type == "cuda" else _gloo
             try:
-                self._groups[key] = make(store, place, len(ranks), self._host, min(self._patience, 60.0))
+                self._groups[key] = make(
+                    store, place, len(ranks), self._host, min(self._patience, 60.0)
+                )
             except RuntimeError as error:
-                self._explain(error, f"coming up of {name} over trainers {', '.join(map(str, sorted(ranks)))}")
+                self._explain(
+                    error, f"coming up of {name} over trainers {', '.join(map(str, sorted(ranks)))}"
+                )
         return self._groups[key]
 
     def begin(self, operation: Callable[[], Work], what: str) -> Work:
@@ -316,23 +377,30 @@ class World:
             elif lost:  # see [Note: no timeout on progress]
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
-    # ---- failures ------------------------------------------------------------------------------------------------
+    # ---- failures ----
 
     def _event(self) -> Event | None:
         """What is known to have become of another trainer."""
         return None if self._presence is None else self._presence.event()
 
     def _explain(self, error: RuntimeError, what: str) -> NoReturn:
-        """Torch's error in words that name a trainer: a connection that broke is soon known to be somebody's end."""
+        """Torch's error in words that name a trainer: a connection that broke is soon known to be
+        somebody's end.
+        """
         event = None if self._presence is None else self._presence.cause()
         if event is not None:
             self._raise(event, what)
-        raise PServerError(f"{_named(self.rank, self.endpoints)}, {what}: {_first_line(error)}") from error
+        raise PServerError(
+            f"{_named(self.rank, self.endpoints)}, {what}: {_first_line(error)}"
+        ) from error
 
     def _raise(self, event: Event, what: str) -> NoReturn:
         if event.kind != "left" and self._presence is not None:
-            # The job is over, and this process may go on: presence would end one that stays long in one place after a loss.
-            self._presence.close(f"after {self._begun} collective operations, because of trainer {event.rank}")
+            # The job is over, and this process may go on: presence would end one that stays long in
+            # one place after a loss.
+            self._presence.close(
+                f"after {self._begun} collective operations, because of trainer {event.rank}"
+            )
         who = _named(event.rank, self.endpoints)
         said = {"lost": "is lost", "failed": "failed", "left": "has left the job"}[event.kind]
         here = f"{_named(self.rank, self.endpoints)} is in {what}, its operation {self._begun}"
@@ -340,12 +408,18 @@ class World:
         raise type(event.error())(f"{who} {said} ({event.text}), and {here}{more}")
 
     def _say_for_whom(self, what: str) -> None:
-        """A line for the log; the trainers that wait note how far they are, so those that do not are behind."""
+        """A line for the log; the trainers that wait note how far they are, so those that do not
+        are behind.
+        """
         try:
             self._store.set(f"{self.id}/at/{self.rank}", str(self._begun))
             others = [rank for rank in range(self.size) if rank != self.rank]
             at = {rank: f"{self.id}/at/{rank}" for rank in others}
-            behind = [r for r in others if not self._store.check([at[r]]) or int(self._store.get(at[r])) < self._begun]
+            behind = [
+                r
+                for r in others
+                if not self._store.check([at[r]]) or int(self._store.get(at[r])) < self._begun
+            ]
         except RuntimeError:
             return
         names = ", ".join(_named(rank, self.endpoints) for rank in behind) or "the others"

@@ -1,4 +1,7 @@
-"""What a script may ask about its job: which process this is, how many there are, what was counted.  See trainer/fleet.py."""
+"""What a script may ask about its job: which process this is, how many there are, what was counted.
+
+See trainer/fleet.py.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def worker_endpoints() -> list[str]:
 
 
 def metrics() -> dict[str, float]:
-    """Counters of this trainer; see :meth:`trainer.communicator.Communicator.metrics`.  Alone, there are only its steps."""
+    """Counters of this trainer; see :meth:`trainer.communicator.Communicator.metrics`.
+
+    Alone, there are only its steps.
+    """
     job = present()
     if job.communicator is not None:
         return job.communicator.metrics()
@@ -66,11 +72,15 @@ def metrics() -> dict[str, float]:
 
 
 def variable_bytes() -> dict[str, dict[str, int]]:
-    """Payload "bytes_in" and "bytes_out" of each variable since the start, after compression; nothing where no servers are."""
+    """Payload "bytes_in" and "bytes_out" of each variable since the start, after compression;
+    nothing where no servers are.
+    """
     job = present()
     return {} if job.communicator is None else job.communicator.variable_bytes()
 
 
 def carrier() -> str:
-    """How tensors travel: "shm", "flight", "grpc"; "gloo" or "nccl" without servers; "local" where the process trains alone."""
+    """How tensors travel: "shm", "flight", "grpc"; "gloo" or "nccl" without servers; "local" where
+    the process trains alone.
+    """
     return present().carrier

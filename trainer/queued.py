@@ -1,13 +1,14 @@
 """The async and half-async lanes: steps queue, and a thread of its own merges and sends them.
 
-[Note: how far ahead]  ``send_queue_size`` bounds the steps that are on their way: the one that finds no slot waits.  But a
-trainer that computes faster than messages come back would fill any queue and then train, no faster, on parameters that are as
-many steps old.  So before a step is copied into the queue it gives the messages before it ``SOFT_SECONDS`` to come back, as long
-as there are as many as one message would merge: where servers answer, a trainer is about one message ahead, and this step is
-copied into the memory of the one before; where a server is stopped for a while, the queue takes what comes, and each message
-in it is one more copy of the parameters.  A lane of few bytes need not save them: its step is queued first, so that the sender
-finds it at once, and then waits as long.
-"""
+[Note: how far ahead]  ``send_queue_size`` bounds the steps that are on their way: the one that
+finds no slot waits.  But a trainer that computes faster than messages come back would fill any
+queue and then train, no faster, on parameters that are as many steps old.  So before a step is
+copied into the queue it gives the messages before it ``SOFT_SECONDS`` to come back, as long as
+there are as many as one message would merge: where servers answer, a trainer is about one message
+ahead, and this step is copied into the memory of the one before; where a server is stopped for a
+while, the queue takes what comes, and each message in it is one more copy of the parameters.  A
+lane of few bytes need not save them: its step is queued first, so that the sender finds it at once,
+and then waits as long."""
 
 from __future__ import annotations
 
@@ -46,10 +47,13 @@ class _Message:
     rows: Rows
     steps: int = 1
     own: bool = False  # whether the gradients are copies
-    crossing: list[Crossed] = field(default_factory=list)  # copies from a GPU that may not have been made yet
+    # copies from a GPU that may not have been made yet
+    crossing: list[Crossed] = field(default_factory=list)
 
     def copy(self, slices: LiveSlices, buffers: Buffers) -> None:
-        """Copies the gradients; what they come from may be written to by whatever the script does next."""
+        """Copies the gradients; what they come from may be written to by whatever the script does
+        next.
+        """
         self.own = True
         for name, gradient in self.gradients.items():
             self.gradients[name] = buffers.take(name)
@@ -74,7 +78,9 @@ class _Message:
             else:
                 self.gradients[name] = buffers.take(name).copy_(gradient)
         for name, of_table in later.tables.items():
-            self.tables[name] = self.tables[name].add_(of_table) if name in self.tables else of_table
+            self.tables[name] = (
+                self.tables[name].add_(of_table) if name in self.tables else of_table
+            )
         self.rows = later.rows
         self.steps += later.steps
 
@@ -90,8 +96,8 @@ class _Message:
 class Queued:
     """Async and half-async: closed steps queue, and one thread merges and sends them.
 
-    With one slot, or where a step waits for a bound or a number of steps, ``finish`` waits for the step's own result.
-    """
+    With one slot, or where a step waits for a bound or a number of steps, ``finish`` waits for the
+    step's own result."""
 
     def __init__(self, lane: Lane, slices: LiveSlices) -> None:
         self._lane = lane
@@ -113,8 +119,11 @@ class Queued:
         self._merged = 0
         self._last = Done()
         self._flushing = False
-        self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.mode == "half_async"
-        self._direct = self._waits and not lane.independent_recv_thread  # nothing computes while values land
+        self._waits = (
+            lane.send_queue_size == 1 or lane.staleness is not None or lane.mode == "half_async"
+        )
+        # nothing computes while values land
+        self._direct = self._waits and not lane.independent_recv_thread
         # Whether a gradient outlives its step, after which the script writes on.
         self._copies = lane.max_merge_var_num > 1 if lane.mode == "half_async" else not self._waits
         self._saves = slices.bytes >= SMALL_BYTES
@@ -132,8 +141,14 @@ class Queued:
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         self._wire.start(channels, step)
-        targets = [self._send_queued, *([self._fetch] if self._lane.independent_recv_thread else [])]
-        self._threads = [threading.Thread(target=target, name=f"lane {target.__name__}", daemon=True) for target in targets]
+        targets = [
+            self._send_queued,
+            *([self._fetch] if self._lane.independent_recv_thread else []),
+        ]
+        self._threads = [
+            threading.Thread(target=target, name=f"lane {target.__name__}", daemon=True)
+            for target in targets
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -146,7 +161,10 @@ class Queued:
         self._tables[table] = gradient
 
     def close(self, rows: Rows, overflow: bool) -> None:
-        """See :class:`LaneSender`.  An overflow's step is dropped; one that finds no room leaves in ``finish``."""
+        """See :class:`LaneSender`.
+
+        An overflow's step is dropped; one that finds no room leaves in ``finish``.
+        """
         step = _Message(self._gradients, self._tables, rows)
         self._gradients, self._tables = {}, {}
         if overflow:
@@ -159,11 +177,17 @@ class Queued:
 
     def _has_room(self) -> bool:
         """Whether a step may be queued now.  See [Note: how far ahead]."""
-        most = min(self._lane.max_merge_var_num, self._lane.send_queue_size) if self._saves else self._lane.send_queue_size
+        most = (
+            min(self._lane.max_merge_var_num, self._lane.send_queue_size)
+            if self._saves
+            else self._lane.send_queue_size
+        )
         return self._unanswered < most or self._failure is not None
 
     def _enqueue(self) -> None:
-        """The closed step, if there is one, joins the last message that has not left, or is a message of its own."""
+        """The closed step, if there is one, joins the last message that has not left, or is a
+        message of its own.
+        """
         if self._closed is None:
             return
         step, self._closed = self._closed, None
@@ -192,7 +216,9 @@ class Queued:
                 self._wait(lambda: not self._unanswered)
             elif not (self._waits or self._saves):
                 most = self._lane.max_merge_var_num
-                self._changed.wait_for(lambda: self._unanswered <= most or self._failure is not None, SOFT_SECONDS)
+                self._changed.wait_for(
+                    lambda: self._unanswered <= most or self._failure is not None, SOFT_SECONDS
+                )
             self._check()
         self.refresh()
         return self._last
@@ -217,7 +243,10 @@ class Queued:
 
     def refresh(self) -> None:
         """See :class:`LaneSender`."""
-        if self._direct or self._stage.take(lambda name, value, _: self._slices.write(name, value)) is not None:
+        if (
+            self._direct
+            or self._stage.take(lambda name, value, _: self._slices.write(name, value)) is not None
+        ):
             self._slices.unload()
 
     def drain(self) -> None:
@@ -248,7 +277,7 @@ class Queued:
                 "blocked_seconds": self._blocked_seconds,
             }
 
-    # ---- the sending thread --------------------------------------------------------------------------------------
+    # ---- the sending thread ----
 
     def _send_queued(self) -> None:
         try:
@@ -270,8 +299,12 @@ class Queued:
     def _exchange(self, message: _Message, quiet: bool) -> None:
         gradients = self._slices.cut(message.gradients)
         over = message.own and not quiet
-        self._last, values = self._wire.exchange(gradients, message.rows, quiet, over, message.tables)
-        beside = {name: value for name, value in values.items() if not over or name not in gradients}
+        self._last, values = self._wire.exchange(
+            gradients, message.rows, quiet, over, message.tables
+        )
+        beside = {
+            name: value for name, value in values.items() if not over or name not in gradients
+        }
         memory = {**(message.gradients if message.own else {}), **beside}
         if quiet or self._direct:
             self._buffers.give_back(memory)
@@ -292,7 +325,11 @@ class Queued:
                     return None
                 self._changed.wait()
             most, rounds = self._lane.max_merge_var_num, self._lane.send_wait_times
-            while (before := self._queue[0].steps) < most and rounds and not (self._waits or self._stopping or self._flushing):
+            while (
+                (before := self._queue[0].steps) < most
+                and rounds
+                and not (self._waits or self._stopping or self._flushing)
+            ):
                 self._changed.wait(0.01)
                 rounds -= self._queue[0].steps == before
             return self._queue.popleft()
@@ -302,10 +339,12 @@ class Queued:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    # ---- the fetching thread -------------------------------------------------------------------------------------
+    # ---- the fetching thread ----
 
     def _fetch(self) -> None:
-        """``independent_recv_thread``: fetches after so many messages, and from time to time without any."""
+        """``independent_recv_thread``: fetches after so many messages, and from time to time
+        without any.
+        """
         try:
             while not self._stopping:
                 with self._changed:

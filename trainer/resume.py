@@ -1,7 +1,8 @@
-"""A job's checkpoint, from the trainers' side: parameters, buffers, optimizer state, hyper-parameters and step.
+"""A job's checkpoint, from the trainers' side: parameters, buffers, optimizer state,
+hyper-parameters and step.
 
-Tensors are named ``model/NAME`` and ``state/STATE/NAME``.  They are whole, never slices, so that any number of servers can go on.
-"""
+Tensors are named ``model/NAME`` and ``state/STATE/NAME``.  They are whole, never slices, so that
+any number of servers can go on."""
 
 from __future__ import annotations
 
@@ -25,17 +26,31 @@ def save(
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
 ) -> checkpoint.Saved:
-    """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first, tables chunk by chunk.
+    """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
+    tables chunk by chunk.
 
     Args:
         base: the checkpoint that this one continues: of tables it has what changed since.
     """
     states = optimizer.state_dict()["state"]
-    order = [optimizer.names.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
+    order = [
+        optimizer.names.get(parameter, "")
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
     for index, state in states.items():
-        named.update({f"state/{key}/{order[index]}": value for key, value in state.items() if torch.is_tensor(value)})
-    meta: dict[str, Any] = {"step": optimizer.steps, "groups": [_plain(group) for group in optimizer.param_groups]}
+        named.update(
+            {
+                f"state/{key}/{order[index]}": value
+                for key, value in state.items()
+                if torch.is_tensor(value)
+            }
+        )
+    meta: dict[str, Any] = {
+        "step": optimizer.steps,
+        "groups": [_plain(group) for group in optimizer.param_groups],
+    }
     if scheduler is not None:
         meta["scheduler"] = _packed(scheduler.state_dict())
     names = [] if tables is None else tables.names()
@@ -53,9 +68,13 @@ def save(
 
 
 def _packed(value: Any) -> Any:
-    """A scheduler's state as JSON holds it: mappings as pairs, as their keys may be numbers; functions are left to the script."""
+    """A scheduler's state as JSON holds it: mappings as pairs, as their keys may be numbers;
+    functions are left to the script.
+    """
     if isinstance(value, Mapping):
-        return {"mapping": [[key, _packed(item)] for key, item in value.items() if not callable(item)]}
+        return {
+            "mapping": [[key, _packed(item)] for key, item in value.items() if not callable(item)]
+        }
     if isinstance(value, list | tuple):
         return {"tuple" if isinstance(value, tuple) else "list": [_packed(item) for item in value]}
     return value.item() if torch.is_tensor(value) else value
@@ -73,8 +92,16 @@ def _unpacked(value: Any) -> Any:
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter group as JSON holds it."""
-    plain = {key: value.item() if torch.is_tensor(value) else value for key, value in group.items() if key != "params"}
-    return {key: value for key, value in plain.items() if isinstance(value, bool | int | float | str | tuple | list | None)}
+    plain = {
+        key: value.item() if torch.is_tensor(value) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+    return {
+        key: value
+        for key, value in plain.items()
+        if isinstance(value, bool | int | float | str | tuple | list | None)
+    }
 
 
 def load(
@@ -85,7 +112,8 @@ def load(
     tables: TableStore | None = None,
     loads_tables: bool = True,
 ) -> None:
-    """Reads the checkpoint into the live tensors, the optimizer's groups and its state, the scheduler, and the tables.
+    """Reads the checkpoint into the live tensors, the optimizer's groups and its state, the
+    scheduler, and the tables.
 
     Args:
         loads_tables: whether this trainer gives servers their rows; one of all does.
@@ -96,23 +124,35 @@ def load(
     """
     reader = checkpoint.reading(path)
     saved, meta = reader.tensors(), reader.meta
-    values = {name.removeprefix("model/"): tensor for name, tensor in saved.items() if name.startswith("model/")}
+    values = {
+        name.removeprefix("model/"): tensor
+        for name, tensor in saved.items()
+        if name.startswith("model/")
+    }
     _check(path, tensors, values, meta, optimizer)
     _check_tables(path, meta, tables)
     if scheduler is not None and "scheduler" not in meta:
-        raise ValueError(f"{path}: expected a scheduler's state, got a checkpoint that was saved without one")
+        raise ValueError(
+            f"{path}: expected a scheduler's state, got a checkpoint that was saved without one"
+        )
     with torch.no_grad():
         for name, tensor in values.items():
             tensors[name].detach().copy_(tensor)
     for group, plain in zip(optimizer.param_groups, meta["groups"], strict=True):
-        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
+        group.update(
+            {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in plain.items()
+            }
+        )
     optimizer.state.clear()
     for name, tensor in saved.items():
         kind, _, rest = name.partition("/")
         if kind == "state":
             key, _, parameter = rest.partition("/")
             owner = tensors[parameter]
-            optimizer.state[owner][key] = tensor if key == "step" else tensor.to(owner.device)  # as torch keeps them
+            # as torch keeps them
+            optimizer.state[owner][key] = tensor if key == "step" else tensor.to(owner.device)
     optimizer.steps = int(meta["step"])
     if scheduler is not None:
         scheduler.load_state_dict(_unpacked(meta["scheduler"]))
@@ -145,11 +185,20 @@ def _check(
     """A checkpoint fits the job, or is refused before anything is changed."""
     if set(present) != set(values):
         odd = sorted(set(present) ^ set(values))
-        raise ValueError(f"{path}: expected the model's variables, but only one of the two has {', '.join(odd[:3])}")
+        raise ValueError(
+            f"{path}: expected the model's variables, but only one of the two has "
+            f"{', '.join(odd[:3])}"
+        )
     for name, tensor in values.items():
         mine = present[name]
         if tensor.shape != mine.shape or tensor.dtype != mine.dtype:
-            expected, got = f"{mine.dtype} {list(mine.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+            expected, got = (
+                f"{mine.dtype} {list(mine.shape)}",
+                f"{tensor.dtype} {list(tensor.shape)}",
+            )
             raise ValueError(f"{path}: {name}: expected {expected}, got {got}")
     if len(meta["groups"]) != len(optimizer.param_groups):
-        raise ValueError(f"{path}: expected {len(optimizer.param_groups)} parameter groups, got {len(meta['groups'])}")
+        raise ValueError(
+            f"{path}: expected {len(optimizer.param_groups)} parameter groups, got "
+            f"{len(meta['groups'])}"
+        )

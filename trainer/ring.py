@@ -1,8 +1,8 @@
 """Sums and values over one ring of trainers: started at once, finished where somebody needs them.
 
-A bucket of tensors travels as one flat copy, so what backward goes on computing with is never touched.  In rows (see
-``transpiler/rings.py``) a sum has three parts, one after another, on a thread of the ring's own.
-"""
+A bucket of tensors travels as one flat copy, so what backward goes on computing with is never
+touched.  In rows (see ``transpiler/rings.py``) a sum has three parts, one after another, on a
+thread of the ring's own."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Ring:
         PServerError: a process group does not come up.
     """
 
-    def __init__(self, world: World, collective: Collective, number: int, device: torch.device) -> None:
+    def __init__(
+        self, world: World, collective: Collective, number: int, device: torch.device
+    ) -> None:
         self._world = world
         self._device = device
         self._flat = world.group(flat_id(number), range(world.size), device)
@@ -55,12 +57,15 @@ class Ring:
         if collective.inner:
             row, first = row_of(world.rank, collective.inner), heads(world.size, collective.inner)
             self._row = world.group(row_id(number), row, device)
-            self._heads = world.group(heads_id(number), first, device) if world.rank in first else None
+            self._heads = (
+                world.group(heads_id(number), first, device) if world.rank in first else None
+            )
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"ring {number}")
             self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def sum(self, tensors: Sequence[Tensor], what: str) -> Flight:
-        """Begins the sum over all trainers of tensors of one dtype; new tensors of the same shapes come out.
+        """Begins the sum over all trainers of tensors of one dtype; new tensors of the same shapes
+        come out.
 
         Raises:
             PServerError: a trainer is gone.
@@ -77,12 +82,17 @@ class Ring:
         def finish() -> list[Tensor]:
             arrived()
             parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-            return [self._like(part.view(tensor.shape), tensor) for part, tensor in zip(parts, tensors, strict=True)]
+            return [
+                self._like(part.view(tensor.shape), tensor)
+                for part, tensor in zip(parts, tensors, strict=True)
+            ]
 
         return Flight(finish)
 
     def _like(self, value: Tensor, tensor: Tensor) -> Tensor:
-        """Alone, the strides as they were: norms add up in the order of memory, and alone every bit is to be the same."""
+        """Alone, the strides as they were: norms add up in the order of memory, and alone every bit
+        is to be the same.
+        """
         return torch.empty_like(tensor).copy_(value) if self._world.size == 1 else value
 
     def hand_on(self, tensor: Tensor, root: int, what: str) -> Flight:
@@ -94,7 +104,9 @@ class Ring:
         options = dist.BroadcastOptions()
         options.rootRank = root
         copy = tensor.detach().reshape(-1).clone()
-        work = self._world.begin(lambda: self._flat.broadcast([copy.view(torch.uint8)], options), what)
+        work = self._world.begin(
+            lambda: self._flat.broadcast([copy.view(torch.uint8)], options), what
+        )
 
         def finish() -> list[Tensor]:
             self._world.wait(work, what, self._device)
@@ -107,7 +119,7 @@ class Ring:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    # ---- in rows -------------------------------------------------------------------------------------------------
+    # ---- in rows ----
 
     def _in_rows(self, flat: Tensor, what: str) -> Callable[[], None]:
         """Begins a sum in rows; what it gives waits for it."""
@@ -116,7 +128,9 @@ class Ring:
         if self._stream is not None:
             ready = torch.cuda.current_stream(self._device).record_event()
             flat.record_stream(self._stream)
-        done: Future[torch.cuda.Event | None] = self._thread.submit(self._three_parts, flat, ready, what)
+        done: Future[torch.cuda.Event | None] = self._thread.submit(
+            self._three_parts, flat, ready, what
+        )
 
         def wait() -> None:
             event = done.result()
@@ -125,7 +139,9 @@ class Ring:
 
         return wait
 
-    def _three_parts(self, flat: Tensor, ready: torch.cuda.Event | None, what: str) -> torch.cuda.Event | None:
+    def _three_parts(
+        self, flat: Tensor, ready: torch.cuda.Event | None, what: str
+    ) -> torch.cuda.Event | None:
         if self._stream is None or ready is None:
             self._parts(flat, what)
             return None
@@ -141,7 +157,10 @@ class Ring:
         self._do(lambda: row.reduce([flat], dist.ReduceOptions()), f"{what}, within the row")
         if first is not None:
             self._do(lambda: first.allreduce([flat]), f"{what}, between rows")
-        self._do(lambda: row.broadcast([flat], dist.BroadcastOptions()), f"{what}, handed on within the row")
+        self._do(
+            lambda: row.broadcast([flat], dist.BroadcastOptions()),
+            f"{what}, handed on within the row",
+        )
 
     def _do(self, operation: Callable[[], dist.Work], what: str) -> None:
         self._world.wait(self._world.begin(operation, what), what, self._device)

@@ -22,7 +22,8 @@ class Role(enum.Enum):
     TRAINER = "TRAINER"
     PSERVER = "PSERVER"
     SINGLE = "SINGLE"  # trains alone: no cluster variables are set
-    COLLECTIVE = "COLLECTIVE"  # a trainer among trainers, without servers: torchrun's variables are set
+    # a trainer among trainers, without servers: torchrun's variables are set
+    COLLECTIVE = "COLLECTIVE"
 
     WORKER = TRAINER  # the documentation's other names
     SERVER = PSERVER
@@ -33,10 +34,12 @@ class Connection:
     """How a trainer talks to its servers.
 
     Attributes:
-        deadline_seconds: the longest silence of a server that is not yet a loss, until the server tells its own on joining.
+        deadline_seconds: the longest silence of a server that is not yet a loss, until the server
+            tells its own on joining.
         start_deadline_seconds: how long to wait for servers to come up and to be installed.
         transport: "auto", or the one carrier to use.
-        plan_only: print the plan and end, instead of joining servers: what ``pserver plan`` asks of a script.
+        plan_only: print the plan and end, instead of joining servers: what ``pserver plan`` asks of
+            a script.
     """
 
     deadline_seconds: float = DEADLINE_SECONDS
@@ -46,7 +49,10 @@ class Connection:
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
-            raise ValueError(f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+            raise ValueError(
+                f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORTS)}, got "
+                f"{self.transport!r}"
+            )
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
@@ -71,8 +77,10 @@ class World:
     Attributes:
         rank, size: this trainer's number, and how many there are.
         local_rank: its number on its host, which picks its GPU.
-        address, port: where the store is that the trainers meet at; "" in a world of one that nobody else knows of.
-        served: the store is there already (torchrun's agent, or ``spawn``, keeps it); otherwise rank 0 keeps it.
+        address, port: where the store is that the trainers meet at; "" in a world of one that
+            nobody else knows of.
+        served: the store is there already (torchrun's agent, or ``spawn``, keeps it); otherwise
+            rank 0 keeps it.
         attempt: how often torchrun has started the job again.
     """
 
@@ -95,10 +103,12 @@ class World:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> World:
-        """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: a world of one without the first two, otherwise all five.
+        """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: a world of one without the
+        first two, otherwise all five.
 
         Raises:
-            ValueError: one of them is missing, or holds something else than it should; the message names it.
+            ValueError: one of them is missing, or holds something else than it should; the message
+                names it.
         """
         environ = os.environ if environ is None else environ
         if not is_collective(environ):
@@ -106,21 +116,38 @@ class World:
         missing = [name for name in TORCHRUN if not environ.get(name)]
         if missing:
             given = ", ".join(name for name in TORCHRUN if name not in missing)
-            raise ValueError(f"{', '.join(missing)}: not set, and a trainer of a collective job ({given} set) needs it")
-        rank, size, local_rank, port = (_number(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
+            raise ValueError(
+                f"{', '.join(missing)}: not set, and a trainer of a collective job ({given} set) "
+                "needs it"
+            )
+        rank, size, local_rank, port = (
+            _number(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+        )
         served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        attempt = _number(environ, "TORCHELASTIC_RESTART_COUNT") if environ.get("TORCHELASTIC_RESTART_COUNT") else 0
+        attempt = (
+            _number(environ, "TORCHELASTIC_RESTART_COUNT")
+            if environ.get("TORCHELASTIC_RESTART_COUNT")
+            else 0
+        )
         return cls(rank, size, local_rank, environ["MASTER_ADDR"], port, served, attempt)
 
     def enter(self) -> None:
         """Makes this process that trainer, for whatever reads the environment."""
         if self.address == "127.0.0.1" and sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # what the host calls itself need not lead anywhere
+            # what the host calls itself need not lead anywhere
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.update(
             {
-                **{"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank)},
+                **{
+                    "RANK": str(self.rank),
+                    "WORLD_SIZE": str(self.size),
+                    "LOCAL_RANK": str(self.local_rank),
+                },
                 **{"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)},
-                **{"TORCHELASTIC_USE_AGENT_STORE": str(self.served), "TORCHELASTIC_RESTART_COUNT": str(self.attempt)},
+                **{
+                    "TORCHELASTIC_USE_AGENT_STORE": str(self.served),
+                    "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
+                },
             }
         )
 
@@ -157,14 +184,22 @@ class RoleMaker:
             except ValueError as error:
                 raise ValueError(f"PSERVER_ENDPOINTS: {error}") from None
         if len(set(self.server_endpoints)) < len(self.server_endpoints):
-            raise ValueError(f"PSERVER_ENDPOINTS: expected each endpoint once, got {','.join(self.server_endpoints)}")
+            raise ValueError(
+                "PSERVER_ENDPOINTS: expected each endpoint once, got "
+                f"{','.join(self.server_endpoints)}"
+            )
         if self.trainers < 1:
             raise ValueError(f"TRAINERS: expected 1 or more, got {self.trainers}")
         if self.role is Role.TRAINER and not 0 <= self.trainer_id < self.trainers:
-            raise ValueError(f"TRAINER_ID: expected 0 to {self.trainers - 1}, got {self.trainer_id}")
+            raise ValueError(
+                f"TRAINER_ID: expected 0 to {self.trainers - 1}, got {self.trainer_id}"
+            )
         if self.role is Role.PSERVER and self.current_endpoint not in self.server_endpoints:
             known = ", ".join(self.server_endpoints)
-            raise ValueError(f"CURRENT_ENDPOINT: expected one of PSERVER_ENDPOINTS ({known}), got {self.current_endpoint!r}")
+            raise ValueError(
+                f"CURRENT_ENDPOINT: expected one of PSERVER_ENDPOINTS ({known}), got "
+                f"{self.current_endpoint!r}"
+            )
 
     @property
     def server_index(self) -> int:
@@ -175,11 +210,12 @@ class RoleMaker:
 class CloudRoleMaker:
     """The role that the environment describes.  See the README's table of variables.
 
-    Without ``TRAINING_ROLE`` and without torchrun's variables the process trains alone; with torchrun's and without servers it is
-    a trainer of a collective job.
+    Without ``TRAINING_ROLE`` and without torchrun's variables the process trains alone; with
+    torchrun's and without servers it is a trainer of a collective job.
 
     Raises:
-        ValueError: a required variable is missing or holds something else than it should; the message names it.
+        ValueError: a required variable is missing or holds something else than it should; the
+            message names it.
     """
 
     def __new__(cls, environ: Mapping[str, str] | None = None) -> RoleMaker:  # type: ignore[misc]  # reads as a class in scripts
@@ -201,21 +237,38 @@ class UserDefinedRoleMaker:
     """
 
     def __new__(  # type: ignore[misc]  # reads as a class in scripts
-        cls, current_id: int = 0, role: Role = Role.TRAINER, worker_num: int = 1, server_endpoints: Sequence[str] = ()
+        cls,
+        current_id: int = 0,
+        role: Role = Role.TRAINER,
+        worker_num: int = 1,
+        server_endpoints: Sequence[str] = (),
     ) -> RoleMaker:
         if role not in (Role.TRAINER, Role.PSERVER):
             raise TypeError(f"role: expected Role.TRAINER or Role.PSERVER, got {role!r}")
         for name, number in (("current_id", current_id), ("worker_num", worker_num)):
             if not isinstance(number, int) or isinstance(number, bool):
                 raise TypeError(f"{name}: expected a whole number, got {number!r}")
-        if isinstance(server_endpoints, str) or not all(isinstance(endpoint, str) for endpoint in server_endpoints):
-            raise TypeError(f"server_endpoints: expected a list of HOST:PORT, got {server_endpoints!r}")
+        if isinstance(server_endpoints, str) or not all(
+            isinstance(endpoint, str) for endpoint in server_endpoints
+        ):
+            raise TypeError(
+                f"server_endpoints: expected a list of HOST:PORT, got {server_endpoints!r}"
+            )
         endpoints = tuple(server_endpoints)
         if role is Role.PSERVER:
             if not 0 <= current_id < len(endpoints):
-                raise ValueError(f"current_id: expected 0 to {len(endpoints) - 1} for a server, got {current_id}")
-            return RoleMaker(role, trainers=worker_num, server_endpoints=endpoints, current_endpoint=endpoints[current_id])
-        return RoleMaker(role, trainer_id=current_id, trainers=worker_num, server_endpoints=endpoints)
+                raise ValueError(
+                    f"current_id: expected 0 to {len(endpoints) - 1} for a server, got {current_id}"
+                )
+            return RoleMaker(
+                role,
+                trainers=worker_num,
+                server_endpoints=endpoints,
+                current_endpoint=endpoints[current_id],
+            )
+        return RoleMaker(
+            role, trainer_id=current_id, trainers=worker_num, server_endpoints=endpoints
+        )
 
 
 def from_environment(environ: Mapping[str, str]) -> RoleMaker:
@@ -234,15 +287,23 @@ def from_environment(environ: Mapping[str, str]) -> RoleMaker:
         role=role,
         trainer_id=_integer(environ, "TRAINER_ID") if role is Role.TRAINER else 0,
         trainers=_integer(environ, "TRAINERS"),
-        server_endpoints=tuple(part.strip() for part in _required(environ, "PSERVER_ENDPOINTS").split(",") if part.strip()),
-        current_endpoint=_required(environ, "CURRENT_ENDPOINT").strip() if role is Role.PSERVER else "",
+        server_endpoints=tuple(
+            part.strip()
+            for part in _required(environ, "PSERVER_ENDPOINTS").split(",")
+            if part.strip()
+        ),
+        current_endpoint=_required(environ, "CURRENT_ENDPOINT").strip()
+        if role is Role.PSERVER
+        else "",
     )
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name, "")
     if not value:
-        raise ValueError(f"{name} is not set: a process with TRAINING_ROLE={environ['TRAINING_ROLE']} needs it")
+        raise ValueError(
+            f"{name} is not set: a process with TRAINING_ROLE={environ['TRAINING_ROLE']} needs it"
+        )
     return value
 
 

@@ -1,13 +1,15 @@
-"""Rows that a trainer has pulled lately, to be read again without asking the servers: the hot ids of skewed data.
+"""Rows that a trainer has pulled lately, to be read again without asking the servers: the hot ids
+of skewed data.
 
-[Note: what a cached row lacks]  A row that was pulled in step t is read from the cache up to step t + staleness, as it was
-pulled: pushes since then, this trainer's own among them, show when it is pulled again.  (By which rule a server will move a row,
-after which other pushes, a trainer cannot know; and had an own push to drop the row, every step would drop just the rows that it
-read.)  So a forward of step t sees all that was applied before step t - staleness, as with bounded staleness.
+[Note: what a cached row lacks]  A row that was pulled in step t is read from the cache up to step t
++ staleness, as it was pulled: pushes since then, this trainer's own among them, show when it is
+pulled again.  (By which rule a server will move a row, after which other pushes, a trainer cannot
+know; and had an own push to drop the row, every step would drop just the rows that it read.)  So a
+forward of step t sees all that was applied before step t - staleness, as with bounded staleness.
 
-[Note: four to a set]  A row may lie in one of four places, which its id's hash tells; of these the one that was not read for
-longest makes room.  So everything is done for all ids of a lookup at once, in numpy.
-"""
+[Note: four to a set]  A row may lie in one of four places, which its id's hash tells; of these the
+one that was not read for longest makes room.  So everything is done for all ids of a lookup at
+once, in numpy."""
 
 from __future__ import annotations
 
@@ -23,13 +25,16 @@ class RowCache:
     Args:
         rows: the most that are kept, at least 1; in whole sets of four, or one set of fewer.
         dim, dtype: of a row.
-        staleness: for how many steps after the one in which it was pulled a row may be read; 0: in that step only.
+        staleness: for how many steps after the one in which it was pulled a row may be read; 0: in
+            that step only.
 
     Raises:
         ValueError: ``rows`` is below 1, or ``staleness`` below 0.
     """
 
-    def __init__(self, rows: int, dim: int, staleness: int, dtype: np.dtype | type = np.float32) -> None:
+    def __init__(
+        self, rows: int, dim: int, staleness: int, dtype: np.dtype | type = np.float32
+    ) -> None:
         if rows < 1:
             raise ValueError(f"cache_rows: expected 1 or more, got {rows}")
         if staleness < 0:
@@ -40,7 +45,8 @@ class RowCache:
         places = self._sets * self._ways
         self._rows = np.zeros((places, dim), dtype)
         self._ids = np.zeros(places, np.int64)
-        self._pulled = np.full(places, NEVER)  # the step in which the row was pulled; NEVER: the place is free
+        # the step in which the row was pulled; NEVER: the place is free
+        self._pulled = np.full(places, NEVER)
         self._read = np.full(places, NEVER)  # the step in which it was last read
         self.hits = self.misses = self.evictions = 0
 
@@ -95,8 +101,15 @@ class RowCache:
         return int((self._pulled != NEVER).sum())
 
     def counters(self) -> dict[str, int]:
-        """Rows that were read here, that had to be pulled, and that made room for others, since the beginning; rows now."""
-        return {"hits": self.hits, "misses": self.misses, "evictions": self.evictions, "rows": len(self)}
+        """Rows that were read here, that had to be pulled, and that made room for others, since the
+        beginning; rows now.
+        """
+        return {
+            "hits": self.hits,
+            "misses": self.misses,
+            "evictions": self.evictions,
+            "rows": len(self),
+        }
 
     def _candidates(self, ids: np.ndarray) -> np.ndarray:
         """The places in which an id's row may lie: int64 [u, ways]."""
@@ -115,9 +128,13 @@ class RowCache:
         return np.take_along_axis(candidates, same.argmax(1)[:, None], 1)[:, 0], same.any(1)
 
     def _room(self, ids: np.ndarray) -> np.ndarray:
-        """A place for each id that has none: of its set the one not read for longest; for the next id the next in age."""
+        """A place for each id that has none: of its set the one not read for longest; for the next
+        id the next in age.
+        """
         candidates = self._candidates(ids)
-        by_age = np.take_along_axis(candidates, self._read[candidates].argsort(axis=1, kind="stable"), 1)
+        by_age = np.take_along_axis(
+            candidates, self._read[candidates].argsort(axis=1, kind="stable"), 1
+        )
         sets = candidates[:, 0]
         order = np.argsort(sets, kind="stable")
         begins = np.flatnonzero(np.r_[True, np.diff(sets[order]) != 0]) if len(ids) else order

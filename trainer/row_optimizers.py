@@ -1,14 +1,15 @@
-"""Optimizers of a table's own: by which rule its rows are updated, with which numbers, whatever optimizer its model has.
+"""Optimizers of a table's own: by which rule its rows are updated, with which numbers, whatever
+optimizer its model has.
 
 ::
 
     DistributedEmbedding(16, optimizer=row_optimizers.Adagrad(lr=0.1))
     DistributedEmbedding(17, optimizer=row_optimizers.Segments([(1, Ftrl(lr=0.1)), (16, Adagrad(lr=0.1))]))
 
-They are data: an attribute may be set at any time (``module.optimizer.lr = 0.01``) and holds from the next step on.  A table
-without one follows the parameter group of the script's optimizer that its anchor is in.  What may be given where one of them is
-expected: one of them, ``{"type": "adagrad", "lr": 0.1}``, or a class of torch.optim, plain or in a ``functools.partial``.
-"""
+They are data: an attribute may be set at any time (``module.optimizer.lr = 0.01``) and holds from
+the next step on.  A table without one follows the parameter group of the script's optimizer that
+its anchor is in.  What may be given where one of them is expected: one of them, ``{"type":
+"adagrad", "lr": 0.1}``, or a class of torch.optim, plain or in a ``functools.partial``."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def _checked(whose: str, name: str, value: Any) -> Any:
             raise TypeError(f"{whose}: betas: expected two numbers, got {value!r}")
         betas = tuple(_number(whose, name, beta) for beta in value)
         if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"{whose}: betas: expected numbers of 0 or more and below 1, got {value}")
+            raise ValueError(
+                f"{whose}: betas: expected numbers of 0 or more and below 1, got {value}"
+            )
         return betas
     number = _number(whose, name, value)
     if name == "lr_power" and number > 0:
@@ -101,7 +104,11 @@ class RowOptimizer:
     def rule(self) -> Rule:
         """As data, with the present numbers."""
         spec, values = ROW_RULES[self.type], asdict(self)
-        return Rule(self.type, {name: values[name] for name in spec.numbers}, {name: values[name] for name in spec.flags})
+        return Rule(
+            self.type,
+            {name: values[name] for name in spec.numbers},
+            {name: values[name] for name in spec.flags},
+        )
 
     def segments(self, dim: int) -> list[tuple[int, int, RowOptimizer]]:
         """Which columns [begin, end) of ``dim`` it updates: all."""
@@ -120,7 +127,9 @@ class SGD(RowOptimizer):
 
 @dataclass
 class Momentum(RowOptimizer):
-    """torch.optim.SGD with a momentum, to the letter: a row goes on moving in steps that do not touch it."""
+    """torch.optim.SGD with a momentum, to the letter: a row goes on moving in steps that do not
+    touch it.
+    """
 
     type: ClassVar[str] = "momentum"
     lr: float = 1e-3
@@ -156,7 +165,9 @@ class Adagrad(RowOptimizer):
 
 @dataclass
 class RowwiseAdagrad(RowOptimizer):
-    """Adagrad with one accumulator a row, the mean of its squared gradients: a 16th of the state where rows have 16 columns."""
+    """Adagrad with one accumulator a row, the mean of its squared gradients: a 16th of the state
+    where rows have 16 columns.
+    """
 
     type: ClassVar[str] = "rowwise_adagrad"
     lr: float = 1e-2
@@ -167,7 +178,9 @@ class RowwiseAdagrad(RowOptimizer):
 
 @dataclass
 class Adam(RowOptimizer):
-    """torch.optim.Adam, exact: rows that a step does not touch move by their moments (Kingma, Ba: Adam, 2015)."""
+    """torch.optim.Adam, exact: rows that a step does not touch move by their moments (Kingma, Ba:
+    Adam, 2015).
+    """
 
     type: ClassVar[str] = "adam"
     lr: float = 1e-3
@@ -179,7 +192,9 @@ class Adam(RowOptimizer):
 
 @dataclass
 class AdamW(RowOptimizer):
-    """torch.optim.AdamW, exact (Loshchilov, Hutter: Decoupled weight decay regularization, 2019)."""
+    """torch.optim.AdamW, exact (Loshchilov, Hutter: Decoupled weight decay regularization,
+    2019).
+    """
 
     type: ClassVar[str] = "adamw"
     lr: float = 1e-3
@@ -191,7 +206,9 @@ class AdamW(RowOptimizer):
 
 @dataclass
 class LazyAdam(RowOptimizer):
-    """torch.optim.SparseAdam: a row's moments and values move in the steps that touch it, and in no others."""
+    """torch.optim.SparseAdam: a row's moments and values move in the steps that touch it, and in no
+    others.
+    """
 
     type: ClassVar[str] = "lazy_adam"
     lr: float = 1e-3
@@ -213,10 +230,12 @@ class Ftrl(RowOptimizer):
 
 
 class Segments:
-    """Rules by columns: the first ``columns`` of every row by the first rule, the next ones by the second, and so on.
+    """Rules by columns: the first ``columns`` of every row by the first rule, the next ones by the
+    second, and so on.
 
     Args:
-        parts: (columns, what :func:`row_optimizer` takes) each; the columns add up to the table's ``dim``.
+        parts: (columns, what :func:`row_optimizer` takes) each; the columns add up to the table's
+            ``dim``.
 
     Raises:
         TypeError: a part is no such pair.
@@ -235,7 +254,9 @@ class Segments:
                 raise ValueError(f"Segments: columns: expected 1 or more, got {columns}")
             chosen = row_optimizer(given)
             if not isinstance(chosen, RowOptimizer):
-                raise TypeError(f"Segments: expected an optimizer for {columns} columns, got {given!r}")
+                raise TypeError(
+                    f"Segments: expected an optimizer for {columns} columns, got {given!r}"
+                )
             self.parts.append((columns, chosen))
         if not self.parts:
             raise ValueError("Segments: expected at least one part, got none")
@@ -258,7 +279,16 @@ class Segments:
         return f"Segments({self.parts})"
 
 
-_CLASSES: tuple[type[RowOptimizer], ...] = (SGD, Momentum, Adagrad, RowwiseAdagrad, Adam, AdamW, LazyAdam, Ftrl)
+_CLASSES: tuple[type[RowOptimizer], ...] = (
+    SGD,
+    Momentum,
+    Adagrad,
+    RowwiseAdagrad,
+    Adam,
+    AdamW,
+    LazyAdam,
+    Ftrl,
+)
 BY_TYPE: Mapping[str, type[RowOptimizer]] = {cls.type: cls for cls in _CLASSES}
 
 
@@ -273,13 +303,16 @@ def row_optimizer(given: Any) -> RowOptimizer | Segments:
         return given
     if isinstance(given, Mapping):
         return _from_mapping(given)
-    cls, keywords = (given.func, given.keywords) if isinstance(given, functools.partial) else (given, {})
+    cls, keywords = (
+        (given.func, given.keywords) if isinstance(given, functools.partial) else (given, {})
+    )
     if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer):
         optimizer = cls([torch.zeros(1, requires_grad=True)], **keywords)
         rule = group_rule(optimizer, optimizer.param_groups[0], cls.__name__)
         return BY_TYPE[rule.type](**rule.numbers, **rule.flags)
     raise TypeError(
-        "optimizer: expected one of trainer.row_optimizers, a mapping with a type, or a class of torch.optim "
+        "optimizer: expected one of trainer.row_optimizers, a mapping with a type, or a class of "
+        "torch.optim "
         f"(functools.partial for its numbers), got {given!r}"
     )
 

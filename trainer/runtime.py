@@ -1,9 +1,9 @@
 """What the communication ops of a trainer program mean: each op's kernel, over one communicator.
 
-In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for what comes back; an async program has neither, and
-its first ``recv`` does both, as does the one ``send`` of a k-step program.  Parameters arrive in the module's own memory, so
-``recv`` names what has arrived there, and ``concat`` finds its slices in their places already.
-"""
+In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for what comes back; an
+async program has neither, and its first ``recv`` does both, as does the one ``send`` of a k-step
+program.  Parameters arrive in the module's own memory, so ``recv`` names what has arrived there,
+and ``concat`` finds its slices in their places already."""
 
 from __future__ import annotations
 
@@ -41,11 +41,14 @@ class ClusterRuntime:
         self._storage = storage
         self._tables: ServedTables | None = None
         if program.deployment.plan.tables:
-            from trainer.served_tables import ServedTables  # which imports what compiles the kernels of rows
+            # which imports what compiles the kernels of rows
+            from trainer.served_tables import ServedTables
 
             self._tables = ServedTables(program.deployment.plan, storage, lambda: self.communicator)
         rows = None if self._tables is None else self._tables.start_rows()
-        self._communicator = Communicator(program.deployment, storage.tensors, storage.optimizer, start_rows=rows)
+        self._communicator = Communicator(
+            program.deployment, storage.tensors, storage.optimizer, start_rows=rows
+        )
         self._started = False
 
     def serves(self, deployment: Deployment) -> bool:
@@ -79,11 +82,15 @@ class ClusterRuntime:
         return {} if self._tables is None else self._tables.handles
 
     def settle(self) -> None:
-        """A program has run: a lane that has sent rows and receives no parameters, whose recv would do it, ends its step."""
+        """A program has run: a lane that has sent rows and receives no parameters, whose recv would
+        do it, ends its step.
+        """
         lanes = range(len(self._deployment.plan.lanes))
         if not self._started:
             return
-        self._close([index for index in lanes if self.communicator.has_sent(index)], "async", "half_async")
+        self._close(
+            [index for index in lanes if self.communicator.has_sent(index)], "async", "half_async"
+        )
         if any(self.communicator.is_closed(index) for index in lanes):
             self._finish()
 
@@ -98,9 +105,13 @@ class ClusterRuntime:
             self._communicator.leave(failure)
 
     def _rows(self) -> Rows:
-        """The present hyper-parameters: the live optimizer's, or the plan's in a process that has none."""
+        """The present hyper-parameters: the live optimizer's, or the plan's in a process that has
+        none.
+        """
         groups = self._deployment.plan.groups
-        rows: dict[int, Mapping[str, Number]] = {index: rule.numbers for index, rule in enumerate(groups)}
+        rows: dict[int, Mapping[str, Number]] = {
+            index: rule.numbers for index, rule in enumerate(groups)
+        }
         if self._storage.optimizer is not None:
             for index, group in enumerate(self._storage.optimizer.param_groups):
                 rows[index] = _numbers(groups[index].type, group)
@@ -140,7 +151,9 @@ class ClusterRuntime:
         placement = self._deployment.plan.placement(param)
         if self.communicator.has_sent(placement.lane):
             self._close([placement.lane], "async", "half_async")
-        if self._deployment.plan.lane_of(placement).mode != "sync" and self.communicator.is_closed(placement.lane):
+        if self._deployment.plan.lane_of(placement).mode != "sync" and self.communicator.is_closed(
+            placement.lane
+        ):
             self._finish()
         whole = self._storage.tensors[param]
         if len(op.outputs) == 1:
@@ -162,4 +175,8 @@ class ClusterRuntime:
 
 def _numbers(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Number]:
     """The present numbers of a parameter group."""
-    return row_of(op_type, group) if op_type in RULES else {name: group[name] for name in ROW_RULES[op_type].numbers}
+    return (
+        row_of(op_type, group)
+        if op_type in RULES
+        else {name: group[name] for name in ROW_RULES[op_type].numbers}
+    )

@@ -28,12 +28,18 @@ def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
-GOLDEN, FIRST, SECOND = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+GOLDEN, FIRST, SECOND = (
+    _signed(0x9E3779B97F4A7C15),
+    _signed(0xBF58476D1CE4E5B9),
+    _signed(0x94D049BB133111EB),
+)
 OF_ID, OF_COLUMN = _signed(0xA0761D6478BD642F), _signed(0xD1B54A32D192ED03)
 
 
 def _mix(value: Tensor) -> Tensor:
-    """The bijection of 64 bits of pserver/ids.py; torch's shift keeps the sign, which is masked away."""
+    """The bijection of 64 bits of pserver/ids.py; torch's shift keeps the sign, which is masked
+    away.
+    """
     value = value + GOLDEN
     value = (value ^ ((value >> 30) & ((1 << 34) - 1))) * FIRST
     value = (value ^ ((value >> 27) & ((1 << 37) - 1))) * SECOND
@@ -41,7 +47,8 @@ def _mix(value: Tensor) -> Tensor:
 
 
 class InitialRows(nn.Module):
-    """What rows begin with, as pserver/initial.py says; logarithms and cosines are torch's, so a float64's last bits may differ.
+    """What rows begin with, as pserver/initial.py says; logarithms and cosines are torch's, so a
+    float64's last bits may differ.
 
     Args:
         kind, low, high: of the table's :class:`transpiler.tables.Initial`.
@@ -49,7 +56,9 @@ class InitialRows(nn.Module):
         dim, dtype: of a row.
     """
 
-    def __init__(self, kind: str, low: float, high: float, seed: int, dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, kind: str, low: float, high: float, seed: int, dim: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.kind, self.low, self.high, self.dim = kind, low, high, dim
         self.rows_dtype: torch.dtype = dtype
@@ -58,7 +67,9 @@ class InitialRows(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [n] -> [n, dim]."""
         if self.kind == "constant":
-            return torch.full((ids.shape[0], self.dim), self.low, dtype=self.rows_dtype, device=ids.device)
+            return torch.full(
+                (ids.shape[0], self.dim), self.low, dtype=self.rows_dtype, device=ids.device
+            )
         count = self.dim + self.dim % 2 if self.kind == "normal" else self.dim
         columns = torch.arange(count, device=ids.device) * OF_COLUMN
         keys = _mix(_mix(ids ^ OF_ID) ^ self.seed)
@@ -68,18 +79,22 @@ class InitialRows(nn.Module):
             return (self.low + (self.high - self.low) * numbers).to(self.rows_dtype)
         length = torch.sqrt(-2.0 * torch.log(1.0 - numbers[:, 0::2])) * self.high
         angle = 2.0 * math.pi * numbers[:, 1::2]
-        pairs = torch.stack([self.low + length * torch.cos(angle), self.low + length * torch.sin(angle)], 2)
+        pairs = torch.stack(
+            [self.low + length * torch.cos(angle), self.low + length * torch.sin(angle)], 2
+        )
         return pairs.flatten(1)[:, : self.dim].to(self.rows_dtype)
 
 
 class LookupModule(nn.Module):
-    """Rows of an exported table.  They are buffers: ``to`` and ``state_dict`` have them; ``torch.export`` takes the module.
+    """Rows of an exported table.  They are buffers: ``to`` and ``state_dict`` have them;
+    ``torch.export`` takes the module.
 
     Args:
         weight: [n, dim].
         ids: int64 [n] in ascending order, the id of each row; None: 0 to n - 1.
         initial: what the rows of other ids are; None: zeros.
-        pooling: None: a row for each id; "sum", "mean" or "sqrtn": one for each bag, as DistributedEmbedding pools.
+        pooling: None: a row for each id; "sum", "mean" or "sqrtn": one for each bag, as
+            DistributedEmbedding pools.
         padding_idx: an id that is left out of bags.
 
     Raises:
@@ -100,8 +115,15 @@ class LookupModule(nn.Module):
         super().__init__()
         if pooling is not None and pooling not in POOLINGS:
             raise ValueError(f"pooling: expected None, {', '.join(POOLINGS)}, got {pooling!r}")
-        if ids is not None and (ids.dtype != torch.int64 or ids.shape != weight.shape[:1] or bool((ids[1:] <= ids[:-1]).any())):
-            raise ValueError(f"ids: expected int64 [{len(weight)}] in ascending order, got {ids.dtype} {list(ids.shape)}")
+        if ids is not None and (
+            ids.dtype != torch.int64
+            or ids.shape != weight.shape[:1]
+            or bool((ids[1:] <= ids[:-1]).any())
+        ):
+            raise ValueError(
+                f"ids: expected int64 [{len(weight)}] in ascending order, got {ids.dtype} "
+                f"{list(ids.shape)}"
+            )
         self.listed = ids is not None
         self.dim = weight.shape[1]
         self.zeros = initial is None
@@ -113,7 +135,9 @@ class LookupModule(nn.Module):
         self.register_buffer("ids", torch.empty(0, dtype=torch.int64) if ids is None else ids)
         self.register_buffer("weight", weight)
 
-    def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
         """Rows, or pooled rows.
 
         Args:
@@ -165,7 +189,8 @@ class LookupModule(nn.Module):
         found = F.embedding(places, self.weight)
         if self.zeros:
             return found.masked_fill(~known.unsqueeze(1), 0.0)
-        if not torch.compiler.is_compiling() and bool(known.all()):  # a program that is captured has no such branch
+        # a program that is captured has no such branch
+        if not torch.compiler.is_compiling() and bool(known.all()):
             return found
         return torch.where(known.unsqueeze(1), found, self.initial(ids))
 
@@ -181,17 +206,23 @@ class LookupModule(nn.Module):
         weights = torch.ones_like(each, dtype=rows.dtype) if weights is None else weights
         counted = weights if self.pooling == "mean" else weights * weights
         total = torch.zeros_like(starts, dtype=rows.dtype).index_add(0, bag_of, counted)
-        total = torch.where(total == 0, torch.ones_like(total), total)  # an empty bag, or one of zeros
+        # an empty bag, or one of zeros
+        total = torch.where(total == 0, torch.ones_like(total), total)
         return sums / (total if self.pooling == "mean" else total.sqrt()).unsqueeze(1)
 
 
 def load_embedding(
-    path: str, name: str, pooling: str | None = None, padding_idx: int | None = None, unknown: str = "initial"
+    path: str,
+    name: str,
+    pooling: str | None = None,
+    padding_idx: int | None = None,
+    unknown: str = "initial",
 ) -> LookupModule:
     """The table of module ``name`` in a file that ``fleet.export`` wrote.
 
     Args:
-        unknown: what ids without a row read where any int64 is an id: their "initial" values, or "zeros".
+        unknown: what ids without a row read where any int64 is an id: their "initial" values, or
+            "zeros".
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -203,13 +234,19 @@ def load_embedding(
     tensors = _read(path)
     prefix = f"{name}." if name else ""
     if prefix + "weight" not in tensors:
-        listed = sorted(key.removesuffix("weight").rstrip(".") for key in tensors if key.endswith("weight"))
-        raise KeyError(f"{path}: no table {name!r}; weights are of {', '.join(listed) or 'nothing'}")
+        listed = sorted(
+            key.removesuffix("weight").rstrip(".") for key in tensors if key.endswith("weight")
+        )
+        raise KeyError(
+            f"{path}: no table {name!r}; weights are of {', '.join(listed) or 'nothing'}"
+        )
     weight, ids = tensors[prefix + "weight"], tensors.get(prefix + "ids")
     initial = None
     if ids is not None and unknown == "initial":
         said = json.loads(bytes(tensors[prefix + "initial"].tolist()))
-        initial = InitialRows(said["kind"], said["low"], said["high"], said["seed"], weight.shape[1], weight.dtype)
+        initial = InitialRows(
+            said["kind"], said["low"], said["high"], said["seed"], weight.shape[1], weight.dtype
+        )
     return LookupModule(weight, ids, initial, pooling, padding_idx)
 
 

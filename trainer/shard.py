@@ -1,9 +1,10 @@
-"""This trainer's part of the data: the same split in every process, nobody's twice, everybody's number of batches equal.
+"""This trainer's part of the data: the same split in every process, nobody's twice, everybody's
+number of batches equal.
 
-[Note: equal numbers of batches]  A sync step needs every trainer.  If one had a batch less than the others, its next step
-would be theirs of the last one, and a barrier at the end of an epoch would wait for ever.  So the data set is cut into joint
-batches of ``trainers * batch_size`` samples, each trainer takes its part of each, and the last, smaller one is shared out evenly.
-"""
+[Note: equal numbers of batches]  A sync step needs every trainer.  If one had a batch less than the
+others, its next step would be theirs of the last one, and a barrier at the end of an epoch would
+wait for ever.  So the data set is cut into joint batches of ``trainers * batch_size`` samples, each
+trainer takes its part of each, and the last, smaller one is shared out evenly."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 log = logging.getLogger(__name__)
 
-_epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by loader: how often it has been gone through
+# by loader: how often it has been gone through
+_epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class JointBatches:
@@ -33,17 +35,22 @@ class JointBatches:
         ValueError: there are fewer samples than trainers.
     """
 
-    def __init__(self, order: Sequence[int], batch_size: int, trainers: int, trainer_id: int, drop_last: bool) -> None:
+    def __init__(
+        self, order: Sequence[int], batch_size: int, trainers: int, trainer_id: int, drop_last: bool
+    ) -> None:
         samples = len(order)
         if samples < trainers:
-            raise ValueError(f"expected at least one sample for each of {trainers} trainers, got {samples}")
+            raise ValueError(
+                f"expected at least one sample for each of {trainers} trainers, got {samples}"
+            )
         self._order, self._trainers, self._trainer_id = order, trainers, trainer_id
         joint = batch_size * trainers
         full, rest = divmod(samples, joint)
         self._bounds = [(index * joint, (index + 1) * joint) for index in range(full)]
         if rest >= trainers and not drop_last:
             self._bounds.append((full * joint, samples))
-        elif rest and not drop_last:  # too few for everybody to have one: they join the batch before
+        # too few for everybody to have one: they join the batch before
+        elif rest and not drop_last:
             begin = self._bounds[-1][0]
             self._bounds[-1] = (begin, samples)
 
@@ -57,24 +64,34 @@ class JointBatches:
             yield list(self._order[first : first + share + (self._trainer_id < more)])
 
 
-def shard(loader: Iterable[Any], trainers: int, trainer_id: int, seed: int | None = None) -> Iterable[Any]:
+def shard(
+    loader: Iterable[Any], trainers: int, trainer_id: int, seed: int | None = None
+) -> Iterable[Any]:
     """One trainer's part of one epoch.
 
-    A ``DataLoader`` over a data set with a length is cut sample by sample; where it shuffles, every call gives another order, the
-    same in every process.  A sampler of the script's own decides which samples there are, and in which order: it is asked with
-    torch's random state seeded alike everywhere.  Of any other iterable the trainer gets every ``trainers``-th batch.
+    A ``DataLoader`` over a data set with a length is cut sample by sample; where it shuffles, every
+    call gives another order, the same in every process.  A sampler of the script's own decides
+    which samples there are, and in which order: it is asked with torch's random state seeded alike
+    everywhere.  Of any other iterable the trainer gets every ``trainers``-th batch.
 
     Args:
         loader: what a single-node script would go through.
-        seed: of the shuffling; with None a loader that shuffles uses 0 and one that does not keeps its order.
+        seed: of the shuffling; with None a loader that shuffles uses 0 and one that does not keeps
+            its order.
     """
     if trainers == 1 and seed is None:
         return loader
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+    if (
+        not isinstance(loader, DataLoader)
+        or isinstance(loader.dataset, IterableDataset)
+        or loader.batch_size is None
+    ):
         return _every_nth(loader, trainers, trainer_id)
     epoch = _epochs.get(loader, 0)
     _epochs[loader] = epoch + 1
-    batches = JointBatches(_order(loader, seed, epoch), loader.batch_size, trainers, trainer_id, loader.drop_last)
+    batches = JointBatches(
+        _order(loader, seed, epoch), loader.batch_size, trainers, trainer_id, loader.drop_last
+    )
     return DataLoader(
         loader.dataset,
         batch_sampler=batches,
@@ -91,7 +108,11 @@ def shard(loader: Iterable[Any], trainers: int, trainer_id: int, seed: int | Non
 def _order(loader: DataLoader[Any], seed: int | None, epoch: int) -> Sequence[int]:
     """Which samples an epoch has, in which order: the same in every process."""
     sampler, samples = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]  # a data set with a length
-    permutes = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == samples
+    permutes = (
+        isinstance(sampler, RandomSampler)
+        and not sampler.replacement
+        and sampler.num_samples == samples
+    )
     if not permutes and not isinstance(sampler, SequentialSampler):
         with torch.random.fork_rng(devices=()):
             torch.manual_seed((seed or 0) + epoch)
@@ -103,7 +124,9 @@ def _order(loader: DataLoader[Any], seed: int | None, epoch: int) -> Sequence[in
 
 
 def _every_nth(batches: Iterable[Any], trainers: int, trainer_id: int) -> Iterator[Any]:
-    """Batch ``trainer_id`` of each ``trainers`` in a row; a last group that is not full is left out, so that all have as many."""
+    """Batch ``trainer_id`` of each ``trainers`` in a row; a last group that is not full is left
+    out, so that all have as many.
+    """
     group: list[Any] = []
     for batch in batches:
         group.append(batch)

@@ -1,9 +1,9 @@
 """The slices of one lane as the trainer sees them: parts of live tensors, wherever those are.
 
-[Note: landing]  A parameter that is contiguous main memory receives its slices in place.  One that is not (on a GPU, or
-channels-last) receives them in buffers, and ``unload`` copies them to where they belong when everything has arrived.  Buffers of
-a parameter on a GPU are pinned, and both ways are those of :mod:`trainer.crossing`.
-"""
+[Note: landing]  A parameter that is contiguous main memory receives its slices in place.  One that
+is not (on a GPU, or channels-last) receives them in buffers, and ``unload`` copies them to where
+they belong when everything has arrived.  Buffers of a parameter on a GPU are pinned, and both ways
+are those of :mod:`trainer.crossing`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,21 @@ class LiveSlices:
     def __init__(self, placements: list[Placement], tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
         self._placements = placements
-        self._owners = {piece.name: (placement, piece) for placement in placements for piece in placement.slices}
+        self._owners = {
+            piece.name: (placement, piece) for placement in placements for piece in placement.slices
+        }
         self._split = {placement.name: placement for placement in placements if placement.split}
-        self.names = [piece.name for placement in placements if placement.group is not None for piece in placement.slices]
+        self.names = [
+            piece.name
+            for placement in placements
+            if placement.group is not None
+            for piece in placement.slices
+        ]
         servers = {self._owners[name][1].server for name in self.names}
-        self._order = {server: [name for name in self.names if self._owners[name][1].server == server] for server in servers}
+        self._order = {
+            server: [name for name in self.names if self._owners[name][1].server == server]
+            for server in servers
+        }
         self._compressor = Compressor()
         self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step
         self._landed: set[str] = set()  # slices whose buffer holds something new
@@ -45,7 +55,11 @@ class LiveSlices:
     @property
     def bytes(self) -> int:
         """Of all updated variables."""
-        return sum(self._tensors[placement.name].nbytes for placement in self._placements if placement.group is not None)
+        return sum(
+            self._tensors[placement.name].nbytes
+            for placement in self._placements
+            if placement.group is not None
+        )
 
     def order(self, server: int) -> list[str]:
         """The updated slices on a server, in the order of the plan."""
@@ -89,13 +103,19 @@ class LiveSlices:
                 slices[name] = tensor
             else:
                 flat = tensor.view(-1)
-                slices.update({p.name: flat[p.begin : p.end].view(p.shape) for p in self._split[name].slices})
+                slices.update(
+                    {p.name: flat[p.begin : p.end].view(p.shape) for p in self._split[name].slices}
+                )
         return slices
 
     def blank(self, name: str) -> torch.Tensor:
         """New main memory for a slice, or for a whole variable."""
         whole = self._split.get(name)
-        placement, shape = (whole, whole.shape) if whole is not None else (self._owners[name][0], self._owners[name][1].shape)
+        placement, shape = (
+            (whole, whole.shape)
+            if whole is not None
+            else (self._owners[name][0], self._owners[name][1].shape)
+        )
         make = pinned if crosses(self._tensors[placement.name]) else buffer
         return make(shape, DTYPES[placement.dtype])
 
@@ -139,6 +159,8 @@ class LiveSlices:
         parts = {piece: self._buffers[piece.name].view(-1) for piece in placement.slices}
         if crosses(tensor) and tensor.is_contiguous():
             flat, way = tensor.view(-1), self.crossing(tensor)
-            self._unloading += [way.back(part, flat[piece.begin : piece.end]) for piece, part in parts.items()]
+            self._unloading += [
+                way.back(part, flat[piece.begin : piece.end]) for piece, part in parts.items()
+            ]
         else:
             tensor.copy_(torch.cat(list(parts.values())).view(placement.shape))

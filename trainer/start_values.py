@@ -26,11 +26,18 @@ class StartValues:
         self._before = {name: _checksum(tensors[name]) for name in names}
 
     def warn(self, trainer_id: int) -> None:
-        """Says, in one line, whether the values that have come are others, and names the first variable where they are."""
-        other = [name for name, before in self._before.items() if _checksum(self._tensors[name]) != before]
+        """Says, in one line, whether the values that have come are others, and names the first
+        variable where they are.
+        """
+        other = [
+            name
+            for name, before in self._before.items()
+            if _checksum(self._tensors[name]) != before
+        ]
         if other:
             log.warning(
-                "trainer %d: %d of %d variables had another initial value than the job's, first %r; they have the job's now",
+                "trainer %d: %d of %d variables had another initial value than the job's, first "
+                "%r; they have the job's now",
                 *(trainer_id, len(other), len(self._before), other[0]),
             )
 

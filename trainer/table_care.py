@@ -1,4 +1,7 @@
-"""What a script asks of its tables between steps: how they are, and to forget what nobody needs.  See trainer/fleet.py."""
+"""What a script asks of its tables between steps: how they are, and to forget what nobody needs.
+
+See trainer/fleet.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from trainer.present import distributed, present
 
 
 def table_status() -> dict[str, dict[str, int]]:
-    """Of every table, over all servers: rows, bytes_held, and what was counted since the start (admitted, evicted, ...).
+    """Of every table, over all servers: rows, bytes_held, and what was counted since the start
+    (admitted, evicted, ...).
 
     Any trainer may ask at any time; nobody waits for others.  Empty where there are no tables.
 
@@ -29,8 +33,11 @@ def table_status() -> dict[str, dict[str, int]]:
     return {name: dict(sorted(counted.items())) for name, counted in sorted(found.items())}
 
 
-def shrink(threshold: float | None = None, days: float = 1.0, tables: Sequence[str] = ()) -> dict[str, int]:
-    """Days pass: rows that score too low, were not seen for too long or have outlived their time are forgotten.
+def shrink(
+    threshold: float | None = None, days: float = 1.0, tables: Sequence[str] = ()
+) -> dict[str, int]:
+    """Days pass: rows that score too low, were not seen for too long or have outlived their time
+    are forgotten.
 
     Every trainer calls this, between steps; when it returns, all servers have done it.
 
@@ -53,7 +60,9 @@ def shrink(threshold: float | None = None, days: float = 1.0, tables: Sequence[s
         raise TypeError(f"shrink: tables: expected a list of names, got {tables!r}")
     for name in tables:
         if name not in known:
-            raise ValueError(f"shrink: expected tables among {', '.join(known) or 'none'}, got {name!r}")
+            raise ValueError(
+                f"shrink: expected tables among {', '.join(known) or 'none'}, got {name!r}"
+            )
     if not days >= 0:
         raise ValueError(f"shrink: days: expected 0 or more, got {days}")
     optimizer = distributed(job)

@@ -1,4 +1,6 @@
-"""What a module says of its table: its settings as a plan has them, by which rules its rows are updated."""
+"""What a module says of its table: its settings as a plan has them, by which rules its rows are
+updated.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class TableModule(RowState):
-    """See the module's docstring; what the attributes are is said by :class:`trainer.embedding.DistributedEmbedding`."""
+    """See the module's docstring; what the attributes are is said by
+    :class:`trainer.embedding.DistributedEmbedding`.
+    """
 
     name: str | None
     known_as: str | None = None  # in the job that it is part of
@@ -52,7 +56,8 @@ class TableModule(RowState):
         """The present rules: columns [begin, end) and the rule of each segment.
 
         Args:
-            group: tells the rule of the anchor's parameter group; asked where the table has no optimizer of its own.
+            group: tells the rule of the anchor's parameter group; asked where the table has no
+                optimizer of its own.
 
         Raises:
             ValueError: neither says one.
@@ -60,10 +65,18 @@ class TableModule(RowState):
         if self._own is not None:
             return [(begin, end, own.rule()) for begin, end, own in self._own.segments(self.dim)]
         if group is None:
-            raise ValueError(f"{self.whose()}: expected the rule of its parameter group, for it has no optimizer of its own")
+            raise ValueError(
+                f"{self.whose()}: expected the rule of its parameter group, for it has no "
+                "optimizer of its own"
+            )
         return [(0, self.dim, group())]
 
-    def table(self, name: str | None = None, segments: Sequence[tuple[int, int, int]] | None = None, lane: int = 0) -> Table:
+    def table(
+        self,
+        name: str | None = None,
+        segments: Sequence[tuple[int, int, int]] | None = None,
+        lane: int = 0,
+    ) -> Table:
         """The table as a plan has it.
 
         Args:
@@ -71,7 +84,11 @@ class TableModule(RowState):
             segments: columns [begin, end) and the plan's parameter group of each; None: counted up.
         """
         if segments is None:
-            columns = [(0, self.dim)] if self._own is None else [part[:2] for part in self._own.segments(self.dim)]
+            columns = (
+                [(0, self.dim)]
+                if self._own is None
+                else [part[:2] for part in self._own.segments(self.dim)]
+            )
             segments = [(begin, end, index) for index, (begin, end) in enumerate(columns)]
         return Table(
             name=name or self.name or "unnamed",
@@ -90,7 +107,9 @@ class TableModule(RowState):
         )
 
     def differs(self, other: TableModule) -> str | None:
-        """What keeps two modules from sharing one table, in words: the first difference; None: nothing."""
+        """What keeps two modules from sharing one table, in words: the first difference; None:
+        nothing.
+        """
         mine, theirs = self.table("shared"), other.table("shared")
         for field in fields(Table):
             one, two = getattr(mine, field.name), getattr(theirs, field.name)
@@ -106,9 +125,25 @@ class TableModule(RowState):
 
     def extra_repr(self) -> str:
         """What differs from the defaults, and where the rows are."""
-        said = [f"{'any int64' if self.num_embeddings is None else self.num_embeddings} -> {self.dim}"]
-        usual = ("padding_idx", "pooling", "name", "optimizer", "entry", "ttl", "capacity", "memory_bytes")
+        said = [
+            f"{'any int64' if self.num_embeddings is None else self.num_embeddings} -> {self.dim}"
+        ]
+        usual = (
+            "padding_idx",
+            "pooling",
+            "name",
+            "optimizer",
+            "entry",
+            "ttl",
+            "capacity",
+            "memory_bytes",
+        )
         said += [f"{key}={getattr(self, key)!r}" for key in usual if getattr(self, key) is not None]
         if self.dtype != torch.float32:
             said.append(f"dtype={self.dtype}")
-        return ", ".join([*said, "rows in this process" if isinstance(self.rows, LocalRows) else "rows on servers"])
+        return ", ".join(
+            [
+                *said,
+                "rows in this process" if isinstance(self.rows, LocalRows) else "rows on servers",
+            ]
+        )

@@ -1,10 +1,9 @@
 """Tables while programs run: where their rows are, and what an update of rows means there.
 
-One object for each table is the value of its variable: lookups pull from it, optimizer ops step it.  In a single-node program of
-the process that captured it that is the module's own table (or the weight of torch's), and the step is that of the user's
-optimizer, as in an eager script.  A program that was loaded has tables made of what it says of them.  In a job the rows are the
-servers'.
-"""
+One object for each table is the value of its variable: lookups pull from it, optimizer ops step it.
+In a single-node program of the process that captured it that is the module's own table (or the
+weight of torch's), and the step is that of the user's optimizer, as in an eager script.  A program
+that was loaded has tables made of what it says of them.  In a job the rows are the servers'."""
 
 from __future__ import annotations
 
@@ -38,7 +37,9 @@ class NativeRowKernels(RowKernels):
 
     def merge(self, inverse: Tensor, values: Tensor, count: int) -> Tensor:
         """See :class:`~transpiler.rows.RowKernels`."""
-        return torch.from_numpy(id_arithmetic.merge(inverse.numpy(), values.contiguous().numpy(), count))
+        return torch.from_numpy(
+            id_arithmetic.merge(inverse.numpy(), values.contiguous().numpy(), count)
+        )
 
 
 def as_gradient(rows: SparseRows) -> RowGradient:
@@ -53,7 +54,9 @@ class HeldRows(Protocol):
         """Rows of unique ids, int64 [u] on the CPU -> [u, dim]."""
 
     def stepping(self, gradient: SparseRows) -> Any:
-        """A context in which the step of these rows is taken, if not at once: a step of the user's optimizer takes it."""
+        """A context in which the step of these rows is taken, if not at once: a step of the user's
+        optimizer takes it.
+        """
 
 
 class InRange:
@@ -76,7 +79,9 @@ class InRange:
         if self._count is not None and len(ids):
             odd = ids[(ids < 0) | (ids >= self._count)]
             if len(odd):
-                raise ValueError(f"table {self._name!r}: ids: expected 0 to {self._count - 1}, got {int(odd[0])}")
+                raise ValueError(
+                    f"table {self._name!r}: ids: expected 0 to {self._count - 1}, got {int(odd[0])}"
+                )
         return ids
 
 
@@ -107,14 +112,18 @@ class WeightRows(InRange):
 
     def pull(self, ids: Tensor) -> Tensor:
         """See :class:`HeldRows`."""
-        return self._weight.detach().index_select(0, self.checked(ids).to(self._weight.device)).cpu()
+        return (
+            self._weight.detach().index_select(0, self.checked(ids).to(self._weight.device)).cpu()
+        )
 
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
         """The weight has the gradient, as after a backward."""
         before, device = self._weight.grad, self._weight.device
         places, values = gradient.ids.unsqueeze(0).to(device), gradient.rows.to(device)
-        self._weight.grad = torch.sparse_coo_tensor(places, values, self._weight.shape, check_invariants=False)
+        self._weight.grad = torch.sparse_coo_tensor(
+            places, values, self._weight.shape, check_invariants=False
+        )
         try:
             yield
         finally:
@@ -153,7 +162,11 @@ class ServedRows(InRange):
     """
 
     def __init__(
-        self, name: str, count: int | None, source: Callable[[], RowSource], send: Callable[[str, RowGradient], None]
+        self,
+        name: str,
+        count: int | None,
+        source: Callable[[], RowSource],
+        send: Callable[[str, RowGradient], None],
     ) -> None:
         super().__init__(name, count)
         self.source = source
@@ -216,11 +229,19 @@ def as_tensor(name: str, gradient: SparseRows, program: Program) -> Tensor:
     """
     table = program.main.variables[program.main.variables[name].of]
     if not all(isinstance(size, int) for size in table.shape):
-        raise ValueError(f"fetch_list: {name!r} has rows for ids of any int64: no tensor is so large")
+        raise ValueError(
+            f"fetch_list: {name!r} has rows for ids of any int64: no tensor is so large"
+        )
     shape = [int(size) for size in table.shape]
-    return torch.sparse_coo_tensor(gradient.ids.unsqueeze(0), gradient.rows, shape, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        gradient.ids.unsqueeze(0), gradient.rows, shape, check_invariants=False
+    )
 
 
 def live(storage: Storage, name: str) -> list[DistributedEmbedding]:
     """The embeddings of ours that look a table up."""
-    return [module for module in storage.tables.get(name, ()) if isinstance(module, DistributedEmbedding)]
+    return [
+        module
+        for module in storage.tables.get(name, ())
+        if isinstance(module, DistributedEmbedding)
+    ]

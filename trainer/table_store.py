@@ -1,8 +1,8 @@
 """Tables as a checkpoint has them, wherever their rows are: on servers, or in this process.
 
-A table's facts in a checkpoint are its width and dtype, its rules by columns, and what :class:`pserver.sparse.SparseTable` says
-of itself besides its rows.  Rows come and go in chunks, so that nobody needs to hold a table.
-"""
+A table's facts in a checkpoint are its width and dtype, its rules by columns, and what
+:class:`pserver.sparse.SparseTable` says of itself besides its rows.  Rows come and go in chunks, so
+that nobody needs to hold a table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class TableStore(Protocol):
         """Of the tables."""
 
     def chunks(self, name: str, changed: bool, facts: dict[str, Any]) -> Iterator[Chunk]:
-        """A table's rows, or those that changed since :meth:`saved`; ``facts`` are filled in before the end."""
+        """A table's rows, or those that changed since :meth:`saved`; ``facts`` are filled in before
+        the end.
+        """
 
     def settled(self, name: str) -> Iterator[Chunk]:
         """A table's rows as lookups read them: ids and values."""
@@ -63,7 +65,8 @@ class ServedTables:
     def chunks(self, name: str, changed: bool, facts: dict[str, Any]) -> Iterator[Chunk]:
         table = self._plan.table(name)
         for chunk, known in self._lookups.scan(name, changed):
-            facts.update(_facts(table, _by_columns(table, self._plan), known))  # all servers have taken the same steps
+            # all servers have taken the same steps
+            facts.update(_facts(table, _by_columns(table, self._plan), known))
             yield chunk
 
     def settled(self, name: str) -> Iterator[Chunk]:
@@ -75,10 +78,16 @@ class ServedTables:
     def check(self, name: str, facts: Mapping[str, Any]) -> None:
         table = self._plan.table(name)
         _check(table, facts)
-        mine = [[begin, end, rule.type, dict(rule.flags)] for begin, end, rule in _by_columns(table, self._plan)]
+        mine = [
+            [begin, end, rule.type, dict(rule.flags)]
+            for begin, end, rule in _by_columns(table, self._plan)
+        ]
         theirs = [[begin, end, kind, flags] for begin, end, kind, _, flags in facts["rules"]]
         if mine != theirs and facts["table"].get("step", 0):
-            raise ValueError(f"table {name!r}: expected rows that were trained by {mine}, got rows trained by {theirs}")
+            raise ValueError(
+                f"table {name!r}: expected rows that were trained by {mine}, got rows trained by "
+                f"{theirs}"
+            )
 
     def load(self, name: str, chunks: Iterable[Chunk], facts: Mapping[str, Any]) -> None:
         self._lookups.begin_anew(name, facts["table"])
@@ -115,12 +124,17 @@ class LocalTables:
     def load(self, name: str, chunks: Iterable[Chunk], facts: Mapping[str, Any]) -> None:
         parts = list(chunks)
         if parts:
-            self._rows(name).load({key: np.concatenate([part[key] for part in parts]) for key in parts[0]}, facts)
+            self._rows(name).load(
+                {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}, facts
+            )
         else:
             self._rows(name).begin_anew(facts)
 
     def settled(self, name: str) -> Iterator[Chunk]:
-        ids, values = self._rows(name).whole() or (torch.empty(0, dtype=torch.int64), torch.empty(0, 0))
+        ids, values = self._rows(name).whole() or (
+            torch.empty(0, dtype=torch.int64),
+            torch.empty(0, 0),
+        )
         if len(ids):
             yield {"ids": ids.numpy(), "values": values.numpy()}
 
@@ -128,25 +142,39 @@ class LocalTables:
 def store_of(tables: Tables | None, communicator: Communicator | None) -> TableStore | None:
     """Where a job's tables are; None where it has none."""
     if communicator is not None:
-        return None if communicator.lookups is None else ServedTables(communicator.lookups, communicator.plan)
+        return (
+            None
+            if communicator.lookups is None
+            else ServedTables(communicator.lookups, communicator.plan)
+        )
     return None if tables is None else LocalTables(tables)
 
 
 def _by_columns(table: Table, plan: Plan) -> list[tuple[int, int, Rule]]:
     rules = rules_of(table, plan.groups)
-    return [(segment.begin, segment.end, rule) for segment, rule in zip(table.segments, rules, strict=True)]
+    return [
+        (segment.begin, segment.end, rule)
+        for segment, rule in zip(table.segments, rules, strict=True)
+    ]
 
 
 def _width(table: Table) -> dict[str, Any]:
     return {"dim": table.dim, "dtype": table.dtype}
 
 
-def _facts(table: Table, rules: list[tuple[int, int, Rule]], known: Mapping[str, Any]) -> dict[str, Any]:
-    plain = [[begin, end, rule.type, dict(rule.numbers), dict(rule.flags)] for begin, end, rule in rules]
+def _facts(
+    table: Table, rules: list[tuple[int, int, Rule]], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    plain = [
+        [begin, end, rule.type, dict(rule.numbers), dict(rule.flags)] for begin, end, rule in rules
+    ]
     return _width(table) | {"rules": plain, "table": known}
 
 
 def _check(table: Table, facts: Mapping[str, Any]) -> None:
     for what, mine in _width(table).items():
         if facts.get(what) != mine:
-            raise ValueError(f"table {table.name!r}: {what}: expected {mine}, got a checkpoint with {facts.get(what)}")
+            raise ValueError(
+                f"table {table.name!r}: {what}: expected {mine}, got a checkpoint with "
+                f"{facts.get(what)}"
+            )

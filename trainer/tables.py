@@ -1,8 +1,9 @@
-"""The sparse tables of a job, from the trainer's side: which embeddings share one, by which rules, and what a step has of each.
+"""The sparse tables of a job, from the trainer's side: which embeddings share one, by which rules,
+and what a step has of each.
 
-An embedding's rows are no parameters: no optimizer holds them, and no placement.  Its anchor, which is one, says which parameter
-group the table follows.  A table with an optimizer of its own has groups of its own in the plan, behind the script's.
-"""
+An embedding's rows are no parameters: no optimizer holds them, and no placement.  Its anchor, which
+is one, says which parameter group the table follows.  A table with an optimizer of its own has
+groups of its own in the plan, behind the script's."""
 
 from __future__ import annotations
 
@@ -44,9 +45,12 @@ class Tables:
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
         self._paths: list[tuple[str, DistributedEmbedding]] = []
-        self._sharing: dict[str, list[DistributedEmbedding]] = {}  # table -> the embeddings that look it up
+        # table -> the embeddings that look it up
+        self._sharing: dict[str, list[DistributedEmbedding]] = {}
         for path, module in modules:
-            if isinstance(module, DistributedEmbedding) and not any(module is known for known in self.embeddings()):
+            if isinstance(module, DistributedEmbedding) and not any(
+                module is known for known in self.embeddings()
+            ):
                 module.known_as = module.name or path
                 self._sharing.setdefault(module.known_as, []).append(module)
                 self._paths.append((path, module))
@@ -78,27 +82,41 @@ class Tables:
             ValueError: the anchor of a table that follows the script's optimizer is in no group.
         """
         self._own, self._first_own = [], len(groups)
-        anchored = {parameter: i for i, group in enumerate(groups) for parameter in _parameters(group) if _is_anchor(parameter)}
+        anchored = {
+            parameter: i
+            for i, group in enumerate(groups)
+            for parameter in _parameters(group)
+            if _is_anchor(parameter)
+        }
         tables = []
         for name, sharing in self._sharing.items():
             module = sharing[0]
             if module.optimizer is None:
                 segments = [(0, module.dim, self._group_of(name, sharing, anchored))]
             else:
-                segments = [(begin, end, self._added(own)) for begin, end, own in module.optimizer.segments(module.dim)]
+                segments = [
+                    (begin, end, self._added(own))
+                    for begin, end, own in module.optimizer.segments(module.dim)
+                ]
             tables.append(module.table(name, segments))
         return tables, [own.rule() for own in self._own]
 
     @staticmethod
-    def _group_of(name: str, sharing: Sequence[DistributedEmbedding], anchored: Mapping[torch.Tensor, int]) -> int:
+    def _group_of(
+        name: str, sharing: Sequence[DistributedEmbedding], anchored: Mapping[torch.Tensor, int]
+    ) -> int:
         found = {anchored[module.anchor] for module in sharing if module.anchor in anchored}
         if not found:
             raise ValueError(
-                f"table {name!r} has no optimizer of its own, and its anchor is in no group of the script's: make the optimizer "
+                f"table {name!r} has no optimizer of its own, and its anchor is in no group of "
+                "the script's: make the optimizer "
                 "with model.parameters(), after fleet.distributed_model"
             )
         if len(found) > 1:
-            raise ValueError(f"table {name!r}: its embeddings are in parameter groups {sorted(found)}; expected one")
+            raise ValueError(
+                f"table {name!r}: its embeddings are in parameter groups {sorted(found)}; "
+                "expected one"
+            )
         return found.pop()
 
     def _added(self, own: RowOptimizer) -> int:
@@ -111,9 +129,13 @@ class Tables:
         return {self._first_own + index: own.rule().numbers for index, own in enumerate(self._own)}
 
     def start_rows(self) -> dict[str, Rows]:
-        """The rows that tables begin with, where embeddings have some: ids, int64 [n], and values, [n, dim]."""
-        found = {name: next((m.initial_rows for m in sharing if m.initial_rows is not None), None) for name, sharing in
-                 self._sharing.items()}  # fmt: skip
+        """The rows that tables begin with, where embeddings have some: ids, int64 [n], and values,
+        [n, dim].
+        """
+        found = {
+            name: next((m.initial_rows for m in sharing if m.initial_rows is not None), None)
+            for name, sharing in self._sharing.items()
+        }
         return {name: rows for name, rows in found.items() if rows is not None}
 
     def connect(self, source: Callable[[str], RowSource]) -> None:
@@ -125,7 +147,9 @@ class Tables:
                 module.initial_rows = None
 
     def gradients(self) -> dict[str, RowGradient]:
-        """What this step has of each table, with the factors that the script put on it; taken out of the embeddings."""
+        """What this step has of each table, with the factors that the script put on it; taken out
+        of the embeddings.
+        """
         found: dict[str, RowGradient] = {}
         for name, sharing in self._sharing.items():
             gradient = sharing[0].gradient()  # of all that share its anchor
@@ -145,7 +169,11 @@ class Tables:
     def by_module(self) -> Iterator[tuple[str, str, DistributedEmbedding]]:
         """Each embedding: its name among the modules, its table's, and the module."""
         for path, module in self._paths:
-            yield path, next(name for name, sharing in self._sharing.items() if module in sharing), module
+            yield (
+                path,
+                next(name for name, sharing in self._sharing.items() if module in sharing),
+                module,
+            )
 
     def forget(self) -> None:
         """What embeddings keep of rows that servers hold is out of date."""
@@ -163,7 +191,11 @@ class Tables:
     def shrink(self, days: float, threshold: float | None, names: Sequence[str]) -> dict[str, int]:
         """Days pass for tables in this process; how many rows went, by table."""
         here = {name: self._sharing[name][0].rows for name in names}
-        return {name: rows.shrink(days, threshold) for name, rows in here.items() if isinstance(rows, LocalRows)}
+        return {
+            name: rows.shrink(days, threshold)
+            for name, rows in here.items()
+            if isinstance(rows, LocalRows)
+        }
 
     def discard(self) -> None:
         """Nobody takes this step."""

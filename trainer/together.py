@@ -20,18 +20,24 @@ from transpiler.plan import Clip
 
 
 class Together:
-    """Sync.  Gradients leave as they come; new parameters land in the parameters' own memory while the script waits."""
+    """Sync.
+
+    Gradients leave as they come; new parameters land in the parameters' own memory while the script
+    waits.
+    """
 
     def __init__(self, slices: LiveSlices, clip: Clip | None) -> None:
         self.turn = threading.Lock()
         self._step = 0
         self._slices = slices
-        self._clip = clip if clip is not None and clip.kind != "value" else None  # whose norms span servers
+        # whose norms span servers
+        self._clip = clip if clip is not None and clip.kind != "value" else None
         self._channels: list[Channel] = []
         self._answers: list[Future[Done]] = []  # of the step under way
         self._sent: set[str] = set()
         self._buffers: dict[str, torch.Tensor] = {}  # gradients of a GPU, kept from step to step
-        self._crossing: deque[tuple[str, Crossed]] = deque()  # those that are on their way into them
+        # those that are on their way into them
+        self._crossing: deque[tuple[str, Crossed]] = deque()
 
     @property
     def step(self) -> int:
@@ -54,13 +60,17 @@ class Together:
         if crosses(gradient):
             if name not in self._buffers:
                 self._buffers[name] = self._slices.blank(name)
-            self._crossing.append((name, self._slices.crossing(gradient).out(gradient, self._buffers[name])))
+            self._crossing.append(
+                (name, self._slices.crossing(gradient).out(gradient, self._buffers[name]))
+            )
             self._post_crossed(everything=False)
         else:
             self._post(name, gradient)
 
     def _post(self, name: str, gradient: torch.Tensor) -> None:
-        self._channels[self._slices.server(name)].post(Kind.GRADIENT, self.step + 1, self._slices.encoded(name, gradient))
+        self._channels[self._slices.server(name)].post(
+            Kind.GRADIENT, self.step + 1, self._slices.encoded(name, gradient)
+        )
 
     def _post_crossed(self, everything: bool) -> None:
         """Sends the gradients that have come from a GPU; or waits for those that have not."""
@@ -82,7 +92,9 @@ class Together:
         self._post_crossed(everything=True)
         self._step += 1
         for server, channel in enumerate(self._channels):
-            channel.commit(self.step, commit_of(rows, self._slices.on(server) - self._sent, overflow))
+            channel.commit(
+                self.step, commit_of(rows, self._slices.on(server) - self._sent, overflow)
+            )
         self._sent = set()
 
     def finish(self) -> Done:
@@ -95,12 +107,16 @@ class Together:
         return done
 
     def _scale(self, clip: Clip, answers: list[Future[Done]]) -> None:
-        """Where norms clip on servers: their parts of the squared norms make the coefficient that they multiply with."""
+        """Where norms clip on servers: their parts of the squared norms make the coefficient that
+        they multiply with.
+        """
         for channel, answer in zip(self._channels, answers, strict=True):
             both: list[Future[Any]] = [channel.norms, answer]
-            wait(both, return_when=FIRST_COMPLETED)  # a server without gradients, or after an overflow elsewhere, says DONE alone
+            # a server without gradients, or after an overflow elsewhere, says DONE alone
+            wait(both, return_when=FIRST_COMPLETED)
         coefficients = clip_coefficients(
-            clip, [channel.norms.result() if channel.norms.done() else {} for channel in self._channels]
+            clip,
+            [channel.norms.result() if channel.norms.done() else {} for channel in self._channels],
         )
         for channel in self._channels:
             if channel.norms.done():

@@ -1,9 +1,8 @@
 """Optimizer ops, run by torch's own optimizers.
 
-Where the process holds the user's optimizer, one ``step()`` of it runs all ops: its state, its hooks and the numbers that a
-scheduler moved are those of an eager script.  A program that was loaded has no such optimizer; then each group gets one made
-from its ops.
-"""
+Where the process holds the user's optimizer, one ``step()`` of it runs all ops: its state, its
+hooks and the numbers that a scheduler moved are those of an eager script.  A program that was
+loaded has no such optimizer; then each group gets one made from its ops."""
 
 from __future__ import annotations
 
@@ -48,7 +47,9 @@ class Update:
         tables: Mapping[str, HeldRows] = MappingProxyType({}),
     ) -> None:
         self.grads = {_name(op, "param"): _name(op, "grad") for op in ops}
-        self._rows = {_name(op, "param"): tables[_name(op, "param")] for op in ops if updates_rows(op)}
+        self._rows = {
+            _name(op, "param"): tables[_name(op, "param")] for op in ops if updates_rows(op)
+        }
         self._tensors = tensors
         self._live = optimizer
         dense = [op for op in ops if not updates_rows(op)]
@@ -62,8 +63,16 @@ class Update:
         return [make(rule, members) for rule, members in groups.values()]
 
     def __call__(self, values: Mapping[str, Any]) -> None:
-        """One step.  ``p.grad`` is borrowed and given back: it is neither read nor changed by running a program."""
-        members = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        """One step.
+
+        ``p.grad`` is borrowed and given back: it is neither read nor changed by running a program.
+        """
+        members = [
+            p
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
         kept = [(parameter, parameter.grad) for parameter in members]
         try:
             for parameter in members:

@@ -1,13 +1,15 @@
-"""Messages that the script's thread does not wait for: how a lane sends them, and where what they bring lands.
+"""Messages that the script's thread does not wait for: how a lane sends them, and where what they
+bring lands.
 
-[Note: one buffer there and back]  A message owns the memory that its gradients travel from, because the script goes on writing to
-its own.  What comes back for a slice lands in that same memory: a server answers when it has applied the message, so nobody
-needs the gradient any more.  (Where the stream breaks in the middle of an answer, all frames are sent again, some with values
-in them; the server has applied the step, so it answers again, and uses none of it.)  When the answer is whole, the script's
-thread copies the values into the parameters as soon as it asks for them, and the memory is that of the next message.  So a
-running backward never sees a parameter move, nobody ever sees half of a message, and a lane holds as many copies of its
-parameters as it has messages under way, and one in between.
-"""
+[Note: one buffer there and back]  A message owns the memory that its gradients travel from, because
+the script goes on writing to its own.  What comes back for a slice lands in that same memory: a
+server answers when it has applied the message, so nobody needs the gradient any more.  (Where the
+stream breaks in the middle of an answer, all frames are sent again, some with values in them; the
+server has applied the step, so it answers again, and uses none of it.)  When the answer is whole,
+the script's thread copies the values into the parameters as soon as it asks for them, and the
+memory is that of the next message.  So a running backward never sees a parameter move, nobody ever
+sees half of a message, and a lane holds as many copies of its parameters as it has messages under
+way, and one in between."""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Tensors = dict[str, torch.Tensor]  # by slice, where nothing else is said
 
 
 class Buffers:
-    """Main memory for messages, kept from one to the next: at most one buffer of a slice waits for its use."""
+    """Main memory for messages, kept from one to the next: at most one buffer of a slice waits for
+    its use.
+    """
 
     def __init__(self, slices: LiveSlices) -> None:
         self._slices = slices
@@ -38,7 +42,9 @@ class Buffers:
         self._spare: Tensors = {}
 
     def take(self, name: str) -> torch.Tensor:
-        """A buffer of the shape and dtype of a slice, or of a whole variable, with anything in it."""
+        """A buffer of the shape and dtype of a slice, or of a whole variable, with anything in
+        it.
+        """
         with self._lock:
             spare = self._spare.pop(name, None)
         return self._slices.blank(name) if spare is None else spare
@@ -50,7 +56,9 @@ class Buffers:
 
 
 class Wire:
-    """The messages of one lane that are not waited for by the script: one at a time, over all servers."""
+    """The messages of one lane that are not waited for by the script: one at a time, over all
+    servers.
+    """
 
     def __init__(self, lane: Lane, slices: LiveSlices, buffers: Buffers) -> None:
         self.step = 0
@@ -58,9 +66,11 @@ class Wire:
         self._slices = slices
         self._buffers = buffers
         self._channels: list[Channel] = []
-        self._over: Mapping[str, torch.Tensor] = {}  # what the values of the request under way may overwrite
+        # what the values of the request under way may overwrite
+        self._over: Mapping[str, torch.Tensor] = {}
         self._landed: Tensors = {}
-        self.turn = threading.Lock()  # one request at a time on the lane's channels; guards the two above
+        # one request at a time on the lane's channels; guards the two above
+        self.turn = threading.Lock()
 
     def start(self, channels: list[Channel], step: int) -> None:
         """The channels, by server, and the last step that they have applied."""
@@ -69,7 +79,9 @@ class Wire:
     def landing(self, name: str) -> torch.Tensor:
         """Where a slice's value goes: memory that nobody reads."""
         if name not in self._landed:
-            self._landed[name] = self._over[name] if name in self._over else self._buffers.take(name)
+            self._landed[name] = (
+                self._over[name] if name in self._over else self._buffers.take(name)
+            )
         return self._landed[name]
 
     def exchange(
@@ -80,7 +92,8 @@ class Wire:
         over: bool = False,
         tables: Mapping[str, RowGradient] = MappingProxyType({}),
     ) -> tuple[Done, Tensors]:
-        """Sends one message to every server, ``thread_pool_size`` of them at a time, and waits for the answers.
+        """Sends one message to every server, ``thread_pool_size`` of them at a time, and waits for
+        the answers.
 
         Args:
             quiet: the answer is not to bring values.
@@ -94,7 +107,9 @@ class Wire:
             self.step += 1
             self._over, self._landed = gradients if over else {}, {}
             request = Request(self.step)
-            divided = {name: gradient.divide(len(self._channels)) for name, gradient in tables.items()}
+            divided = {
+                name: gradient.divide(len(self._channels)) for name, gradient in tables.items()
+            }
             for server, channel in enumerate(self._channels):
                 self._wait_for_room(request)
                 here = [
@@ -107,11 +122,17 @@ class Wire:
                 channel.post(Kind.GRADIENT, self.step, here)
                 for name, parts in divided.items():
                     channel.post(Kind.ROWS, self.step, row_parts(name, parts[server]))
-                channel.commit(self.step, commit_of(rows, self._slices.on(server) - set(gradients), quiet=quiet))
+                channel.commit(
+                    self.step,
+                    commit_of(rows, self._slices.on(server) - set(gradients), quiet=quiet),
+                )
             return request.wait(), self._landed
 
     def _wait_for_room(self, request: Request) -> None:
-        while len(under_way := [answer for answer in request.answers if not answer.done()]) >= self._lane.thread_pool_size:
+        while (
+            len(under_way := [answer for answer in request.answers if not answer.done()])
+            >= self._lane.thread_pool_size
+        ):
             wait(under_way, return_when=FIRST_COMPLETED)
 
     def pull(self) -> Tensors:
@@ -145,7 +166,8 @@ class Stage:
             return not self._values
 
     def arrived(self, values: Tensors, memory: Tensors, tag: int = 0) -> None:
-        """A message is complete; ``tag`` says which.  Earlier values that nobody took are out of date.
+        """A message is complete; ``tag`` says which.  Earlier values that nobody took are out of
+        date.
 
         Args:
             memory: that of the values, and what else is free when they have been taken.
@@ -155,7 +177,9 @@ class Stage:
         self._buffers.give_back(late)
 
     def take(self, into: Callable[[str, torch.Tensor, int], None]) -> int | None:
-        """Hands the last complete message over, slice by slice, with its tag; None if there was none since the last call."""
+        """Hands the last complete message over, slice by slice, with its tag; None if there was
+        none since the last call.
+        """
         with self._lock:
             values, memory, tag = self._values, self._memory, self._tag
             self._values, self._memory = {}, {}

@@ -1,4 +1,6 @@
-"""Turns a single-node training program into a trainer program and parameter server programs: pure graph work."""
+"""Turns a single-node training program into a trainer program and parameter server programs: pure
+graph work.
+"""
 
 from transpiler.capture import capture as capture
 from transpiler.clip import ClipGradByGlobalNorm as ClipGradByGlobalNorm

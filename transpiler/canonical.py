@@ -1,9 +1,10 @@
-"""What a program's fingerprint covers: the same bytes in every process, on every host and with every version of protobuf.
+"""What a program's fingerprint covers: the same bytes in every process, on every host and with
+every version of protobuf.
 
-[Note: what a fingerprint covers]  Everything that a program means: blocks, variables, ops with all their arguments, the plan.
-Not where it runs (arguments and fields named endpoint, endpoints), not which trainer runs it (trainer_id), nor the process's own
-part of the deployment, nor source lines, nor values of variables.  Arguments are compared by name: their order has no meaning.
-"""
+[Note: what a fingerprint covers]  Everything that a program means: blocks, variables, ops with all
+their arguments, the plan. Not where it runs (arguments and fields named endpoint, endpoints), not
+which trainer runs it (trainer_id), nor the process's own part of the deployment, nor source lines,
+nor values of variables.  Arguments are compared by name: their order has no meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from hashlib import blake2b
 
 from transpiler.program import Argument, Block, Op, Program, Ref, Symbol
 
-_ELSEWHERE = frozenset({"endpoint", "endpoints", "trainer_id"})  # see [Note: what a fingerprint covers]
+# see [Note: what a fingerprint covers]
+_ELSEWHERE = frozenset({"endpoint", "endpoints", "trainer_id"})
 
 
 def _plain(value: Argument) -> object:
@@ -30,16 +32,22 @@ def _plain(value: Argument) -> object:
         return {"variable": value.name}
     if isinstance(value, Symbol):
         return {"symbol": [value.kind, value.value]}
-    return {"tensor": [value.dtype, list(value.shape), blake2b(value.data, digest_size=16).hexdigest()]}
+    return {
+        "tensor": [value.dtype, list(value.shape), blake2b(value.data, digest_size=16).hexdigest()]
+    }
 
 
 def _plain_op(op: Op) -> object:
-    arguments = {name: _plain(value) for name, value in op.arguments.items() if name not in _ELSEWHERE}
+    arguments = {
+        name: _plain(value) for name, value in op.arguments.items() if name not in _ELSEWHERE
+    }
     return [op.type, arguments, list(op.outputs)]
 
 
 def _plain_block(block: Block) -> object:
-    variables = [[v.name, list(v.shape), v.dtype, v.role.name, v.of] for v in block.variables.values()]
+    variables = [
+        [v.name, list(v.shape), v.dtype, v.role.name, v.of] for v in block.variables.values()
+    ]
     return [variables, [_plain_op(op) for op in block.ops]]
 
 

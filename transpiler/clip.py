@@ -1,11 +1,12 @@
 """Gradient clipping, with exactly the arithmetic of ``torch.nn.utils``, out of place.
 
-``value`` is ``clip_grad_value_``; ``norm`` is ``clip_grad_norm_`` of each tensor by itself; ``global_norm`` is
-``clip_grad_norm_`` of all of them.  The coefficient is ``min(1, max_norm / (norm + 1e-6))`` (Pascanu, Mikolov, Bengio: On the
-difficulty of training recurrent neural networks, 2013), and gradients are multiplied by it even where it is 1, as torch does.
+``value`` is ``clip_grad_value_``; ``norm`` is ``clip_grad_norm_`` of each tensor by itself;
+``global_norm`` is ``clip_grad_norm_`` of all of them.  The coefficient is ``min(1, max_norm / (norm
++ 1e-6))`` (Pascanu, Mikolov, Bengio: On the difficulty of training recurrent neural networks,
+2013), and gradients are multiplied by it even where it is 1, as torch does.
 
-In a program: ``clip`` per gradient; ``clip_by_norm`` per gradient; or ``global_norm_scale`` over all, then ``scale_by`` for each.
-"""
+In a program: ``clip`` per gradient; ``clip_by_norm`` per gradient; or ``global_norm_scale`` over
+all, then ``scale_by`` for each."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class ClipGradByValue:
             return
         for what, value in (("max", max), ("min", min)):
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"ClipGradByValue: {what}: expected a number, got {type(value).__name__}")
+                raise TypeError(
+                    f"ClipGradByValue: {what}: expected a number, got {type(value).__name__}"
+                )
         if not min <= max:
             raise ValueError(f"ClipGradByValue: expected min <= max, got min {min} and max {max}")
         self.max, self.min = float(max), float(min)
@@ -129,7 +132,9 @@ def apply(clip: Clip, grads: Sequence[Tensor]) -> list[Tensor]:
 KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "clip": lambda op, x, min, max: on_rows(lambda rows: clip_value(rows, min, max), x),
-        "clip_by_norm": lambda op, x, max_norm: on_rows(lambda rows: scale_by(rows, coefficient([rows], max_norm)), x),
+        "clip_by_norm": lambda op, x, max_norm: on_rows(
+            lambda rows: scale_by(rows, coefficient([rows], max_norm)), x
+        ),
         "global_norm_scale": lambda op, x, max_norm: coefficient(list(map(rows_of, x)), max_norm),
         "scale_by": lambda op, x, coefficient: on_rows(lambda rows: scale_by(rows, coefficient), x),
     }

@@ -1,4 +1,5 @@
-"""From a single-node program to the programs of trainers without servers: what the user asked for, checked, and the passes run.
+"""From a single-node program to the programs of trainers without servers: what the user asked for,
+checked, and the passes run.
 
 ::
 
@@ -14,7 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transpiler.collective_passes import COLLECTIVE_STARTUP_PASSES, GRADIENT_PASSES, MAIN_PASSES, NCCL2_STARTUP_PASSES
+from transpiler.collective_passes import (
+    COLLECTIVE_STARTUP_PASSES,
+    GRADIENT_PASSES,
+    MAIN_PASSES,
+    NCCL2_STARTUP_PASSES,
+)
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.plan import Collective, Deployment
 from transpiler.planning import plan_collective
@@ -22,7 +28,8 @@ from transpiler.program import Op, Program
 from transpiler.rings import row_length
 from transpiler.verify import run
 
-ENDPOINT = "127.0.0.1:6174"  # what ``transpile`` has as pservers and as current_endpoint unless it is given others
+# what ``transpile`` has as pservers and as current_endpoint unless it is given others
+ENDPOINT = "127.0.0.1:6174"
 
 
 def collective_of(config: DistributeTranspilerConfig, endpoints: Sequence[str]) -> Collective:
@@ -33,35 +40,55 @@ def collective_of(config: DistributeTranspilerConfig, endpoints: Sequence[str]) 
     """
     mode = config.mode if config.mode == "nccl2" else config.collective_mode
     assert mode is not None, "the configuration has been checked"
-    inner = row_length(config.hierarchical_allreduce_inter_nranks, endpoints) if config.use_hierarchical_allreduce else 0
+    inner = (
+        row_length(config.hierarchical_allreduce_inter_nranks, endpoints)
+        if config.use_hierarchical_allreduce
+        else 0
+    )
     return Collective(mode, config.nccl_comm_num, inner)
 
 
 def check_arguments(
-    mode: str, pservers: str, sync_mode: bool | None, endpoints: Sequence[str], trainer_id: int, own: str
+    mode: str,
+    pservers: str,
+    sync_mode: bool | None,
+    endpoints: Sequence[str],
+    trainer_id: int,
+    own: str,
 ) -> None:
     """Whether what ``transpile`` was given makes sense without servers.
 
     Raises:
-        ValueError: servers, or another way than sync, in a mode that has none; or an endpoint that is another trainer's.
+        ValueError: servers, or another way than sync, in a mode that has none; or an endpoint that
+            is another trainer's.
     """
     if pservers != ENDPOINT:
-        raise ValueError(f"pservers={pservers!r} has no effect with mode={mode!r}, which has no servers: leave it out")
+        raise ValueError(
+            f"pservers={pservers!r} has no effect with mode={mode!r}, which has no servers: leave "
+            "it out"
+        )
     if sync_mode is False:
-        raise ValueError(f"sync_mode=False contradicts mode={mode!r}: trainers without servers step together")
+        raise ValueError(
+            f"sync_mode=False contradicts mode={mode!r}: trainers without servers step together"
+        )
     if own not in (endpoints[trainer_id], ENDPOINT):
         raise ValueError(
-            f"current_endpoint: expected that of trainer {trainer_id} in trainers, {endpoints[trainer_id]}, got {own!r}"
+            f"current_endpoint: expected that of trainer {trainer_id} in trainers, "
+            f"{endpoints[trainer_id]}, got {own!r}"
         )
 
 
-def deployment_of(program: Program, collective: Collective, endpoints: Sequence[str], trainer_id: int) -> Deployment:
+def deployment_of(
+    program: Program, collective: Collective, endpoints: Sequence[str], trainer_id: int
+) -> Deployment:
     """This trainer's deployment of a single-node program.
 
     Raises:
         ValueError: the program has no optimizer op, or is already one of a cluster.
     """
-    return Deployment(plan_collective(program, collective, len(endpoints)), tuple(endpoints), trainer_id)
+    return Deployment(
+        plan_collective(program, collective, len(endpoints)), tuple(endpoints), trainer_id
+    )
 
 
 def collective_program(program: Program, deployment: Deployment) -> Program:
@@ -71,7 +98,9 @@ def collective_program(program: Program, deployment: Deployment) -> Program:
         IllegalProgram: the program breaks a law.
         ValueError: backward does not begin with the loss's gradient.
     """
-    return run(replace(program, deployment=deployment), deployment.plan, MAIN_PASSES[deployment.plan.mode])
+    return run(
+        replace(program, deployment=deployment), deployment.plan, MAIN_PASSES[deployment.plan.mode]
+    )
 
 
 def collective_startup(startup: Program, deployment: Deployment) -> Program:
@@ -85,7 +114,8 @@ def collective_startup(startup: Program, deployment: Deployment) -> Program:
 
 
 def parallel_program(program: Program) -> Program:
-    """What ParallelExecutor runs: the trainer's program, in which gradients are averaged if nothing is shared yet.
+    """What ParallelExecutor runs: the trainer's program, in which gradients are averaged if nothing
+    is shared yet.
 
     Raises:
         IllegalProgram: the program breaks a law.
@@ -97,14 +127,18 @@ def parallel_program(program: Program) -> Program:
 
 
 def handing_on(program: Program) -> Program:
-    """The program that gives every trainer the values of trainer 0, for a job whose own startup program does not (nccl2).
+    """The program that gives every trainer the values of trainer 0, for a job whose own startup
+    program does not (nccl2).
 
     Raises:
         IllegalProgram: its variables are not those of the plan.
     """
     assert program.deployment is not None, "a program of a job without servers"
     block = program.main
-    held = {placement.name: block.variables[placement.name] for placement in program.deployment.plan.placements}
+    held = {
+        placement.name: block.variables[placement.name]
+        for placement in program.deployment.plan.placements
+    }
     inits = tuple(Op("init", {}, (name,)) for name in held)
     bare = program.with_blocks(replace(block, ops=inits, variables=held))
     return run(bare, program.deployment.plan, COLLECTIVE_STARTUP_PASSES)

@@ -1,4 +1,5 @@
-"""A trainer's programs where there are no servers: the single-node ones with sums over all trainers in them.
+"""A trainer's programs where there are no servers: the single-node ones with sums over all trainers
+in them.
 
 With ``grad_allreduce``, the main program::
 
@@ -7,14 +8,15 @@ With ``grad_allreduce``, the main program::
     c_sync_comm_stream    where sums are first used, by what clips or updates
     clipping, updates     as on a single node, of the mean gradients
 
-With ``local_sgd``: the single-node program, then the same for the parameters, and a ``scale`` each by 1 / trainers.  With
-``nccl2``: the single-node program as it is; ``ParallelExecutor`` runs the passes of ``grad_allreduce`` on it.
+With ``local_sgd``: the single-node program, then the same for the parameters, and a ``scale`` each
+by 1 / trainers.  With ``nccl2``: the single-node program as it is; ``ParallelExecutor`` runs the
+passes of ``grad_allreduce`` on it.
 
-The startup program binds the process's own values, draws the rings' ids, and (not with ``nccl2``) hands trainer 0's values on.
+The startup program binds the process's own values, draws the rings' ids, and (not with ``nccl2``)
+hands trainer 0's values on.
 
-Scaling the loss's gradient rather than the sums means that everything in backward (a hook, a custom function) sees the numbers
-that it would see on a single node with all trainers' samples.
-"""
+Scaling the loss's gradient rather than the sums means that everything in backward (a hook, a custom
+function) sees the numbers that it would see on a single node with all trainers' samples."""
 
 from __future__ import annotations
 
@@ -48,8 +50,12 @@ ID_BYTES = 16
 
 def _with(program: Program, ops: Iterable[Op], *added: Variable) -> Program:
     """The program with these ops in block 0, and with these variables besides its own."""
-    variables = freeze({**program.main.variables, **{variable.name: variable for variable in added}})
-    return program.with_blocks(replace(program.main, ops=tuple(ops), variables=variables), *program.blocks[1:])
+    variables = freeze(
+        {**program.main.variables, **{variable.name: variable for variable in added}}
+    )
+    return program.with_blocks(
+        replace(program.main, ops=tuple(ops), variables=variables), *program.blocks[1:]
+    )
 
 
 def leave_as_it_is(program: Program, plan: Plan) -> Program:
@@ -61,9 +67,17 @@ def leave_as_it_is(program: Program, plan: Plan) -> Program:
 
 
 def raw_gradients(program: Program) -> dict[str, str]:
-    """Parameter -> the gradient that backward gives it, before what clips; in the order of the optimizer ops."""
-    raw = {op.outputs[0]: next(refs(op.arguments["x"])) for op in program.main.ops if op.type in CLIPS - {"global_norm_scale"}}
-    return {parameter_of(op): raw.get(gradient_of(op), gradient_of(op)) for op in optimizer_ops(program)}
+    """Parameter -> the gradient that backward gives it, before what clips; in the order of the
+    optimizer ops.
+    """
+    raw = {
+        op.outputs[0]: next(refs(op.arguments["x"]))
+        for op in program.main.ops
+        if op.type in CLIPS - {"global_norm_scale"}
+    }
+    return {
+        parameter_of(op): raw.get(gradient_of(op), gradient_of(op)) for op in optimizer_ops(program)
+    }
 
 
 def loss_gradient(block: Block) -> int:
@@ -73,10 +87,15 @@ def loss_gradient(block: Block) -> int:
         ValueError: there is none.
     """
     seeds = [
-        number for number, op in enumerate(block.ops) if op.type == "aten.ones_like" and op.arguments.get("self") == Ref("loss")
+        number
+        for number, op in enumerate(block.ops)
+        if op.type == "aten.ones_like" and op.arguments.get("self") == Ref("loss")
     ]
     if not seeds:
-        raise ValueError("transpile: expected a program whose backward begins with aten.ones_like(loss), got one without")
+        raise ValueError(
+            "transpile: expected a program whose backward begins with aten.ones_like(loss), got "
+            "one without"
+        )
     return seeds[-1]
 
 
@@ -90,10 +109,15 @@ def scale_loss_gradient(program: Program, plan: Plan) -> Program:
 
 
 def part_gradients(program: Program, plan: Plan) -> Program:
-    """A gradient that backward goes on computing with gets a second name for that: what is summed is nobody else's."""
+    """A gradient that backward goes on computing with gets a second name for that: what is summed
+    is nobody else's.
+    """
     summed = set(raw_gradients(program).values())
     shared = {
-        name for op in program.main.ops if op.type not in CLIPS and not is_optimizer(op.type) for name in op.inputs
+        name
+        for op in program.main.ops
+        if op.type not in CLIPS and not is_optimizer(op.type)
+        for name in op.inputs
     } & summed
     local = {name: f"{name}@LOCAL" for name in shared}
     ops: list[Op] = []
@@ -102,22 +126,42 @@ def part_gradients(program: Program, plan: Plan) -> Program:
             ops.append(op)
             continue
         arguments = {key: _renamed(value, local) for key, value in op.arguments.items()}
-        ops.append(replace(op, arguments=arguments, outputs=tuple(local.get(name, name) for name in op.outputs)))
-        ops += [Op("assign", {"x": Ref(local[name])}, (name,)) for name in op.outputs if name in shared]
-    added = [replace(program.main.variables[name], name=local[name], role=Role.TEMPORARY, of="") for name in sorted(shared)]
+        ops.append(
+            replace(
+                op, arguments=arguments, outputs=tuple(local.get(name, name) for name in op.outputs)
+            )
+        )
+        ops += [
+            Op("assign", {"x": Ref(local[name])}, (name,)) for name in op.outputs if name in shared
+        ]
+    added = [
+        replace(program.main.variables[name], name=local[name], role=Role.TEMPORARY, of="")
+        for name in sorted(shared)
+    ]
     return _with(program, ops, *added)
 
 
 def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:
     if isinstance(argument, Ref):
         return Ref(names.get(argument.name, argument.name))
-    return tuple(_renamed(item, names) for item in argument) if isinstance(argument, tuple) else argument
+    return (
+        tuple(_renamed(item, names) for item in argument)
+        if isinstance(argument, tuple)
+        else argument
+    )
 
 
 def sum_gradients(program: Program, plan: Plan) -> Program:
-    """Right after the last op that writes a gradient there is its sum over all trainers, in a bucket of its own."""
+    """Right after the last op that writes a gradient there is its sum over all trainers, in a
+    bucket of its own.
+    """
     summed = set(raw_gradients(program).values())
-    final = {name: index for index, op in enumerate(program.main.ops) for name in op.outputs if name in summed}
+    final = {
+        name: index
+        for index, op in enumerate(program.main.ops)
+        for name in op.outputs
+        if name in summed
+    }
     ops: list[Op] = []
     count = 0
     for index, op in enumerate(program.main.ops):
@@ -139,10 +183,16 @@ def _sum(name: str, result: str, bucket: int) -> Op:
 def average_parameters(program: Program, plan: Plan) -> Program:
     """After the updates every updated parameter becomes its mean over all trainers."""
     names = [placement.name for placement in plan.placements if placement.group is not None]
-    sums = [replace(program.main.variables[name], name=f"{name}@SUM", role=Role.TEMPORARY, of=name) for name in names]
+    sums = [
+        replace(program.main.variables[name], name=f"{name}@SUM", role=Role.TEMPORARY, of=name)
+        for name in names
+    ]
     pairs = list(zip(names, sums, strict=True))
     ops = [_sum(name, total.name, bucket) for bucket, (name, total) in enumerate(pairs)]
-    ops += [Op("scale", {"x": Ref(total.name), "scale": 1.0 / plan.trainers}, (name,)) for name, total in pairs]
+    ops += [
+        Op("scale", {"x": Ref(total.name), "scale": 1.0 / plan.trainers}, (name,))
+        for name, total in pairs
+    ]
     return _with(program, [*program.main.ops, *ops], *sums)
 
 
@@ -150,15 +200,23 @@ def average_parameters(program: Program, plan: Plan) -> Program:
 
 
 def fuse_by_size(program: Program, plan: Plan) -> Program:
-    """Sums that follow one another share a bucket while their bytes fit and their dtype is one; buckets take rings in turn."""
+    """Sums that follow one another share a bucket while their bytes fit and their dtype is one;
+    buckets take rings in turn.
+    """
     assert plan.collective is not None, "passes of a job without servers"
     bucket, filled, dtype = -1, 0, ""
     ops: list[Op] = []
     for op in program.main.ops:
         if op.type == "c_allreduce_sum":
             variable = program.main.variables[op.outputs[0]]
-            size = prod(extent for extent in variable.shape if isinstance(extent, int)) * element_bytes(variable.dtype)
-            if bucket < 0 or variable.dtype != dtype or filled + size > plan.collective.bucket_bytes:
+            size = prod(
+                extent for extent in variable.shape if isinstance(extent, int)
+            ) * element_bytes(variable.dtype)
+            if (
+                bucket < 0
+                or variable.dtype != dtype
+                or filled + size > plan.collective.bucket_bytes
+            ):
                 bucket, filled, dtype = bucket + 1, 0, variable.dtype
             filled += size
             ring = bucket % plan.collective.rings
@@ -168,14 +226,20 @@ def fuse_by_size(program: Program, plan: Plan) -> Program:
 
 
 def wait_before_use(program: Program, plan: Plan) -> Program:
-    """What is on its way is waited for right before its first use: by ring, and for all updates at once, which run as one."""
+    """What is on its way is waited for right before its first use: by ring, and for all updates at
+    once, which run as one.
+    """
     block = program.main
-    updates = next((index for index, op in enumerate(block.ops) if is_optimizer(op.type)), len(block.ops))
+    updates = next(
+        (index for index, op in enumerate(block.ops) if is_optimizer(op.type)), len(block.ops)
+    )
     rings: dict[str, int] = {}
     due: dict[int, dict[int, list[str]]] = {}  # before this op, on this ring, these
     for index, op in enumerate(block.ops):
         for name in [name for name in dict.fromkeys(op.inputs) if name in rings]:
-            due.setdefault(updates if is_optimizer(op.type) else index, {}).setdefault(rings.pop(name), []).append(name)
+            due.setdefault(updates if is_optimizer(op.type) else index, {}).setdefault(
+                rings.pop(name), []
+            ).append(name)
         if op.type in ("c_allreduce_sum", "c_broadcast"):
             rings[op.outputs[0]] = int(str(op.arguments["ring_id"]))
     for name, ring in rings.items():
@@ -183,7 +247,13 @@ def wait_before_use(program: Program, plan: Plan) -> Program:
     ops: list[Op] = []
     for index in range(len(block.ops) + 1):
         for ring, names in sorted(due.get(index, {}).items()):
-            ops.append(Op("c_sync_comm_stream", {"x": tuple(map(Ref, names)), "ring_id": ring}, tuple(names)))
+            ops.append(
+                Op(
+                    "c_sync_comm_stream",
+                    {"x": tuple(map(Ref, names)), "ring_id": ring},
+                    tuple(names),
+                )
+            )
         ops += block.ops[index : index + 1]
     return _with(program, ops)
 
@@ -192,7 +262,9 @@ def wait_before_use(program: Program, plan: Plan) -> Program:
 
 
 def draw_ids(program: Program, plan: Plan) -> Program:
-    """At the end trainer 0 draws an id for every ring and tells it to the others: from then on the process groups stand."""
+    """At the end trainer 0 draws an id for every ring and tells it to the others: from then on the
+    process groups stand.
+    """
     collective, deployment = plan.collective, program.deployment
     assert collective is not None and deployment is not None, "passes of a job without servers"
     names = all_ids(collective)
@@ -213,7 +285,10 @@ def begin_rings(program: Program, plan: Plan) -> Program:
     assert collective is not None and deployment is not None, "passes of a job without servers"
     common: dict[str, Argument] = {"nranks": plan.trainers, "trainer_id": deployment.trainer_id}
     inits = [
-        Op("c_comm_init", {"x": tuple(map(Ref, ids_of(collective, ring))), "ring_id": ring, **common})
+        Op(
+            "c_comm_init",
+            {"x": tuple(map(Ref, ids_of(collective, ring))), "ring_id": ring, **common},
+        )
         for ring in range(collective.rings)
     ]
     return _with(program, [*program.main.ops, *inits])
@@ -224,7 +299,11 @@ def hand_on_parameters(program: Program, plan: Plan) -> Program:
     assert plan.collective is not None, "passes of a job without servers"
     rings = plan.collective.rings
     ops = [
-        Op("c_broadcast", {"x": Ref(placement.name), "root": 0, "ring_id": index % rings}, (placement.name,))
+        Op(
+            "c_broadcast",
+            {"x": Ref(placement.name), "root": 0, "ring_id": index % rings},
+            (placement.name,),
+        )
         for index, placement in enumerate(plan.placements)
     ]
     return _with(program, [*program.main.ops, *ops])

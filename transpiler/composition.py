@@ -1,9 +1,10 @@
-"""While a step is traced, some of torch's composite ops are taken apart otherwise than when they run.  Here they are put right.
+"""While a step is traced, some of torch's composite ops are taken apart otherwise than when they
+run.  Here they are put right.
 
-- ``dropout``: for tracing torch puts another op in its place, which draws the mask in another order where a tensor is not
-  row-major.  Without the replacement torch's own composition runs.
-- recurrent layers with ``dropout`` between them: torch 2.13's decomposition loses the dropout.  Run layer by layer they keep it.
-"""
+- ``dropout``: for tracing torch puts another op in its place, which draws the mask in another order
+  where a tensor is not row-major.  Without the replacement torch's own composition runs.
+- recurrent layers with ``dropout`` between them: torch 2.13's decomposition loses the dropout.  Run
+layer by layer they keep it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def _replaced(overload: OpOverload, change: Callable[[Kernel], Kernel | None]) -
     """Changes, or with None takes away, the Python kernels that torch would trace through."""
     kernels = dict(overload.py_kernels)
     changed = {key: change(kernel) for key, kernel in kernels.items() if key in _TRACED}
-    _set(overload, {key: kernel for key, kernel in {**kernels, **changed}.items() if kernel is not None})
+    _set(
+        overload,
+        {key: kernel for key, kernel in {**kernels, **changed}.items() if kernel is not None},
+    )
     try:
         yield
     finally:
@@ -52,7 +56,9 @@ def _set(overload: OpOverload, kernels: dict[Any, Any]) -> None:
 
 
 def _by_layer(kernel: Kernel) -> Kernel:
-    """A recurrent op (``torch.lstm``'s arguments) that runs ``kernel`` once per layer where there is dropout in between."""
+    """A recurrent op (``torch.lstm``'s arguments) that runs ``kernel`` once per layer where there
+    is dropout in between.
+    """
 
     def run(
         input: Tensor,
@@ -66,7 +72,19 @@ def _by_layer(kernel: Kernel) -> Kernel:
         batch_first: bool,
     ) -> tuple[Tensor, ...]:
         if not (dropout and train and num_layers > 1):
-            return tuple(kernel(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first))
+            return tuple(
+                kernel(
+                    input,
+                    hx,
+                    params,
+                    has_biases,
+                    num_layers,
+                    dropout,
+                    train,
+                    bidirectional,
+                    batch_first,
+                )
+            )
         directions, each = (2 if bidirectional else 1), len(params) // num_layers
         states = [hx] if isinstance(hx, Tensor) else list(hx)
         finals: list[tuple[Tensor, ...]] = []
@@ -75,7 +93,9 @@ def _by_layer(kernel: Kernel) -> Kernel:
             of_layer = [state[layer * directions : (layer + 1) * directions] for state in states]
             mine = params[layer * each : (layer + 1) * each]
             given = of_layer[0] if isinstance(hx, Tensor) else of_layer
-            value, *final = kernel(value, given, mine, has_biases, 1, 0.0, train, bidirectional, False)
+            value, *final = kernel(
+                value, given, mine, has_biases, 1, 0.0, train, bidirectional, False
+            )
             finals.append(tuple(final))
             if layer < num_layers - 1:
                 value = torch.dropout(value, dropout, train=True)

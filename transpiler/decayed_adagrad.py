@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 class DecayedAdagrad(torch.optim.Optimizer):
-    """Adagrad (Duchi et al., JMLR 2011) over a decaying average of squared gradients, so that rates do not die out.
+    """Adagrad (Duchi et al., JMLR 2011) over a decaying average of squared gradients, so that rates
+    do not die out.
 
     ::
 
@@ -26,7 +27,13 @@ class DecayedAdagrad(torch.optim.Optimizer):
         ValueError: a number is out of its range.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float | Tensor = 0.001, decay: float = 0.95, eps: float = 1e-6) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 0.001,
+        decay: float = 0.95,
+        eps: float = 1e-6,
+    ) -> None:
         if not float(lr) >= 0:
             raise ValueError(f"lr: expected 0 or more, got {lr}")
         if not 0 <= decay < 1:

@@ -13,12 +13,16 @@ from transpiler.plan import Lane
 
 
 class UnknownField(AttributeError, ValueError):
-    """A name that the configuration does not have: an AttributeError as Python has it, a ValueError as all mistakes of a user."""
+    """A name that the configuration does not have: an AttributeError as Python has it, a ValueError
+    as all mistakes of a user.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field's default, what it may be in words, whether a value has the type, and whether it is in range."""
+    """A field's default, what it may be in words, whether a value has the type, and whether it is
+    in range.
+    """
 
     default: Any
     words: str
@@ -34,7 +38,9 @@ def _count(default: int, least: int) -> _Field:
     def typed(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
 
-    return _Field(default, f"a whole number of at least {least}", typed, lambda value: value >= least)
+    return _Field(
+        default, f"a whole number of at least {least}", typed, lambda value: value >= least
+    )
 
 
 def _choice(default: str | None, *words: str) -> _Field:
@@ -75,7 +81,13 @@ _FIELDS: dict[str, _Field] = {
 }
 
 _OF_SERVERS = (
-    *("slice_var_up", "split_method", "min_block_size", "enable_dc_asgd", "runtime_split_send_recv"),
+    *(
+        "slice_var_up",
+        "split_method",
+        "min_block_size",
+        "enable_dc_asgd",
+        "runtime_split_send_recv",
+    ),
     *("half_async", "completely_not_async", "geo_sgd_mode", "geo_sgd_need_push_nums"),
 )
 _OF_RINGS = ("nccl_comm_num", "use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
@@ -100,32 +112,41 @@ _NOT_SYNC = (
 
 
 class DistributeTranspilerConfig:
-    """How a program is split.  The order of assignments never matters; what contradicts is found by ``transpile``.
+    """How a program is split.  The order of assignments never matters; what contradicts is found by
+    ``transpile``.
 
     Attributes:
         slice_var_up: cut large variables into slices, so that several servers share one.
-        split_method: who gets which slice: RoundRobin, HashName, SizeBalanced, or a class of the same interface.
-        min_block_size: least number of elements of a slice.  Raising it means fewer and larger messages, and less even servers.
-        sync_mode: servers wait for all trainers at every step.  ``transpile(sync_mode=...)`` decides where it is given.
+        split_method: who gets which slice: RoundRobin, HashName, SizeBalanced, or a class of the
+            same interface.
+        min_block_size: least number of elements of a slice.  Raising it means fewer and larger
+            messages, and less even servers.
+        sync_mode: servers wait for all trainers at every step.  ``transpile(sync_mode=...)``
+            decides where it is given.
         wait_port: trainers wait, with a deadline, until the servers answer.
         print_log: ``transpile`` logs the plan (logger ``transpiler``, level INFO).
         half_async: a trainer waits for the result of its own step and for no other trainer.
-        geo_sgd_mode: trainers step by themselves; every ``geo_sgd_need_push_nums`` steps what changed is added on the servers.
-        enable_dc_asgd: asynchronous, with delay compensation (lambda 1).
-            These three say the mode themselves: ``sync_mode`` need not be assigned, and must not be True.
-        completely_not_async: sync, whatever ``sync_mode`` and ``half_async`` say: the result is that of ``sync_mode=True``.
-        runtime_split_send_recv: no split and concat ops: send and recv carry the sections.  Not with ``sync_mode=True``.
-        mode: "pserver"; or without servers: "collective", whose programs share by themselves, and "nccl2", whose trainer program
-            is the single-node one, for ``ParallelExecutor``.  What has no effect in a mode must be left alone there.
-        collective_mode: of "collective": "grad_allreduce" averages gradients at every step, "local_sgd" parameters after it.
+        geo_sgd_mode: trainers step by themselves; every ``geo_sgd_need_push_nums`` steps what
+            changed is added on the servers.
+        enable_dc_asgd: asynchronous, with delay compensation (lambda 1). These three say the mode
+            themselves: ``sync_mode`` need not be assigned, and must not be True.
+        completely_not_async: sync, whatever ``sync_mode`` and ``half_async`` say: the result is
+            that of ``sync_mode=True``.
+        runtime_split_send_recv: no split and concat ops: send and recv carry the sections.  Not
+            with ``sync_mode=True``.
+        mode: "pserver"; or without servers: "collective", whose programs share by themselves, and
+            "nccl2", whose trainer program is the single-node one, for ``ParallelExecutor``.  What
+            has no effect in a mode must be left alone there.
+        collective_mode: of "collective": "grad_allreduce" averages gradients at every step,
+            "local_sgd" parameters after it.
         nccl_comm_num: how many process groups ("rings") buckets of gradients take in turn.
         use_hierarchical_allreduce: reduce within each host, then between hosts (``rings.py``).
-        hierarchical_allreduce_inter_nranks: trainers in a row that reduce among themselves first; 0 or 1: those of each host.
+        hierarchical_allreduce_inter_nranks: trainers in a row that reduce among themselves first; 0
+            or 1: those of each host.
 
     Raises:
-        AttributeError and ValueError (:class:`UnknownField`): an unknown name; the message has the closest known ones.
-        TypeError: a value of another type.
-        ValueError: a value out of range.
+        AttributeError and ValueError (:class:`UnknownField`): an unknown name; the message has the
+        closest known ones. TypeError: a value of another type. ValueError: a value out of range.
     """
 
     slice_var_up: bool
@@ -155,7 +176,9 @@ class DistributeTranspilerConfig:
             raise self._unknown(name)
         field = _FIELDS[name]
         if not field.typed(value):
-            raise TypeError(f"{name}: expected {field.words}, got {value!r} ({type(value).__name__})")
+            raise TypeError(
+                f"{name}: expected {field.words}, got {value!r} ({type(value).__name__})"
+            )
         if not field.valid(value):
             raise ValueError(f"{name}: expected {field.words}, got {value!r}")
         super().__setattr__(name, value)
@@ -172,7 +195,11 @@ class DistributeTranspilerConfig:
     @staticmethod
     def _unknown(name: str) -> UnknownField:
         close = difflib.get_close_matches(name, _FIELDS, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"the fields are {', '.join(_FIELDS)}"
+        hint = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"the fields are {', '.join(_FIELDS)}"
+        )
         return UnknownField(f"DistributeTranspilerConfig has no field {name!r}; {hint}")
 
     def is_set(self, name: str) -> bool:
@@ -187,13 +214,22 @@ class DistributeTranspilerConfig:
 
         Raises:
             TypeError: ``sync_mode`` is no bool.
-            ValueError: two fields contradict each other, or one has no effect because of another; the message names both.
+            ValueError: two fields contradict each other, or one has no effect because of another;
+                the message names both.
         """
         if sync_mode is not None and not isinstance(sync_mode, bool):
             raise TypeError(f"sync_mode: expected True, False or None, got {sync_mode!r}")
         if sync_mode is not None and self.is_set("sync_mode") and sync_mode != self.sync_mode:
-            raise ValueError(f"sync_mode: the configuration says {self.sync_mode} and transpile says {sync_mode}")
-        said = sync_mode if sync_mode is not None else self.sync_mode if self.is_set("sync_mode") else None
+            raise ValueError(
+                f"sync_mode: the configuration says {self.sync_mode} and transpile says {sync_mode}"
+            )
+        said = (
+            sync_mode
+            if sync_mode is not None
+            else self.sync_mode
+            if self.is_set("sync_mode")
+            else None
+        )
         self._check_combination(said)
         if self.geo_sgd_mode:
             return Lane("geo", k_steps=self.geo_sgd_need_push_nums)
@@ -206,19 +242,32 @@ class DistributeTranspilerConfig:
         return Lane("async", merge="auto") if said is False else Lane("sync")
 
     def _check_combination(self, sync_mode: bool | None) -> None:
-        """Raises where two fields contradict each other; ``sync_mode`` is None where nobody has said it."""
+        """Raises where two fields contradict each other; ``sync_mode`` is None where nobody has
+        said it.
+        """
         for one, other in _EXCLUDE:
             if getattr(self, one) and getattr(self, other):
                 raise ValueError(f"{one}=True contradicts {other}=True: switch one of them off")
         for name in ("half_async", "geo_sgd_mode", "enable_dc_asgd", "runtime_split_send_recv"):
             if getattr(self, name) and sync_mode:
                 raise ValueError(f"{name}=True contradicts sync_mode=True: assign sync_mode=False")
-        if self.geo_sgd_need_push_nums != _FIELDS["geo_sgd_need_push_nums"].default and not self.geo_sgd_mode:
+        if (
+            self.geo_sgd_need_push_nums != _FIELDS["geo_sgd_need_push_nums"].default
+            and not self.geo_sgd_mode
+        ):
             raise ValueError(
-                f"geo_sgd_need_push_nums={self.geo_sgd_need_push_nums} has no effect with geo_sgd_mode=False: switch it on"
+                f"geo_sgd_need_push_nums={self.geo_sgd_need_push_nums} has no effect with "
+                "geo_sgd_mode=False: switch it on"
             )
-        if self.runtime_split_send_recv and sync_mode is None and not any(getattr(self, name) for name in _NOT_SYNC):
-            raise ValueError("runtime_split_send_recv=True contradicts sync_mode=True, its default: assign sync_mode=False")
+        if (
+            self.runtime_split_send_recv
+            and sync_mode is None
+            and not any(getattr(self, name) for name in _NOT_SYNC)
+        ):
+            raise ValueError(
+                "runtime_split_send_recv=True contradicts sync_mode=True, its default: assign "
+                "sync_mode=False"
+            )
 
     def check_effects(self) -> None:
         """Raises where a field has no effect in this mode, or the mode lacks one.
@@ -229,13 +278,23 @@ class DistributeTranspilerConfig:
         for name in _WITHOUT_EFFECT[self.mode]:
             default = _FIELDS[name].default
             if getattr(self, name) != default:
-                raise ValueError(f"{name}={getattr(self, name)!r} has no effect with mode={self.mode!r}: leave it at {default!r}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no effect with mode={self.mode!r}: leave "
+                    f"it at {default!r}"
+                )
         if self.mode == "collective" and self.collective_mode is None:
-            raise ValueError("collective_mode=None: expected 'grad_allreduce' or 'local_sgd' with mode='collective'")
+            raise ValueError(
+                "collective_mode=None: expected 'grad_allreduce' or 'local_sgd' with "
+                "mode='collective'"
+            )
         if self.mode != "pserver" and not self.sync_mode:
-            raise ValueError(f"sync_mode=False contradicts mode={self.mode!r}: trainers without servers step together")
+            raise ValueError(
+                f"sync_mode=False contradicts mode={self.mode!r}: trainers without servers step "
+                "together"
+            )
         inner = self.hierarchical_allreduce_inter_nranks
         if inner and not self.use_hierarchical_allreduce:
             raise ValueError(
-                f"hierarchical_allreduce_inter_nranks={inner} has no effect with use_hierarchical_allreduce=False: switch it on"
+                f"hierarchical_allreduce_inter_nranks={inner} has no effect with "
+                "use_hierarchical_allreduce=False: switch it on"
             )

@@ -1,11 +1,12 @@
 """A program as a picture: SVG written by hand, for any browser and any documentation.
 
-Every block is a panel, every op a box in the order in which it runs, coloured by the phase of the step that it belongs to.  What
-crosses the wire is drawn as in a sequence diagram: each server of a trainer's program is a vertical line, and an arrow runs from
-a send to the servers that receive, and back from them to a recv.  To the left of the ops, arcs join an exchange with the op that
-computed what it sends or puts together.  In a server's program a line runs from ``listen_and_serv`` to each block that it runs.
-Without servers the vertical lines are the rings: an arrow runs to one where something starts on its way, and back where it is
-waited for.
+Every block is a panel, every op a box in the order in which it runs, coloured by the phase of the
+step that it belongs to.  What crosses the wire is drawn as in a sequence diagram: each server of a
+trainer's program is a vertical line, and an arrow runs from a send to the servers that receive, and
+back from them to a recv.  To the left of the ops, arcs join an exchange with the op that computed
+what it sends or puts together.  In a server's program a line runs from ``listen_and_serv`` to each
+block that it runs. Without servers the vertical lines are the rings: an arrow runs to one where
+something starts on its way, and back where it is waited for.
 
 Pointing at a box shows the whole op, with types and the line of the user's code.
 """
@@ -39,7 +40,15 @@ COLOURS = {
 }
 SEND, RECV = "#e08a1e", "#4a86c5"
 _WIRE = frozenset(
-    {"send", "recv", "send_barrier", "fetch_barrier", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream"}
+    {
+        "send",
+        "recv",
+        "send_barrier",
+        "fetch_barrier",
+        "c_broadcast",
+        "c_allreduce_sum",
+        "c_sync_comm_stream",
+    }
     | {"prefetch", "distributed_lookup_table"}  # which ask and have an answer
 )
 STYLE = """
@@ -48,7 +57,8 @@ STYLE = """
   .panel { fill: #fbfcfd; stroke: #d0d7de; } .line { fill: none; stroke-width: 1.3; } .life { stroke: #8c959f; stroke-width: 2; }
   .wait { stroke-dasharray: 3 3; }
 """
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # what XML cannot hold
+# what XML cannot hold
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def quoted(text: str) -> str:
@@ -78,7 +88,9 @@ class Panel:
     @property
     def left(self) -> float:
         """Where the boxes begin."""
-        return self.x + PADDING + (GUTTER if self.block.index == 0 and len(self.block.ops) > 1 else 0)
+        return (
+            self.x + PADDING + (GUTTER if self.block.index == 0 and len(self.block.ops) > 1 else 0)
+        )
 
     @property
     def right(self) -> float:
@@ -110,8 +122,12 @@ def _panels(program: Program, top: float) -> list[Panel]:
 
 def _title(block: Block) -> str:
     updated = [op.outputs[0] for op in block.ops if is_optimizer(op.type) and op.outputs][:1]
-    updated += [f"lookups of {op.inputs[0]}" for op in block.ops if op.type == "lookup_table" and op.inputs]
-    return f"block {block.index}" + (f": {', '.join(updated[:3])}" if updated and block.index else "")
+    updated += [
+        f"lookups of {op.inputs[0]}" for op in block.ops if op.type == "lookup_table" and op.inputs
+    ]
+    return f"block {block.index}" + (
+        f": {', '.join(updated[:3])}" if updated and block.index else ""
+    )
 
 
 def _label(op: Op) -> str:
@@ -127,21 +143,31 @@ def _box(panel: Panel, number: int, op: Op, phase: str, main: Block) -> Iterator
     label, kind = _label(op), types(op, panel.block, main)
     room = width - 18
     beside = kind if (len(label) + len(kind) + 2) * CHARACTER <= room else ""
-    whole = "\n".join(part for part in (f"{results(op)} {call(op)}".strip(), kind, op.location) if part)
+    whole = "\n".join(
+        part for part in (f"{results(op)} {call(op)}".strip(), kind, op.location) if part
+    )
     yield f"<g><title>{quoted(whole)}</title>"
     edges = f'fill="{fill}" stroke="{edge}" stroke-opacity=".45"'
     yield f'<rect x="{panel.left:g}" y="{y:g}" width="{width:g}" height="{BOX}" rx="4" {edges}/>'
     yield f'<rect x="{panel.left:g}" y="{y:g}" width="4" height="{BOX}" rx="2" fill="{edge}"/>'
     yield f'<text x="{panel.left + 11:g}" y="{y + 14.5:g}">{quoted(shortened(label, room))}</text>'
     if beside:
-        yield f'<text x="{panel.right - 7:g}" y="{y + 14.5:g}" text-anchor="end" class="quiet">{quoted(beside)}</text>'
+        yield (
+            f'<text x="{panel.right - 7:g}" y="{y + 14.5:g}" text-anchor="end" '
+            f'class="quiet">{quoted(beside)}</text>'
+        )
     yield "</g>"
 
 
 def _panel(panel: Panel, main: Block) -> Iterator[str]:
-    yield f'<rect x="{panel.x:g}" y="{panel.y:g}" width="{PANEL}" height="{panel.height:g}" rx="8" class="panel"/>'
+    yield (
+        f'<rect x="{panel.x:g}" y="{panel.y:g}" width="{PANEL}" height="{panel.height:g}" '
+        'rx="8" class="panel"/>'
+    )
     title = shortened(_title(panel.block), PANEL - 2 * PADDING - 20)
-    yield f'<text x="{panel.x + PADDING:g}" y="{panel.y + 20:g}" class="title">{quoted(title)}</text>'
+    yield (
+        f'<text x="{panel.x + PADDING:g}" y="{panel.y + 20:g}" class="title">{quoted(title)}</text>'
+    )
     for number, (op, phase) in enumerate(zip(panel.block.ops, phases(panel.block), strict=True)):
         yield from _box(panel, number, op, phase, main)
 
@@ -153,17 +179,39 @@ def _arcs(panel: Panel) -> Iterator[str]:
     """From the op that computed it to the exchange that needs it, in the left gutter."""
     writer: dict[str, int] = {}
     for number, op in enumerate(panel.block.ops):
-        if op.type in ("split", "send", "concat", "split_ids", "prefetch", "merge_ids", "c_allreduce_sum"):
+        if op.type in (
+            "split",
+            "send",
+            "concat",
+            "split_ids",
+            "prefetch",
+            "merge_ids",
+            "c_allreduce_sum",
+        ):
             for source in sorted({writer[name] for name in op.inputs if name in writer}):
                 start, end, x = panel.middle(source), panel.middle(number), panel.left
                 depth = min(10 + (number - source) * 2.2, GUTTER - 4)
-                curve = f"M{x:g} {start:g}C{x - depth:g} {start:g} {x - depth:g} {end:g} {x - 2:g} {end:g}"
-                yield f'<path d="{curve}" class="line" stroke="{_colour(op)}" marker-end="url(#{_end(op)})"/>'
+                curve = (
+                    f"M{x:g} {start:g}C{x - depth:g} {start:g} {x - depth:g} {end:g} "
+                    f"{x - 2:g} {end:g}"
+                )
+                yield (
+                    f'<path d="{curve}" class="line" stroke="{_colour(op)}" '
+                    f'marker-end="url(#{_end(op)})"/>'
+                )
         writer.update(dict.fromkeys(filter(None, op.outputs), number))
 
 
 _ARRIVES = frozenset(
-    {"recv", "concat", "fetch_barrier", "c_sync_comm_stream", "prefetch", "merge_ids", "distributed_lookup_table"}
+    {
+        "recv",
+        "concat",
+        "fetch_barrier",
+        "c_sync_comm_stream",
+        "prefetch",
+        "merge_ids",
+        "distributed_lookup_table",
+    }
 )
 
 
@@ -187,9 +235,22 @@ def _servers(program: Program) -> list[str]:
     """What a trainer's program exchanges with: its servers, or its rings."""
     if program.deployment is not None and program.deployment.plan.collective is not None:
         rings = program.deployment.plan.collective.rings
-        return [f"ring {ring}" for ring in range(rings)] if any(op.type in _WIRE for op in program.main.ops) else []
-    named = [endpoint for op in program.main.ops if op.type in ("send", "recv", "prefetch") for endpoint in _endpoints(op)]
-    planned = program.deployment.endpoints if program.deployment and program.deployment.trainer_id is not None else ()
+        return (
+            [f"ring {ring}" for ring in range(rings)]
+            if any(op.type in _WIRE for op in program.main.ops)
+            else []
+        )
+    named = [
+        endpoint
+        for op in program.main.ops
+        if op.type in ("send", "recv", "prefetch")
+        for endpoint in _endpoints(op)
+    ]
+    planned = (
+        program.deployment.endpoints
+        if program.deployment and program.deployment.trainer_id is not None
+        else ()
+    )
     return list(dict.fromkeys([*planned, *named]))
 
 
@@ -197,33 +258,53 @@ def _lifelines(panel: Panel, servers: list[str]) -> tuple[dict[str, float], floa
     """Where each server's line stands, and where the last one's label ends."""
     step = max(16.0, min(170.0, 1000 / max(len(servers), 1)))
     first = panel.x + PANEL + 90
-    return {name: first + index * step for index, name in enumerate(servers)}, first + len(servers) * step
+    return {name: first + index * step for index, name in enumerate(servers)}, first + len(
+        servers
+    ) * step
 
 
 def _sequence(panel: Panel, servers: list[str], trainers: int) -> Iterator[str]:
-    """The servers of a trainer's program, and what goes to and comes from them; or its rings, of so many trainers."""
+    """The servers of a trainer's program, and what goes to and comes from them; or its rings, of so
+    many trainers.
+    """
     places, _ = _lifelines(panel, servers)
     bottom = panel.y + panel.height
     few = len(servers) <= 7
     for index, (name, x) in enumerate(places.items()):
         title = f"<title>{quoted(name)}</title>"
-        yield f'<line x1="{x:g}" y1="{panel.y + 26:g}" x2="{x:g}" y2="{bottom:g}" class="life">{title}</line>'
+        yield (
+            f'<line x1="{x:g}" y1="{panel.y + 26:g}" x2="{x:g}" y2="{bottom:g}" '
+            f'class="life">{title}</line>'
+        )
         if few:
             above = f"{trainers} trainers" if trainers else f"server {index}"
-            yield f'<text x="{x:g}" y="{panel.y + 4:g}" text-anchor="middle" class="quiet">{above}</text>'
+            yield (
+                f'<text x="{x:g}" y="{panel.y + 4:g}" text-anchor="middle" '
+                f'class="quiet">{above}</text>'
+            )
         label = shortened(name, 166) if few else str(index)
-        yield f'<text x="{x:g}" y="{panel.y + 19:g}" text-anchor="middle" class="title">{quoted(label)}</text>'
+        yield (
+            f'<text x="{x:g}" y="{panel.y + 19:g}" text-anchor="middle" '
+            f'class="title">{quoted(label)}</text>'
+        )
     for number, op in enumerate(panel.block.ops):
-        targets = [places[name] for name in _endpoints(op) if name in places] if op.type in _WIRE else []
+        targets = (
+            [places[name] for name in _endpoints(op) if name in places] if op.type in _WIRE else []
+        )
         for order, x in enumerate(sorted(targets, reverse=True)):
             y = panel.middle(number) + (order - (len(targets) - 1) / 2) * min(5, BOX / len(targets))
             yield _arrow(op, panel.right, x, y)
 
 
 def _arrow(op: Op, box: float, server: float, y: float) -> str:
-    start, end = (server - 1, box + 2) if op.type in _ARRIVES - {"fetch_barrier"} else (box, server - 2)
+    start, end = (
+        (server - 1, box + 2) if op.type in _ARRIVES - {"fetch_barrier"} else (box, server - 2)
+    )
     waits = " wait" if op.type.endswith("barrier") else ""
-    return f'<path d="M{start:g} {y:g}H{end:g}" class="line{waits}" stroke="{_colour(op)}" marker-end="url(#{_end(op)})"/>'
+    return (
+        f'<path d="M{start:g} {y:g}H{end:g}" class="line{waits}" stroke="{_colour(op)}" '
+        f'marker-end="url(#{_end(op)})"/>'
+    )
 
 
 def _branches(panels: list[Panel]) -> Iterator[str]:
@@ -236,8 +317,14 @@ def _branches(panels: list[Panel]) -> Iterator[str]:
             if panel.block.index in named:
                 x, y, to = main.right, main.middle(number), panel.y + 16
                 middle = main.x + PANEL + GAP
-                curve = f"M{x:g} {y:g}C{middle:g} {y:g} {middle:g} {to:g} {middle + GAP / 2:g} {to:g}H{panel.x - 3:g}"
-                yield f'<path d="{curve}" class="line" stroke="{SEND}" stroke-opacity=".6" marker-end="url(#orange)"/>'
+                curve = (
+                    f"M{x:g} {y:g}C{middle:g} {y:g} {middle:g} {to:g} {middle + GAP / 2:g} "
+                    f"{to:g}H{panel.x - 3:g}"
+                )
+                yield (
+                    f'<path d="{curve}" class="line" stroke="{SEND}" stroke-opacity=".6" '
+                    'marker-end="url(#orange)"/>'
+                )
 
 
 # ---- the whole ----
@@ -248,7 +335,10 @@ def _legend(program: Program, y: float) -> Iterator[str]:
     x = float(MARGIN)
     for phase, (fill, edge, words) in COLOURS.items():
         if phase in present:
-            yield f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" rx="3" fill="{fill}" stroke="{edge}"/>'
+            yield (
+                f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" rx="3" fill="{fill}" '
+                f'stroke="{edge}"/>'
+            )
             yield f'<text x="{x + 18:g}" y="{y:g}">{words}</text>'
             x += 18 + len(words) * CHARACTER + 22
 
@@ -264,7 +354,9 @@ def _markers() -> Iterator[str]:
 def _of_a_ring(program: Program) -> int:
     """The trainers of each ring; 0 where there are servers."""
     deployment = program.deployment
-    return 0 if deployment is None or deployment.plan.collective is None else deployment.plan.trainers
+    return (
+        0 if deployment is None or deployment.plan.collective is None else deployment.plan.trainers
+    )
 
 
 def svg(program: Program) -> str:
@@ -275,7 +367,8 @@ def svg(program: Program) -> str:
     if servers:
         width = max(width, _lifelines(panels[0], servers)[1])
     height = max(panel.y + panel.height for panel in panels) + MARGIN
-    head = shortened(header(program.deployment), (width - 2 * MARGIN) * 0.72)  # its letters are larger
+    # its letters are larger
+    head = shortened(header(program.deployment), (width - 2 * MARGIN) * 0.72)
     parts = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}">',

@@ -1,4 +1,6 @@
-"""FTRL-Proximal as a ``torch.optim.Optimizer``: sparse weights for linear models, one learning rate per coordinate."""
+"""FTRL-Proximal as a ``torch.optim.Optimizer``: sparse weights for linear models, one learning rate
+per coordinate.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,16 @@ from torch import Tensor
 
 
 class Ftrl(torch.optim.Optimizer):
-    """Follow the regularized leader, the per-coordinate form of McMahan et al., "Ad Click Prediction: a View from the Trenches"
-    (KDD 2013), algorithm 1.
+    """Follow the regularized leader, the per-coordinate form of McMahan et al., "Ad Click
+    Prediction: a View from the Trenches" (KDD 2013), algorithm 1.
 
     With q = -lr_power, n the sum of squared gradients and z the linear term of a coordinate::
 
         sigma = ((n + g*g)**q - n**q) / lr;   z += g - sigma*w;   n += g*g
         w = 0 if |z| <= l1 else -(z - sign(z)*l1) / ((beta + n**q)/lr + l2)
 
-    A coordinate that has not had a gradient other than zero yet keeps its initial value, as one that no example has touched.
+    A coordinate that has not had a gradient other than zero yet keeps its initial value, as one
+    that no example has touched.
 
     Args:
         params: float tensors of any shape, or parameter groups.

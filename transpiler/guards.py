@@ -12,15 +12,27 @@ import sympy  # type: ignore[import-untyped]  # has no stubs
 
 from transpiler.trace import Guard, Trace
 
-_PROBES = sorted({*range(1, 66), *(2**power + near for power in range(6, 31) for near in (-1, 0, 1)), 100, 1000, 10_000, 100_000})
-_LARGEST_REHEARSED = 1024  # rows; torch's own decisions beyond (may indices be 32 bits wide?) are taken on trust
+_PROBES = sorted(
+    {
+        *range(1, 66),
+        *(2**power + near for power in range(6, 31) for near in (-1, 0, 1)),
+        100,
+        1000,
+        10_000,
+        100_000,
+    }
+)
+# rows; torch's own decisions beyond (may indices be 32 bits wide?) are taken on trust
+_LARGEST_REHEARSED = 1024
 
 Values = Mapping[sympy.Symbol, int]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A batch to rehearse: values of the free sizes, and the decision that falls otherwise there (None: only another size)."""
+    """A batch to rehearse: values of the free sizes, and the decision that falls otherwise there
+    (None: only another size).
+    """
 
     values: Values
     guard: Guard | None = None
@@ -31,7 +43,9 @@ def _at(expression: sympy.Basic, values: Values) -> sympy.Basic:
 
 
 def sizes_at(trace: Trace, values: Values) -> list[int | None] | None:
-    """Dimension 0 of every input (None: it has no dimensions); None if these values make no whole sizes of 1 or more."""
+    """Dimension 0 of every input (None: it has no dimensions); None if these values make no whole
+    sizes of 1 or more.
+    """
     found: list[int | None] = []
     for size in trace.sizes:
         value = None if size is None else _at(size, values)
@@ -55,7 +69,9 @@ def _points(trace: Trace, guard: Guard) -> Iterator[Values]:
 def _fails(trace: Trace, guard: Guard) -> list[Values]:
     if not guard.expression.free_symbols:
         return []
-    decided = [values for values in _points(trace, guard) if _at(guard.expression, values) == sympy.false]
+    decided = [
+        values for values in _points(trace, guard) if _at(guard.expression, values) == sympy.false
+    ]
     return [values for values in decided if sizes_at(trace, values) is not None]
 
 
@@ -63,7 +79,8 @@ def variants(trace: Trace) -> list[Variant]:
     """What to rehearse: the example, one row more, and a size on the other side of every decision.
 
     Raises:
-        ValueError: a decision of the model's own code does not hold for every size of 2 or more; the message names the line.
+        ValueError: a decision of the model's own code does not hold for every size of 2 or more;
+            the message names the line.
     """
     found = [Variant(trace.hints), _one_more(trace)]
     for guard in trace.guards:
@@ -90,6 +107,7 @@ def _one_more(trace: Trace) -> Variant:
 def branch_error(guard: Guard) -> ValueError:
     """What a decision that depends on the batch size is to the user."""
     return ValueError(
-        f"{guard.line or 'in the backward pass'}: cannot capture this step: it takes another way for other batch sizes "
+        f"{guard.line or 'in the backward pass'}: cannot capture this step: it takes another way "
+        "for other batch sizes "
         "(a branch on the size of dimension 0); a program has one way for all"
     )

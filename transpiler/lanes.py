@@ -1,4 +1,6 @@
-"""What a lane may be: which of its fields its mode reads, their ranges, and the lane in one line for people."""
+"""What a lane may be: which of its fields its mode reads, their ranges, and the lane in one line
+for people.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from transpiler.ops import check_rule
 from transpiler.plan import Lane, Placement, Plan, Rule, Slice
 
 _QUEUE = ("merge", "max_merge_var_num", "thread_pool_size")
-# The fields that each mode reads.  Whatever it does not read has its default: nothing is set without effect.
+# The fields that each mode reads.  Whatever it does not read has its default: nothing is set
+# without effect.
 READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "sync": (),
@@ -30,11 +33,17 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "collective": (),
     }
 )
-COLLECTIVE = "collective"  # no lane: trainers average these gradients among themselves, and step by themselves
+# no lane: trainers average these gradients among themselves, and step by themselves
+COLLECTIVE = "collective"
 MODES = tuple(mode for mode in READ if mode != COLLECTIVE)
 MERGES = ("sum", "mean")
 _MOST = 2**31 - 1
-_LEAST = {"max_merge_var_num": 1, "send_queue_size": 1, "thread_pool_size": 1, "min_send_grad_num_before_recv": 1}
+_LEAST = {
+    "max_merge_var_num": 1,
+    "send_queue_size": 1,
+    "thread_pool_size": 1,
+    "min_send_grad_num_before_recv": 1,
+}
 _DEFAULTS = {field.name: field.default for field in fields(Lane)}
 
 
@@ -54,12 +63,27 @@ def check_lane(lane: Lane, what: str = "lane") -> None:
     for name, least in {**_LEAST, "send_wait_times": 0, "k_steps": int(lane.local)}.items():
         value = getattr(lane, name)
         _expect(least <= value <= _MOST, f"{what}, {name}", f"{least} to {_MOST}", value)
-    _expect(lane.staleness is None or 1 <= lane.staleness <= _MOST, f"{what}, staleness", "1 or more, or none", lane.staleness)
-    _expect(math.isfinite(lane.dc_asgd) and lane.dc_asgd >= 0, f"{what}, dc_asgd", "a number of 0 or more", lane.dc_asgd)
+    _expect(
+        lane.staleness is None or 1 <= lane.staleness <= _MOST,
+        f"{what}, staleness",
+        "1 or more, or none",
+        lane.staleness,
+    )
+    _expect(
+        math.isfinite(lane.dc_asgd) and lane.dc_asgd >= 0,
+        f"{what}, dc_asgd",
+        "a number of 0 or more",
+        lane.dc_asgd,
+    )
     for name, default in _DEFAULTS.items():
         value = getattr(lane, name)
         kept = name in ("mode", "merge", *READ[lane.mode]) or value == default
-        _expect(kept, f"{what}, {name}", f"{default!r}, because {lane.mode} mode does not read it", value)
+        _expect(
+            kept,
+            f"{what}, {name}",
+            f"{default!r}, because {lane.mode} mode does not read it",
+            value,
+        )
     if lane.mode == "diloco":
         _expect(lane.outer is not None, f"{what}, outer", "an update rule", lane.outer)
     if lane.outer is not None:
@@ -72,8 +96,8 @@ def check_lane(lane: Lane, what: str = "lane") -> None:
 def applied(plan: Plan, placement: Placement) -> tuple[int, Rule] | None:
     """The rule by which servers update a variable, with its number; None where they apply none.
 
-    An outer optimizer's number comes after those of the parameter groups: no step brings a row for it.
-    """
+    An outer optimizer's number comes after those of the parameter groups: no step brings a row for
+    it."""
     lane = plan.lane_of(placement)
     if placement.group is None or lane.mode == "geo":
         return None
@@ -103,7 +127,11 @@ def _rule(rule: Rule) -> str:
 
 def _queue(lane: Lane) -> list[str]:
     """The bounds of an asynchronous lane."""
-    said = [f"at most {lane.send_queue_size} on the way"] if lane.send_queue_size > 1 else ["each waits for its own result"]
+    said = (
+        [f"at most {lane.send_queue_size} on the way"]
+        if lane.send_queue_size > 1
+        else ["each waits for its own result"]
+    )
     if lane.max_merge_var_num > 1:
         said.append(f"{lane.send_wait_times} waits for a further one")
     if lane.independent_recv_thread:
@@ -118,7 +146,9 @@ def _queue(lane: Lane) -> list[str]:
 
 
 def describe(lane: Lane, trainers: int) -> str:
-    """The merge rule and the bounds of a lane: ``"sum of up to 4 steps, at most 16 on the way"``."""
+    """The merge rule and the bounds of a lane: ``"sum of up to 4 steps, at most 16 on the
+    way"``.
+    """
     if lane.mode == "sync":
         return "mean over trainers"
     most = lane.max_merge_var_num

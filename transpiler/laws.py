@@ -1,7 +1,7 @@
 """Laws that every program and every plan obeys, and what it means to break one.
 
-A law is a function of a program and its plan that yields what is wrong; the first sentence of its docstring is the law.
-"""
+A law is a function of a program and its plan that yields what is wrong; the first sentence of its
+docstring is the law."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from transpiler.program import PERSISTENT, Block, Op, Program, Role
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One violation: where (an op, or "" for the program as a whole), of which variable, and in what way."""
+    """One violation: where (an op, or "" for the program as a whole), of which variable, and in
+    what way.
+    """
 
     op: str
     variable: str
@@ -47,7 +49,11 @@ def numbered(program: Program, *types: str) -> list[tuple[int, Op]]:
 
 def _given(program: Program) -> set[str]:
     """What is there before the first op runs: fed, held, or (on a server) received."""
-    given = {v.name for v in program.main.variables.values() if v.role in PERSISTENT or v.role is Role.INPUT}
+    given = {
+        v.name
+        for v in program.main.variables.values()
+        if v.role in PERSISTENT or v.role is Role.INPUT
+    }
     if program.deployment is not None:
         given.update(v.name for v in program.main.variables_of(Role.TABLE))
     if program.deployment is not None and program.deployment.server_index is not None:
@@ -58,7 +64,14 @@ def _given(program: Program) -> set[str]:
 def table_of_block(block: Block, main: Block) -> str:
     """The table that a block of a server's program is for; "" for one of a slice."""
     names = (name for op in block.ops for name in (*op.inputs, *op.outputs))
-    return next((name for name in names if name in main.variables and main.variables[name].role is Role.TABLE), "")
+    return next(
+        (
+            name
+            for name in names
+            if name in main.variables and main.variables[name].role is Role.TABLE
+        ),
+        "",
+    )
 
 
 def _unheld(block: Block, main: Block) -> Iterator[tuple[int, Op, str]]:
@@ -69,34 +82,62 @@ def _unheld(block: Block, main: Block) -> Iterator[tuple[int, Op, str]]:
 
 
 def defined_before_use(program: Program, plan: Plan | None = None) -> Iterator[Fault]:
-    """Every variable that an op reads or writes is in the block's table or block 0's, and is there before it is read."""
+    """Every variable that an op reads or writes is in the block's table or block 0's, and is there
+    before it is read.
+    """
     given = _given(program)
     for block in program.blocks:
         for index, op, name in _unheld(block, program.main):
-            yield Fault(at(block.index, index, op), name, "expected a defined variable, got a name that no table has")
+            yield Fault(
+                at(block.index, index, op),
+                name,
+                "expected a defined variable, got a name that no table has",
+            )
         present = set(given)
         for index, op in enumerate(block.ops):
             for name in op.inputs:
                 if name not in present:
-                    yield Fault(at(block.index, index, op), name, "it is read before any op has given it a value")
+                    yield Fault(
+                        at(block.index, index, op),
+                        name,
+                        "it is read before any op has given it a value",
+                    )
             present.update(op.outputs)
 
 
 def slices_tile(program: Program, plan: Plan) -> Iterator[Fault]:
-    """The slices of a variable follow one another without gap or overlap and cover it; names differ and servers exist."""
+    """The slices of a variable follow one another without gap or overlap and cover it; names differ
+    and servers exist.
+    """
     seen: set[str] = set()
     for placement in plan.placements:
         edge = 0
         for piece in placement.slices:
             if piece.begin != edge or piece.end < piece.begin:
-                yield Fault("", piece.name, f"expected a slice from element {edge}, got [{piece.begin}, {piece.end})")
+                yield Fault(
+                    "",
+                    piece.name,
+                    f"expected a slice from element {edge}, got [{piece.begin}, {piece.end})",
+                )
             edge = piece.end
             if math.prod(piece.shape) != piece.end - piece.begin:
-                yield Fault("", piece.name, f"expected {piece.end - piece.begin} elements, got shape {list(piece.shape)}")
+                yield Fault(
+                    "",
+                    piece.name,
+                    f"expected {piece.end - piece.begin} elements, got shape {list(piece.shape)}",
+                )
             if piece.name in seen:
                 yield Fault("", piece.name, "two slices have this name")
             if not 0 <= piece.server < plan.servers:
-                yield Fault("", piece.name, f"expected a server from 0 to {plan.servers - 1}, got {piece.server}")
+                yield Fault(
+                    "",
+                    piece.name,
+                    f"expected a server from 0 to {plan.servers - 1}, got {piece.server}",
+                )
             seen.add(piece.name)
         if edge != math.prod(placement.shape):
-            yield Fault("", placement.name, f"expected slices of {math.prod(placement.shape)} elements in all, got {edge}")
+            yield Fault(
+                "",
+                placement.name,
+                f"expected slices of {math.prod(placement.shape)} elements in all, got {edge}",
+            )

@@ -1,8 +1,8 @@
 """A list of ops as one ``torch.fx.GraphModule``, whose generated code runs them in order.
 
-The generated code holds each tensor until its last use and no longer.  Nothing is dropped, merged or reordered: an op without
-results (``send``) stays where it is.  What aten ops and sizes mean is known here; every other op needs a kernel.
-"""
+The generated code holds each tensor until its last use and no longer.  Nothing is dropped, merged
+or reordered: an op without results (``send``) stays where it is.  What aten ops and sizes mean is
+known here; every other op needs a kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from transpiler.table_ops import SEVERAL as SEVERAL_OF_TABLES
 
 SEVERAL = frozenset({"split", "recv"}) | SEVERAL_OF_TABLES  # whose results are a list, also of one
 
-Kernel = Callable[..., Any]  # called with the op, then the op's arguments by name; gives its result, or a sequence of its results
+# called with the op, then the op's arguments by name; gives its result, or a sequence of its
+# results
+Kernel = Callable[..., Any]
 
 _SIZES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
@@ -50,7 +52,9 @@ _SIZES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def split(op: Op, x: Tensor, sections: Sequence[int]) -> list[Tensor]:
-    """Slices of a tensor, as views: whole rows where it has two or more dimensions, otherwise elements."""
+    """Slices of a tensor, as views: whole rows where it has two or more dimensions, otherwise
+    elements.
+    """
     if x.dim() < 2:
         return list(torch.split(x.reshape(-1), list(sections)))
     row = x[0].numel() if len(x) else 1
@@ -87,7 +91,8 @@ class Lowered:
     """Generated code, and the names that go in and come out.
 
     Attributes:
-        module: positional arguments are the values of ``inputs``; returns a tuple of the values of ``outputs``.
+        module: positional arguments are the values of ``inputs``; returns a tuple of the values of
+            ``outputs``.
         lines: line of the generated code -> op.
     """
 
@@ -161,7 +166,8 @@ class _Lowering:
             return DTYPES[symbol.value]
         if symbol.kind == "device":
             return self._device if symbol.value == "executor" else torch.device(symbol.value)
-        return getattr(torch, symbol.value)  # "strided", "contiguous_format": the catalogue has checked the word
+        # "strided", "contiguous_format": the catalogue has checked the word
+        return getattr(torch, symbol.value)
 
     def emit(self, op: Op) -> None:
         """Writes one op."""
@@ -173,7 +179,9 @@ class _Lowering:
             arguments = tuple(self.argument(op.arguments[key]) for key in ("x", "dim"))
             self._define(op, self.graph.call_method("size", arguments), False)
         elif op.type in _SIZES:
-            arguments = tuple(self.argument(op.arguments[key]) for key in ("a", "b") if key in op.arguments)
+            arguments = tuple(
+                self.argument(op.arguments[key]) for key in ("a", "b") if key in op.arguments
+            )
             self._define(op, self.graph.call_function(_SIZES[op.type], arguments), False)
         elif op.type.startswith("aten."):
             self._aten(op)
@@ -205,11 +213,16 @@ class _Lowering:
 
     def _own(self, op: Op) -> None:
         if op.type not in self._kernels:
-            raise ValueError(f"op {op.type!r}: expected an op that this process can run, got one without a kernel")
+            raise ValueError(
+                f"op {op.type!r}: expected an op that this process can run, got one without a "
+                "kernel"
+            )
         # fx may name a plain string or number; lists of names stay lists
         arguments = {key: self.argument(value) for key, value in op.arguments.items()}
         several = len(op.outputs) > 1 or op.type in SEVERAL
-        self._define(op, self.graph.call_function(_Bound(op, self._kernels[op.type]), (), arguments), several)
+        self._define(
+            op, self.graph.call_function(_Bound(op, self._kernels[op.type]), (), arguments), several
+        )
 
     def _define(self, op: Op, node: fx.Node, several: bool) -> None:
         self.written[node.name] = op
@@ -233,14 +246,18 @@ def free_inputs(ops: Iterable[Op]) -> list[str]:
 
 
 def lower(
-    ops: Sequence[Op], outputs: Sequence[str], device: torch.device, kernels: Mapping[str, Kernel] | None = None
+    ops: Sequence[Op],
+    outputs: Sequence[str],
+    device: torch.device,
+    kernels: Mapping[str, Kernel] | None = None,
 ) -> Lowered:
     """Generated code for ops.
 
     Args:
         outputs: the variables wanted; each is defined by an op, or is an input and passes through.
         device: what the word "executor" stands for in the ops' arguments; constants are put there.
-        kernels: op type -> function, for the ops that are neither aten nor sizes; they go before the ones known here.
+        kernels: op type -> function, for the ops that are neither aten nor sizes; they go before
+            the ones known here.
 
     Raises:
         ValueError: torch lacks an op, or an op has no kernel.
@@ -248,7 +265,9 @@ def lower(
     lowering = _Lowering(kernels or {}, device)
     inputs = free_inputs(ops)
     written = {name for op in ops for name in op.outputs}
-    inputs += [name for name in dict.fromkeys(outputs) if name not in written and name not in inputs]
+    inputs += [
+        name for name in dict.fromkeys(outputs) if name not in written and name not in inputs
+    ]
     for index, name in enumerate(inputs):
         lowering.values[name] = lowering.graph.placeholder(f"in_{index}")
     for op in ops:
@@ -259,6 +278,12 @@ def lower(
 
 
 def _line_table(module: fx.GraphModule, written: Mapping[str, Op]) -> dict[int, Op]:
-    """Which op stands in which line of the generated code: a line begins with the name of its node."""
+    """Which op stands in which line of the generated code: a line begins with the name of its
+    node.
+    """
     names = [re.match(r"\s*(\w+)(?:\s*:[^=]*)? = ", line) for line in module.code.splitlines()]
-    return {number: written[match[1]] for number, match in enumerate(names, start=1) if match and match[1] in written}
+    return {
+        number: written[match[1]]
+        for number, match in enumerate(names, start=1)
+        if match and match[1] in written
+    }

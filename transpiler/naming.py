@@ -1,4 +1,6 @@
-"""Names: the default programs of this process, and the names that a step gives to its own intermediate tensors."""
+"""Names: the default programs of this process, and the names that a step gives to its own
+intermediate tensors.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class _Defaults:
     def __init__(self, main: Program | None = None, startup: Program | None = None) -> None:
         self.main = main
         self.startup = startup
-        self.trainer: Program | None = None  # what transpile made of main, in a mode without servers
+        # what transpile made of main, in a mode without servers
+        self.trainer: Program | None = None
 
 
 _defaults = [_Defaults()]
@@ -32,7 +35,9 @@ def default_main_program() -> Program:
         ValueError: nothing has been captured yet.
     """
     if (main := _defaults[-1].main) is None:
-        raise ValueError("default_main_program: expected a captured program, got none; call capture first")
+        raise ValueError(
+            "default_main_program: expected a captured program, got none; call capture first"
+        )
     return main
 
 
@@ -43,7 +48,9 @@ def default_startup_program() -> Program:
         ValueError: nothing has been captured yet.
     """
     if (startup := _defaults[-1].startup) is None:
-        raise ValueError("default_startup_program: expected a captured program, got none; call capture first")
+        raise ValueError(
+            "default_startup_program: expected a captured program, got none; call capture first"
+        )
     return startup
 
 
@@ -53,12 +60,15 @@ def set_defaults(main: Program, startup: Program) -> None:
 
 
 def set_default_trainer(program: Program) -> None:
-    """Notes what ``transpile`` made of the default main program, for ``ParallelExecutor``; the defaults stay as they are."""
+    """Notes what ``transpile`` made of the default main program, for ``ParallelExecutor``; the
+    defaults stay as they are.
+    """
     _defaults[-1].trainer = program
 
 
 def default_trainer_program() -> Program:
-    """What ``transpile`` made of the default main program in a mode without servers; if it made nothing, the default itself.
+    """What ``transpile`` made of the default main program in a mode without servers; if it made
+    nothing, the default itself.
 
     Raises:
         ValueError: nothing has been captured yet.
@@ -68,7 +78,8 @@ def default_trainer_program() -> Program:
 
 @contextmanager
 def program_guard(main: Program, startup: Program | None = None) -> Iterator[None]:
-    """Scopes the default programs: these inside, the former ones again afterwards, whatever was captured in between.
+    """Scopes the default programs: these inside, the former ones again afterwards, whatever was
+    captured in between.
 
     Raises:
         TypeError: an argument is no program.
@@ -85,21 +96,29 @@ def program_guard(main: Program, startup: Program | None = None) -> Iterator[Non
 
 
 def name(tensor: Tensor, label: str) -> Tensor:
-    """Gives an intermediate tensor of a step a name, under which the captured program knows it; returns the tensor unchanged.
+    """Gives an intermediate tensor of a step a name, under which the captured program knows it;
+    returns the tensor unchanged.
 
-    Inside ``name_scope("block1")`` the name ``"x"`` is ``"block1/x"``.  Outside a capture nothing happens.
+    Inside ``name_scope("block1")`` the name ``"x"`` is ``"block1/x"``.  Outside a capture nothing
+    happens.
 
     Raises:
         TypeError: not a tensor, or the label is not text.
         ValueError: the step uses the name twice, or the label is empty or holds ``@``.
     """
     if not isinstance(tensor, Tensor) or not isinstance(label, str):
-        raise TypeError(f"name: expected a tensor and text, got {type(tensor).__name__} and {type(label).__name__}")
+        raise TypeError(
+            f"name: expected a tensor and text, got {type(tensor).__name__} and "
+            f"{type(label).__name__}"
+        )
     _check_label("name", label)
     if _recorders:
         full = "/".join([*_scopes, label])
         if full in _recorders[-1]:
-            raise ValueError(f"{here()}: name {full!r} is already given to another tensor of this step; use name_scope")
+            raise ValueError(
+                f"{here()}: name {full!r} is already given to another tensor of this step; use "
+                "name_scope"
+            )
         _recorders[-1][full] = tensor
     return tensor
 
@@ -121,7 +140,9 @@ def name_scope(label: str) -> Iterator[None]:
 
 def _check_label(what: str, label: str) -> None:
     if not label or "@" in label:
-        raise ValueError(f"{what}: expected a label that is not empty and holds no '@', got {label!r}")
+        raise ValueError(
+            f"{what}: expected a label that is not empty and holds no '@', got {label!r}"
+        )
 
 
 @contextmanager

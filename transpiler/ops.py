@@ -1,10 +1,10 @@
 """The op catalogue: every op that a program may hold, with the names and kinds of its arguments.
 
-Three families.  ``aten.*`` is torch's own, with torch's schemas (``aten.py``).  Optimizer ops (``adam``) are those of
-``optimizers.RULES``: a parameter, its gradient, its states, the group's numbers and flags.  The rest are ours and stand in the
-table below.  ``check`` holds one op against its schema; what a whole program must obey is in ``verify.py``, and what a server
-asks of a program that came over the wire in ``admission.py``.
-"""
+Three families.  ``aten.*`` is torch's own, with torch's schemas (``aten.py``).  Optimizer ops
+(``adam``) are those of ``optimizers.RULES``: a parameter, its gradient, its states, the group's
+numbers and flags.  The rest are ours and stand in the table below.  ``check`` holds one op against
+its schema; what a whole program must obey is in ``verify.py``, and what a server asks of a program
+that came over the wire in ``admission.py``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ from transpiler.tables import ROW_RULES
 
 
 def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:
-    return Schema(MappingProxyType({name: Parameter(kind) for name, kind in kinds.items()}), results, least)
+    return Schema(
+        MappingProxyType({name: Parameter(kind) for name, kind in kinds.items()}), results, least
+    )
 
 
 def _with(schema: Schema, **kinds: Kind) -> Schema:
@@ -72,7 +74,8 @@ _OWN: dict[str, Schema] = {
     # values
     "assign_value":     _schema(1, value=LITERAL),
     "assign":           _schema(1, x=VARIABLE),                    # a second name
-    "init":             _schema(1),                                # bind the value that the process holds
+    # bind the value that the process holds
+    "init":             _schema(1),
     "fake_init":        _schema(1),                                # declared, never held
     "sum":              _schema(1, x=VARIABLES),
     "scale":            _schema(1, x=VARIABLE, scale=NUMBER),
@@ -81,14 +84,17 @@ _OWN: dict[str, Schema] = {
     "clip_by_norm":     _schema(1, x=VARIABLE, max_norm=BOUND),
     "global_norm_scale": _schema(1, x=VARIABLES, max_norm=BOUND),  # the coefficient
     "scale_by":         _schema(1, x=VARIABLE, coefficient=VARIABLE),
-    "norm_scale":       _schema(1, x=VARIABLE, by=TEXT),           # by a parameter's coefficient, or "" for the common one
-    # delay compensation: grad + factor * (param - the one trainer's backup) * grad * grad; one backup for each trainer
+    # by a parameter's coefficient, or "" for the common one
+    "norm_scale":       _schema(1, x=VARIABLE, by=TEXT),
+    # delay compensation: grad + factor * (param - the one trainer's backup) * grad * grad; one
+    # backup for each trainer
     "dc_compensate":    _schema(1, grad=VARIABLE, param=VARIABLE, backups=VARIABLES, factor=NUMBER),
     # communication: one endpoint for each variable (or, split at run time, for each section)
     "split":            _schema(None, 1, x=VARIABLE, sections=_SECTIONS),
     "concat":           _schema(1, x=VARIABLES, axis=INTEGER),
-    # (with delta: what k steps changed of every x leaves, slice by slice under these names; of a table, which has sections of
-    # 0, the rows that they touched; with table: a gradient of its rows)
+    # (with delta: what k steps changed of every x leaves, slice by slice under these names; of a
+    # table, which has sections of 0, the rows that they touched; with table: a gradient of its
+    # rows)
     "send":             _with(_schema(0, x=VARIABLES, endpoints=_ENDPOINTS, trainer_id=INDEX),
                               sections=_SECTIONS, delta=_NAMES, mode=NAME, k_steps=COUNT, table=NAME),
     "send_barrier":     _with(_schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX), half_async=BOOLEAN),
@@ -96,37 +102,60 @@ _OWN: dict[str, Schema] = {
     "fetch_barrier":    _schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
     "listen_and_serv":  _with(_schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT, mode=NAME,
                                       optimize_blocks=many(INDEX)), prefetch_blocks=many(INDEX)),
-    # among trainers without servers (trainer 0 tells the others its ids); a result of one marked * is on its way until
-    # c_sync_comm_stream has it
+    # among trainers without servers (trainer 0 tells the others its ids); a result of one marked *
+    # is on its way until c_sync_comm_stream has it
     "gen_nccl_id":      _schema(None, 1, endpoints=_ENDPOINTS, trainer_id=INDEX, nccl_comm_num=COUNT,
                                 use_hierarchical_allreduce=BOOLEAN, hierarchical_allreduce_inter_nranks=INDEX),
     "c_comm_init":      _schema(0, x=VARIABLES, ring_id=INDEX, nranks=COUNT, trainer_id=INDEX),
     "c_broadcast":      _schema(1, x=VARIABLE, root=INDEX, ring_id=INDEX),  # *
-    "c_allreduce_sum":  _schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),  # * those of a bucket travel together
+    # * those of a bucket travel together
+    "c_allreduce_sum":  _schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),
     "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
     **TABLE_SCHEMAS,
 }
 # fmt: on
 
-COLLECTIVE = frozenset({"gen_nccl_id", "c_comm_init", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream"})
+COLLECTIVE = frozenset(
+    {"gen_nccl_id", "c_comm_init", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream"}
+)
 COMMUNICATION = (
-    frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"}) | COLLECTIVE | LOOKUPS - {"lookup_table"}
+    frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"})
+    | COLLECTIVE
+    | LOOKUPS - {"lookup_table"}
 )
 SERVER_OPS = frozenset(
-    {"listen_and_serv", "sum", "scale", "dc_compensate", "clip", "norm_scale", "init", "lookup_table"}
+    {
+        "listen_and_serv",
+        "sum",
+        "scale",
+        "dc_compensate",
+        "clip",
+        "norm_scale",
+        "init",
+        "lookup_table",
+    }
 )  # and every optimizer op
 
 
 @functools.cache
 def _rules() -> Mapping[str, Mapping[str, Parameter]]:
-    """The numbers and flags of every optimizer op.  A number is a pair where the class's default is one."""
+    """The numbers and flags of every optimizer op.
+
+    A number is a pair where the class's default is one.
+    """
     from transpiler.optimizers import RULES
 
     table: dict[str, Mapping[str, Parameter]] = {}
     for op_type, spec in RULES.items():
-        defaults = {name: parameter.default for name, parameter in inspect.signature(spec.cls).parameters.items()}
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(spec.cls).parameters.items()
+        }
         numbers = {name: _number_parameter(defaults.get(name)) for name in spec.numbers}
-        table[op_type] = {**numbers, **{name: Parameter(BOOLEAN, required=False) for name in spec.flags}}
+        table[op_type] = {
+            **numbers,
+            **{name: Parameter(BOOLEAN, required=False) for name in spec.flags},
+        }
     return MappingProxyType(table)
 
 
@@ -157,7 +186,9 @@ def known(op_type: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _states(op_type: str, numbers: tuple[tuple[str, Number], ...], flags: tuple[tuple[str, bool], ...]) -> Mapping[str, bool]:
+def _states(
+    op_type: str, numbers: tuple[tuple[str, Number], ...], flags: tuple[tuple[str, bool], ...]
+) -> Mapping[str, bool]:
     from transpiler.optimizers import state_of
 
     return MappingProxyType(state_of(Rule(op_type, dict(numbers), dict(flags))))
@@ -170,8 +201,16 @@ def rule_of_op(op: Op) -> Rule:
     from transpiler.optimizers import RULES
 
     spec = RULES[op.type]
-    numbers = {name: _number(op.arguments[name]) for name in spec.numbers if op.arguments.get(name) is not None}
-    return Rule(op.type, numbers, {name: bool(op.arguments[name]) for name in spec.flags if name in op.arguments})
+    numbers = {
+        name: _number(op.arguments[name])
+        for name in spec.numbers
+        if op.arguments.get(name) is not None
+    }
+    return Rule(
+        op.type,
+        numbers,
+        {name: bool(op.arguments[name]) for name in spec.flags if name in op.arguments},
+    )
 
 
 def _number(value: Argument) -> Number:
@@ -182,7 +221,8 @@ def _number(value: Argument) -> Number:
 
 
 def states_of_op(op: Op) -> dict[str, bool]:
-    """The states that an optimizer op keeps: True for those with the parameter's shape, False for scalars; of rows none.
+    """The states that an optimizer op keeps: True for those with the parameter's shape, False for
+    scalars; of rows none.
 
     Raises:
         ValueError: torch refuses the numbers.
@@ -193,7 +233,9 @@ def states_of_op(op: Op) -> dict[str, bool]:
     try:
         return dict(_states(rule.type, tuple(rule.numbers.items()), tuple(rule.flags.items())))
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{where(op)}: expected numbers and flags that torch accepts, got {rule}: {error}") from error
+        raise ValueError(
+            f"{where(op)}: expected numbers and flags that torch accepts, got {rule}: {error}"
+        ) from error
 
 
 def check_rule(rule: Rule) -> None:
@@ -219,7 +261,8 @@ def _optimizer_schema(op: Op) -> Schema:
 
 
 def schema_of(op: Op) -> Schema:
-    """The schema that an op must meet.  An optimizer op's depends on its flags, which decide what states it has.
+    """The schema that an op must meet.  An optimizer op's depends on its flags, which decide what
+    states it has.
 
     Raises:
         ValueError: the op is not in the catalogue.
@@ -239,29 +282,56 @@ def _count(op: Op, name: str) -> int:
 
 
 def _expect_counts(op: Op) -> str:
-    """What is wrong with how many endpoints, sections and results an op of ours has; nothing for most."""
+    """What is wrong with how many endpoints, sections and results an op of ours has; nothing for
+    most.
+    """
     results = len(op.outputs)
     if op.type in TABLE_SCHEMAS:
         return expect_counts(op)
     if op.type == "split" and _count(op, "sections") != results:
-        return f"argument 'sections': expected one for each of the {results} results, got {_count(op, 'sections')}"
+        return (
+            f"argument 'sections': expected one for each of the {results} results, got "
+            f"{_count(op, 'sections')}"
+        )
     if op.type in ("send", "recv"):
         if "table" in op.arguments:
-            wanted, got = _count(op, "endpoints"), _count(op, "x")  # every server has a part, cut before or by the send
-            return "" if got in (1, wanted) else f"argument 'x': expected 1 or {wanted}, one for each server, got {got}"
-        parts = _count(op, "sections") if "sections" in op.arguments else _count(op, "x") if op.type == "send" else results
+            # every server has a part, cut before or by the send
+            wanted, got = _count(op, "endpoints"), _count(op, "x")
+            return (
+                ""
+                if got in (1, wanted)
+                else f"argument 'x': expected 1 or {wanted}, one for each server, got {got}"
+            )
+        parts = (
+            _count(op, "sections")
+            if "sections" in op.arguments
+            else _count(op, "x")
+            if op.type == "send"
+            else results
+        )
         for name in ("endpoints", *({"delta"} & set(op.arguments))):
             if _count(op, name) != parts:
-                return f"argument {name!r}: expected {parts}, one for each slice, got {_count(op, name)}"
+                return (
+                    f"argument {name!r}: expected {parts}, one for each slice, got "
+                    f"{_count(op, name)}"
+                )
         told = {"sections", "delta", "mode", "k_steps"} & set(op.arguments)
         if "delta" in told and len(told) < 4 or "delta" not in told and told - {"sections"}:
-            return f"expected sections, delta, mode and k_steps together, got {', '.join(sorted(told))}"
+            return (
+                "expected sections, delta, mode and k_steps together, got "
+                f"{', '.join(sorted(told))}"
+            )
     if op.type == "c_sync_comm_stream" and op.outputs != op.inputs:
-        return f"expected its arguments as its results ({', '.join(op.inputs[:8])}), got {', '.join(op.outputs[:8])}"
+        return (
+            f"expected its arguments as its results ({', '.join(op.inputs[:8])}), got "
+            f"{', '.join(op.outputs[:8])}"
+        )
     if is_optimizer(op.type) and op.outputs != tuple(op.inputs[:1]) and op.outputs:
         param = op.arguments["param"]
         if op.outputs[0] != getattr(param, "name", ""):
-            return f"expected the parameter as its result ({describe(param)}), got {op.outputs[0]!r}"
+            return (
+                f"expected the parameter as its result ({describe(param)}), got {op.outputs[0]!r}"
+            )
     if not op.type.startswith("aten.") and "" in op.outputs:
         return "expected results with names, got an empty one"
     return ""
@@ -271,8 +341,9 @@ def check(op: Op) -> None:
     """Holds an op against the catalogue.
 
     Raises:
-        ValueError: the op is not in the catalogue, or an argument is missing, unknown or of another kind than its schema asks
-            for, or the number of results is wrong; the message names op, argument, what was expected and what came.
+        ValueError: the op is not in the catalogue, or an argument is missing, unknown or of another
+            kind than its schema asks for, or the number of results is wrong; the message names op,
+            argument, what was expected and what came.
     """
     check_against(op, schema_of(op))
     if wrong := _expect_counts(op):
@@ -280,17 +351,23 @@ def check(op: Op) -> None:
 
 
 def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argument]:
-    """The arguments in the order of the op's schema (param, grad, states, group, numbers, flags for an optimizer op).
+    """The arguments in the order of the op's schema (param, grad, states, group, numbers, flags for
+    an optimizer op).
 
-    A message's map has no order; what reads the inputs of an op needs the same one everywhere.  Unknown names come last, sorted.
-    """
+    A message's map has no order; what reads the inputs of an op needs the same one everywhere.
+    Unknown names come last, sorted."""
     if op_type in _OWN:
         order = list(_OWN[op_type].parameters)
     elif op_type in ROW_RULES and ("columns" in arguments or op_type not in _rules()):
         order = list(update_schema(op_type).parameters)
     elif op_type in _rules():
         attributes = ["group", *_rules()[op_type]]
-        order = ["param", "grad", *sorted(set(arguments) - {"param", "grad", *attributes}), *attributes]
+        order = [
+            "param",
+            "grad",
+            *sorted(set(arguments) - {"param", "grad", *attributes}),
+            *attributes,
+        ]
     else:
         order = list(aten_schema(op_type).parameters) if known(op_type) else []
     ordered = {name: arguments[name] for name in order if name in arguments}

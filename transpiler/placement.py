@@ -1,7 +1,8 @@
-"""Cuts variables into slices and gives each slice to a server: arithmetic on names, shapes and bytes only.
+"""Cuts variables into slices and gives each slice to a server: arithmetic on names, shapes and
+bytes only.
 
-The same input gives the same placement in every process: no ``hash()``, no clock, no random numbers.
-"""
+The same input gives the same placement in every process: no ``hash()``, no clock, no random
+numbers."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ from transpiler.plan import Placement, Slice
 
 
 def slice_variable(shape: Sequence[int], servers: int, min_block_size: int) -> list[int]:
-    """Elements of each slice of a variable: at most one per server, none (but a last one) below ``min_block_size``.
+    """Elements of each slice of a variable: at most one per server, none (but a last one) below
+    ``min_block_size``.
 
-    A variable with two or more dimensions is cut between rows only; one without elements is one slice of 0.
+    A variable with two or more dimensions is cut between rows only; one without elements is one
+    slice of 0.
 
     Raises:
         ValueError: ``servers`` or ``min_block_size`` is below 1, or a dimension is negative.
@@ -29,7 +32,9 @@ def slice_variable(shape: Sequence[int], servers: int, min_block_size: int) -> l
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name}: expected a whole number, got {value!r}")
     if servers < 1 or min_block_size < 1:
-        raise ValueError(f"expected servers and min_block_size of at least 1, got {servers} and {min_block_size}")
+        raise ValueError(
+            f"expected servers and min_block_size of at least 1, got {servers} and {min_block_size}"
+        )
     if any(extent < 0 for extent in shape):
         raise ValueError(f"expected a shape of whole numbers from 0 up, got {tuple(shape)}")
     elements = math.prod(shape)
@@ -51,7 +56,8 @@ class Piece:
 
 
 class Dispatcher(Protocol):
-    """A split method: a class that is made with the number of servers and asked once, for all slices of a job in order.
+    """A split method: a class that is made with the number of servers and asked once, for all
+    slices of a job in order.
 
     A user's own class is as good as ours if it answers the same in every process.
     """
@@ -75,7 +81,10 @@ class RoundRobin:
 
 
 class HashName:
-    """By the name of the slice alone, so that adding a layer moves no other slice.  The hash is blake2b: stable everywhere."""
+    """By the name of the slice alone, so that adding a layer moves no other slice.
+
+    The hash is blake2b: stable everywhere.
+    """
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
@@ -89,9 +98,9 @@ class HashName:
 class SizeBalanced:
     """By bytes: the largest slice first, each onto the server that has the fewest bytes so far.
 
-    Graham's LPT rule (SIAM J. Appl. Math. 1969): the fullest server holds at most 4/3 of the best possible.  Among equal slices
-    the earlier comes first, among equal servers the one with fewer slices, then the lower number.
-    """
+    Graham's LPT rule (SIAM J. Appl. Math. 1969): the fullest server holds at most 4/3 of the best
+    possible.  Among equal slices the earlier comes first, among equal servers the one with fewer
+    slices, then the lower number."""
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
@@ -138,7 +147,8 @@ def _dispatch(method: type[Dispatcher], pieces: Sequence[Piece], servers: int) -
     valid = all(isinstance(server, int) and 0 <= server < servers for server in answer)
     if len(answer) != len(pieces) or not valid:
         raise ValueError(
-            f"{method.__name__}.dispatch: expected {len(pieces)} server numbers from 0 to {servers - 1}, got {answer[:8]}"
+            f"{method.__name__}.dispatch: expected {len(pieces)} server numbers from 0 to "
+            f"{servers - 1}, got {answer[:8]}"
             f"{' ...' if len(answer) > 8 else ''} ({len(answer)} of them)"
         )
     return answer
@@ -154,20 +164,27 @@ def place(
     """Slices and servers of variables ``(name, shape, dtype, group)``, in their order.
 
     Args:
-        variables: ``group`` is the index of the update rule, None for a variable that is held and never updated.
+        variables: ``group`` is the index of the update rule, None for a variable that is held and
+            never updated.
         min_block_size: elements.
         slice_var_up: False leaves every variable whole.
         method: the split method.
 
     Raises:
-        ValueError: two slices would have one name, a dtype is unknown, or the method's answer is no placement.
+        ValueError: two slices would have one name, a dtype is unknown, or the method's answer is no
+            placement.
     """
     listed = [(name, tuple(shape), dtype, group) for name, shape, dtype, group in variables]
-    cuts = [_cut(name, shape, servers if slice_var_up else 1, min_block_size) for name, shape, _, _ in listed]
+    cuts = [
+        _cut(name, shape, servers if slice_var_up else 1, min_block_size)
+        for name, shape, _, _ in listed
+    ]
     names = [piece.name for cut in cuts for piece in cut]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"expected different names for all variables and slices, got {', '.join(twice)} twice")
+        raise ValueError(
+            f"expected different names for all variables and slices, got {', '.join(twice)} twice"
+        )
     pieces = [
         Piece(piece.name, (piece.end - piece.begin) * element_bytes(dtype))
         for cut, (_, _, dtype, _) in zip(cuts, listed, strict=True)
@@ -175,7 +192,13 @@ def place(
     ]
     owners = iter(_dispatch(method, pieces, servers))
     return tuple(
-        Placement(name, shape, dtype, group, tuple(Slice(s.name, s.begin, s.end, s.shape, next(owners)) for s in cut))
+        Placement(
+            name,
+            shape,
+            dtype,
+            group,
+            tuple(Slice(s.name, s.begin, s.end, s.shape, next(owners)) for s in cut),
+        )
         for (name, shape, dtype, group), cut in zip(listed, cuts, strict=True)
     )
 

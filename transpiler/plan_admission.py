@@ -1,4 +1,6 @@
-"""Whether a plan, and a server's deployment of it, make sense by themselves: the part of admission that needs no program."""
+"""Whether a plan, and a server's deployment of it, make sense by themselves: the part of admission
+that needs no program.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,13 @@ def check_extent(what: str, shape: Iterable[int | str], dtype: str) -> None:
     """
     sizes = [size if isinstance(size, int) else -1 for size in shape]
     expect(dtype in DTYPES, f"{what}: expected a dtype among {', '.join(DTYPES)}; got {dtype!r}")
-    expect(len(sizes) <= MOST_DIMENSIONS, f"{what}: expected {MOST_DIMENSIONS} dimensions or fewer, got {len(sizes)}")
-    expect(min(sizes, default=0) >= 0, f"{what}: expected fixed sizes of 0 or more, got {list(shape)}")
+    expect(
+        len(sizes) <= MOST_DIMENSIONS,
+        f"{what}: expected {MOST_DIMENSIONS} dimensions or fewer, got {len(sizes)}",
+    )
+    expect(
+        min(sizes, default=0) >= 0, f"{what}: expected fixed sizes of 0 or more, got {list(shape)}"
+    )
     limit = f"{what}: expected {MOST_BYTES} bytes or fewer, got {dtype}{list(shape)}"
     expect(math.prod(size or 1 for size in sizes) * DTYPES[dtype].itemsize <= MOST_BYTES, limit)
 
@@ -42,15 +49,22 @@ def check_extent(what: str, shape: Iterable[int | str], dtype: str) -> None:
 def _check_slice(what: str, placement: Placement, piece: Slice, begin: int, servers: int) -> None:
     expect(piece.name != "", f"{what}: expected slices with names, got an empty one")
     what = f"{what}, slice {piece.name!r}"
-    expect(piece.begin == begin <= piece.end, f"{what}: expected elements from {begin} on, got [{piece.begin}, {piece.end})")
-    expect(0 <= piece.server < servers, f"{what}: expected a server of 0 to {servers - 1}, got {piece.server}")
+    expect(
+        piece.begin == begin <= piece.end,
+        f"{what}: expected elements from {begin} on, got [{piece.begin}, {piece.end})",
+    )
+    expect(
+        0 <= piece.server < servers,
+        f"{what}: expected a server of 0 to {servers - 1}, got {piece.server}",
+    )
     check_extent(what, piece.shape, placement.dtype)
     whole = placement.shape if len(placement.slices) == 1 else (piece.end - piece.begin,)
     rows = (piece.shape[:1] or (0,)) + placement.shape[1:]
     fits = piece.shape in (whole, rows) and math.prod(piece.shape) == piece.end - piece.begin
     expect(
         fits,
-        f"{what}: expected a shape for {piece.end - piece.begin} elements of {list(placement.shape)}, got {list(piece.shape)}",
+        f"{what}: expected a shape for {piece.end - piece.begin} elements of "
+        f"{list(placement.shape)}, got {list(piece.shape)}",
     )
 
 
@@ -58,22 +72,38 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
     expect(placement.name != "", "plan: expected variables with names, got an empty one")
     what = f"plan, variable {placement.name!r}"
     check_extent(what, placement.shape, placement.dtype)
-    expect(placement.compression in COMPRESSIONS, f"{what}: expected a known compression, got {placement.compression!r}")
+    expect(
+        placement.compression in COMPRESSIONS,
+        f"{what}: expected a known compression, got {placement.compression!r}",
+    )
     if placement.group is not None:
         expect(
-            0 <= placement.group < len(plan.groups), f"{what}: expected a group below {len(plan.groups)}, got {placement.group}"
+            0 <= placement.group < len(plan.groups),
+            f"{what}: expected a group below {len(plan.groups)}, got {placement.group}",
         )
         rule = plan.groups[placement.group].type
-        expect(rule in RULES, f"{what}: expected a group with a rule for dense parameters, got {rule!r}")
+        expect(
+            rule in RULES,
+            f"{what}: expected a group with a rule for dense parameters, got {rule!r}",
+        )
         trainable = DTYPES[placement.dtype].is_floating_point or DTYPES[placement.dtype].is_complex
-        expect(trainable, f"{what}: expected a floating-point dtype for what is trained, got {placement.dtype}")
-    expect(0 <= placement.lane < len(plan.lanes), f"{what}: expected a lane below {len(plan.lanes)}, got {placement.lane}")
+        expect(
+            trainable,
+            f"{what}: expected a floating-point dtype for what is trained, got {placement.dtype}",
+        )
+    expect(
+        0 <= placement.lane < len(plan.lanes),
+        f"{what}: expected a lane below {len(plan.lanes)}, got {placement.lane}",
+    )
     begin = 0
     for piece in placement.slices:
         _check_slice(what, placement, piece, begin, plan.servers)
         begin = piece.end
     total = math.prod(placement.shape)
-    expect(len(placement.slices) > 0 and begin == total, f"{what}: expected slices of all {total} elements, got {begin}")
+    expect(
+        len(placement.slices) > 0 and begin == total,
+        f"{what}: expected slices of all {total} elements, got {begin}",
+    )
 
 
 def check_unique(what: str, names: Iterable[str]) -> None:
@@ -94,12 +124,20 @@ def check_plan(plan: Plan) -> None:
     Raises:
         ValueError: naming the variable, slice, group or field, what was expected and what came.
     """
-    expect(plan.collective is None, f"plan: expected one of a job with servers, got mode {plan.mode}")
-    expect(1 <= len(plan.lanes) <= MOST_LANES, f"plan: expected 1 to {MOST_LANES} lanes, got {len(plan.lanes)}")
+    expect(
+        plan.collective is None, f"plan: expected one of a job with servers, got mode {plan.mode}"
+    )
+    expect(
+        1 <= len(plan.lanes) <= MOST_LANES,
+        f"plan: expected 1 to {MOST_LANES} lanes, got {len(plan.lanes)}",
+    )
     for index, lane in enumerate(plan.lanes):
         check_lane(lane, f"plan, lane {index}")
     for what, count in (("trainers", plan.trainers), ("servers", plan.servers)):
-        expect(1 <= count <= MOST_PROCESSES, f"plan: expected 1 to {MOST_PROCESSES} {what}, got {count}")
+        expect(
+            1 <= count <= MOST_PROCESSES,
+            f"plan: expected 1 to {MOST_PROCESSES} {what}, got {count}",
+        )
     of_rows = {segment.group for table in plan.tables for segment in table.segments}
     of_rows -= {placement.group for placement in plan.placements if placement.group is not None}
     for index, rule in enumerate(plan.groups):
@@ -111,29 +149,53 @@ def check_plan(plan: Plan) -> None:
         except ValueError as error:
             raise ValueError(f"plan, group {index}: {error}") from error
     if plan.clip is not None:
-        expect(plan.clip.kind in CLIPS, f"plan, clip: expected a kind among {', '.join(CLIPS)}; got {plan.clip.kind!r}")
+        expect(
+            plan.clip.kind in CLIPS,
+            f"plan, clip: expected a kind among {', '.join(CLIPS)}; got {plan.clip.kind!r}",
+        )
         numbers = f"low {plan.clip.low}, high {plan.clip.high}"
-        expect(not math.isnan(plan.clip.low + plan.clip.high), f"plan, clip: expected numbers, got {numbers}")
+        expect(
+            not math.isnan(plan.clip.low + plan.clip.high),
+            f"plan, clip: expected numbers, got {numbers}",
+        )
     for placement in plan.placements:
         _check_placement(placement, plan)
     for table in plan.tables:
         check_table(table, plan.groups, plan.lanes)
-    check_unique("plan, variable", [p.name for p in plan.placements] + [table.name for table in plan.tables])
-    check_unique("plan, slice", (piece.name for placement in plan.placements for piece in placement.slices))
+    check_unique(
+        "plan, variable", [p.name for p in plan.placements] + [table.name for table in plan.tables]
+    )
+    check_unique(
+        "plan, slice", (piece.name for placement in plan.placements for piece in placement.slices)
+    )
 
 
 def check_deployment(deployment: Deployment | None) -> Deployment:
     """Whether a deployment makes sense for a server.
 
     Raises:
-        ValueError: there is none, it is a trainer's, its numbers contradict each other, or its plan does not make sense.
+        ValueError: there is none, it is a trainer's, its numbers contradict each other, or its plan
+            does not make sense.
     """
     if deployment is None:
-        raise ValueError("expected a program with a deployment, got one without: it is no pserver's program")
+        raise ValueError(
+            "expected a program with a deployment, got one without: it is no pserver's program"
+        )
     check_plan(deployment.plan)
     servers, index = deployment.plan.servers, deployment.server_index
-    expect(len(deployment.endpoints) == servers, f"deployment: expected {servers} endpoints, got {len(deployment.endpoints)}")
-    expect("" not in deployment.endpoints, "deployment: expected endpoints HOST:PORT, got an empty one")
-    expect(index is not None and 0 <= index < servers, f"deployment: expected a server_index of 0 to {servers - 1}, got {index}")
-    expect(deployment.trainer_id is None, f"deployment: expected a server's, got that of trainer {deployment.trainer_id}")
+    expect(
+        len(deployment.endpoints) == servers,
+        f"deployment: expected {servers} endpoints, got {len(deployment.endpoints)}",
+    )
+    expect(
+        "" not in deployment.endpoints, "deployment: expected endpoints HOST:PORT, got an empty one"
+    )
+    expect(
+        index is not None and 0 <= index < servers,
+        f"deployment: expected a server_index of 0 to {servers - 1}, got {index}",
+    )
+    expect(
+        deployment.trainer_id is None,
+        f"deployment: expected a server's, got that of trainer {deployment.trainer_id}",
+    )
     return deployment

@@ -11,9 +11,13 @@ from transpiler.table_message import table_from_proto, table_to_proto
 
 
 def numbers_to_proto(numbers: Mapping[str, Number]) -> dict[str, pb.Numbers]:
-    """A row of hyper-parameters, as the values of a ``map<string, Numbers>`` field (pass it to the message's constructor)."""
+    """A row of hyper-parameters, as the values of a ``map<string, Numbers>`` field (pass it to the
+    message's constructor).
+    """
     return {
-        name: pb.Numbers(values=value, pair=True) if isinstance(value, tuple) else pb.Numbers(values=[value])
+        name: pb.Numbers(values=value, pair=True)
+        if isinstance(value, tuple)
+        else pb.Numbers(values=[value])
         for name, value in numbers.items()
     }
 
@@ -41,7 +45,9 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         servers=plan.servers,
         groups=[_rule_to_proto(rule) for rule in plan.groups],
         placements=[_placement_to_proto(placement) for placement in plan.placements],
-        clip=None if plan.clip is None else pb.Clip(kind=plan.clip.kind, low=plan.clip.low, high=plan.clip.high),
+        clip=None
+        if plan.clip is None
+        else pb.Clip(kind=plan.clip.kind, low=plan.clip.low, high=plan.clip.high),
         graph=plan.graph,
         tables=list(map(table_to_proto, plan.tables)),
         averaged=plan.averaged,
@@ -54,29 +60,50 @@ def _rule_to_proto(rule: Rule) -> pb.Rule:
 
 
 def _rule_from_proto(message: pb.Rule) -> Rule:
-    return Rule(message.type, numbers_from_proto(message.numbers), dict(sorted(message.flags.items())))
+    return Rule(
+        message.type, numbers_from_proto(message.numbers), dict(sorted(message.flags.items()))
+    )
 
 
 def _lane_to_proto(lane: Lane) -> pb.Lane:
-    plain = {field.name: getattr(lane, field.name) for field in fields(lane) if field.name != "outer"}
+    plain = {
+        field.name: getattr(lane, field.name) for field in fields(lane) if field.name != "outer"
+    }
     return pb.Lane(**plain, outer=None if lane.outer is None else _rule_to_proto(lane.outer))
 
 
 def _lane_from_proto(message: pb.Lane) -> Lane:
-    plain = {field.name: getattr(message, field.name) for field in fields(Lane) if field.name not in ("outer", "staleness")}
+    plain = {
+        field.name: getattr(message, field.name)
+        for field in fields(Lane)
+        if field.name not in ("outer", "staleness")
+    }
     outer = _rule_from_proto(message.outer) if message.HasField("outer") else None
-    return Lane(**plain, staleness=message.staleness if message.HasField("staleness") else None, outer=outer)
+    return Lane(
+        **plain, staleness=message.staleness if message.HasField("staleness") else None, outer=outer
+    )
 
 
 def _placement_to_proto(placement: Placement) -> pb.Placement:
-    slices = [pb.Slice(name=s.name, begin=s.begin, end=s.end, shape=s.shape, server=s.server) for s in placement.slices]
+    slices = [
+        pb.Slice(name=s.name, begin=s.begin, end=s.end, shape=s.shape, server=s.server)
+        for s in placement.slices
+    ]
     group = -1 if placement.group is None else placement.group
-    facts = {"name": placement.name, "shape": placement.shape, "dtype": placement.dtype}
-    return pb.Placement(**facts, group=group, slices=slices, lane=placement.lane, compression=placement.compression)  # type: ignore[arg-type]  # each has its own
+    return pb.Placement(
+        name=placement.name,
+        shape=placement.shape,
+        dtype=placement.dtype,
+        group=group,
+        slices=slices,
+        lane=placement.lane,
+        compression=placement.compression,
+    )
 
 
 def plan_from_proto(message: pb.Plan) -> Plan:
-    """The plan of a message, as it is: whether it makes sense is for ``plan_admission.check_plan`` to say.
+    """The plan of a message, as it is: whether it makes sense is for ``plan_admission.check_plan``
+    to say.
 
     Raises:
         ValueError: a number that is none or several.
@@ -93,14 +120,34 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         )
         for item in message.placements
     )
-    groups, lanes = tuple(map(_rule_from_proto, message.groups)), tuple(map(_lane_from_proto, message.lanes))
-    clip = Clip(message.clip.kind, message.clip.high, message.clip.low) if message.HasField("clip") else None
+    groups, lanes = (
+        tuple(map(_rule_from_proto, message.groups)),
+        tuple(map(_lane_from_proto, message.lanes)),
+    )
+    clip = (
+        Clip(message.clip.kind, message.clip.high, message.clip.low)
+        if message.HasField("clip")
+        else None
+    )
     tables = tuple(map(table_from_proto, message.tables))
     collective = None
     if message.HasField("collective"):
-        collective = Collective(**{field.name: getattr(message.collective, field.name) for field in fields(Collective)})
+        collective = Collective(
+            **{field.name: getattr(message.collective, field.name) for field in fields(Collective)}
+        )
     averaged = tuple(message.averaged)
-    return Plan(lanes, message.trainers, message.servers, groups, placements, clip, message.graph, tables, averaged, collective)
+    return Plan(
+        lanes,
+        message.trainers,
+        message.servers,
+        groups,
+        placements,
+        clip,
+        message.graph,
+        tables,
+        averaged,
+        collective,
+    )
 
 
 def deployment_to_proto(deployment: Deployment) -> pb.Deployment:
@@ -121,8 +168,11 @@ def deployment_from_proto(message: pb.Deployment) -> Deployment:
         ValueError: a number below -1, or a plan with a number that is none or several.
     """
     if message.trainer_id < -1 or message.server_index < -1:
-        raise ValueError(f"deployment: expected numbers of 0 or more, or -1 for none, got trainer_id {message.trainer_id}, "
-                         f"server_index {message.server_index}")  # fmt: skip
+        raise ValueError(
+            "deployment: expected numbers of 0 or more, or -1 for none, got "
+            f"trainer_id {message.trainer_id}, "
+            f"server_index {message.server_index}"
+        )
     return Deployment(
         plan_from_proto(message.plan),
         tuple(message.endpoints),

@@ -16,22 +16,29 @@ SCALAR_BYTES = 4  # of a state that is one number
 def plan_text(plan: Plan) -> str:
     """Who holds what, and what it costs: one line per variable and one per server.
 
-    Bytes of a step are those that one trainer sends and receives in one message of all lanes; in the k-step modes there is one
-    every k steps.  Memory is that of slices, optimizer states and, in the modes that wait for all trainers, their gradients.
-    """
+    Bytes of a step are those that one trainer sends and receives in one message of all lanes; in
+    the k-step modes there is one every k steps.  Memory is that of slices, optimizer states and, in
+    the modes that wait for all trainers, their gradients."""
     if plan.collective is not None:
         return _without_servers(plan)
     head = [f"{plan.mode}: {plan.trainers} trainers, {plan.servers} servers"]
-    head += [f"  lane {index}: {lane.mode}, {describe(lane, plan.trainers)}" for index, lane in enumerate(plan.lanes)]
+    head += [
+        f"  lane {index}: {lane.mode}, {describe(lane, plan.trainers)}"
+        for index, lane in enumerate(plan.lanes)
+    ]
     variables: list[tuple[str, ...]] = [("variable", "shape", "update", "lane", "held by")]
     variables += [_variable(plan, placement) for placement in plan.placements]
-    servers: list[tuple[str, ...]] = [("server", "slices", "parameters", "states", "sent to it", "received", "memory")]
+    servers: list[tuple[str, ...]] = [
+        ("server", "slices", "parameters", "states", "sent to it", "received", "memory")
+    ]
     servers += [_server(plan, index) for index in range(plan.servers)]
     return "\n".join([*head, "", *_table(variables), "", *_table(servers)])
 
 
 def _without_servers(plan: Plan) -> str:
-    """Every trainer holds everything; what is summed over all of them at every step is as large as what is trained."""
+    """Every trainer holds everything; what is summed over all of them at every step is as large as
+    what is trained.
+    """
     variables: list[tuple[str, ...]] = [("variable", "shape", "update")]
     parameters = states = summed = 0
     for placement in plan.placements:
@@ -45,17 +52,32 @@ def _without_servers(plan: Plan) -> str:
     rows = [("each of", "parameters", "states", "summed", "memory")]
     memory = size(parameters + states + summed)  # gradients, too
     rows.append((f"{plan.trainers} trainers", size(parameters), size(states), size(summed), memory))
-    return "\n".join([f"{plan.mode}: {plan.trainers} trainers, no servers", "", *_table(variables), "", *_table(rows)])
+    return "\n".join(
+        [
+            f"{plan.mode}: {plan.trainers} trainers, no servers",
+            "",
+            *_table(variables),
+            "",
+            *_table(rows),
+        ]
+    )
 
 
 def _variable(plan: Plan, placement: Placement) -> tuple[str, ...]:
     where = ", ".join(
-        f"{piece.server}: {piece.end - piece.begin}" if placement.split else str(piece.server) for piece in placement.slices
+        f"{piece.server}: {piece.end - piece.begin}" if placement.split else str(piece.server)
+        for piece in placement.slices
     )
     rule = "held" if placement.group is None else plan.groups[placement.group].type
     shape = f"{placement.dtype}{list(placement.shape)}"
     rule += f", {placement.compression}" if placement.compression else ""
-    return placement.name, shape, rule, "" if placement.group is None else str(placement.lane), where
+    return (
+        placement.name,
+        shape,
+        rule,
+        "" if placement.group is None else str(placement.lane),
+        where,
+    )
 
 
 def _server(plan: Plan, server: int) -> tuple[str, ...]:
@@ -85,14 +107,24 @@ def _sent_bytes(placement: Placement, piece: Slice) -> int:
     """Of a slice's gradient, compressed as it travels."""
     elements = piece.end - piece.begin
     per_element = {"bfloat16": 2.0, "float16": 2.0, "int8": 1 + 4 / 1024}
-    return round(elements * per_element[placement.compression]) if placement.compression else _bytes(placement, piece)
+    return (
+        round(elements * per_element[placement.compression])
+        if placement.compression
+        else _bytes(placement, piece)
+    )
 
 
 def _state_bytes(plan: Plan, placement: Placement, piece: Slice) -> int:
     """Of the states that the slice's rule keeps on the server."""
     lane = plan.lane_of(placement)
     assert placement.group is not None
-    rule = lane.outer if lane.mode == "diloco" else None if lane.mode == "geo" else plan.groups[placement.group]
+    rule = (
+        lane.outer
+        if lane.mode == "diloco"
+        else None
+        if lane.mode == "geo"
+        else plan.groups[placement.group]
+    )
     if rule is None:
         return 0
     shaped = state_of(rule).values()
@@ -111,4 +143,7 @@ def size(count: int) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

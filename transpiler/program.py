@@ -1,13 +1,16 @@
-"""What a program is: named variables, blocks, ops, as frozen data that mirrors ``protos/transpiler/program.proto``.
+"""What a program is: named variables, blocks, ops, as frozen data that mirrors
+``protos/transpiler/program.proto``.
 
-A :class:`Program` is a list of blocks.  A :class:`Block` is a table of variables and a list of ops in the order in which they
-run.  An :class:`Op` is a type from the catalogue (``ops.py``) with named arguments.  Nothing here holds code: a program prints,
-saves, travels and compares as data.  What a process holds live (the tensors behind the names, the optimizer whose schedule
-moves) is its :class:`Storage`, which is no part of the program's meaning.
+A :class:`Program` is a list of blocks.  A :class:`Block` is a table of variables and a list of ops
+in the order in which they run.  An :class:`Op` is a type from the catalogue (``ops.py``) with named
+arguments.  Nothing here holds code: a program prints, saves, travels and compares as data.  What a
+process holds live (the tensors behind the names, the optimizer whose schedule moves) is its
+:class:`Storage`, which is no part of the program's meaning.
 
-[Note: names]  ``fc.weight`` is a parameter, as the module names it; ``fc.weight@GRAD`` its gradient; ``fc.weight.block0`` and
-``fc.weight@GRAD.block0`` slices of them; ``fc.weight@GRAD.trainer_1`` what trainer 1 sent, on a server that merges;
-``fc.weight@exp_avg`` an optimizer state.  Nobody parses these names: a variable says by its role and its ``of`` what it is.
+[Note: names]  ``fc.weight`` is a parameter, as the module names it; ``fc.weight@GRAD`` its
+gradient; ``fc.weight.block0`` and ``fc.weight@GRAD.block0`` slices of them;
+``fc.weight@GRAD.trainer_1`` what trainer 1 sent, on a server that merges; ``fc.weight@exp_avg`` an
+optimizer state.  Nobody parses these names: a variable says by its role and its ``of`` what it is.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ class Role(enum.Enum):
     DELTA = 6  # what k steps changed
     SIZE = 7  # a whole number: the extent of a free dimension
     OUTPUT = 8  # what a step returns
-    TABLE = 9  # rows by id, which are looked up and trained a few at a time: nobody holds it as one tensor
+    # rows by id, which are looked up and trained a few at a time: nobody holds it as one tensor
+    TABLE = 9
 
 
 PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE})
@@ -50,7 +54,8 @@ class Variable:
     """A tensor with a name, or (dtype ``"size"``) a whole number that describes one."""
 
     name: str
-    shape: tuple[int | str, ...]  # a str is a size that stays free; one name has one value throughout a step
+    # a str is a size that stays free; one name has one value throughout a step
+    shape: tuple[int | str, ...]
     dtype: str  # torch's name without the prefix: "float32", "int64"
     role: Role = Role.TEMPORARY
     of: str = ""  # for a gradient, state, delta or slice: the parameter that it belongs to
@@ -65,7 +70,9 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An argument that is a word of torch's vocabulary: ``Symbol("dtype", "float32")``, ``Symbol("device", "executor")``."""
+    """An argument that is a word of torch's vocabulary: ``Symbol("dtype", "float32")``,
+    ``Symbol("device", "executor")``.
+    """
 
     kind: str  # "dtype", "device", "layout" or "memory_format"
     value: str
@@ -94,12 +101,15 @@ def refs(argument: Argument) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation: a type, named arguments, and the variables that it defines (``""`` for a result that nobody reads)."""
+    """One operation: a type, named arguments, and the variables that it defines (``""`` for a
+    result that nobody reads).
+    """
 
     type: str
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
-    location: str = field(default="", compare=False)  # the user's line, "train.py:12": for messages only
+    # the user's line, "train.py:12": for messages only
+    location: str = field(default="", compare=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -109,12 +119,19 @@ class Op:
     @property
     def attributes(self) -> dict[str, Argument]:
         """The arguments that hold no variable."""
-        return {key: value for key, value in self.arguments.items() if not any(True for _ in refs(value))}
+        return {
+            key: value
+            for key, value in self.arguments.items()
+            if not any(True for _ in refs(value))
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Variables and the ops over them, in the order in which they run.  Block 0's variables are visible in every block."""
+    """Variables and the ops over them, in the order in which they run.
+
+    Block 0's variables are visible in every block.
+    """
 
     index: int
     variables: Mapping[str, Variable]
@@ -136,11 +153,13 @@ class Storage:
     """The live side of a program in the process that captured it.
 
     Attributes:
-        tensors: parameters, buffers and frozen parameters by name.  They are the module's own tensors: training the program
-            trains the module.
-        optimizer: the user's optimizer, whose ``param_groups`` a scheduler moves and whose ``state`` a single-node run fills.
+        tensors: parameters, buffers and frozen parameters by name.  They are the module's own
+            tensors: training the program trains the module.
+        optimizer: the user's optimizer, whose ``param_groups`` a scheduler moves and whose
+            ``state`` a single-node run fills.
         tables: the modules that look a table up, by its name: their rows are the table's.
-        own: the optimizers of tables' own, in the order of the groups that they add to the optimizer's.
+        own: the optimizers of tables' own, in the order of the groups that they add to the
+            optimizer's.
         rows: what a server's tables begin with, by name: ids, int64 [n], and values, [n, dim].
     """
 
@@ -164,8 +183,10 @@ class Program:
     """Blocks, and (after transpiling) the deployment that they were made for.
 
     Attributes:
-        deployment: the frozen plan, the endpoints and this process's place; None in a single-node program.
-        storage: the live tensors, in the process that captured the program; None in one that was loaded or received.
+        deployment: the frozen plan, the endpoints and this process's place; None in a single-node
+            program.
+        storage: the live tensors, in the process that captured the program; None in one that was
+            loaded or received.
     """
 
     _blocks: tuple[Block, ...]
@@ -187,16 +208,20 @@ class Program:
         return replace(self, _blocks=blocks)
 
     def fingerprint(self) -> str:
-        """32 hexadecimal digits, the same in every process and on every host for programs that mean the same.
+        """32 hexadecimal digits, the same in every process and on every host for programs that mean
+        the same.
 
-        Endpoints, trainer numbers, source lines and values are no part of it; the optimizer's attributes are.
-        """
+        Endpoints, trainer numbers, source lines and values are no part of it; the optimizer's
+        attributes are."""
         from transpiler.serialize import canonical
 
         return hashlib.blake2b(canonical(self), digest_size=16).hexdigest()
 
     def to_proto(self) -> program_pb2.Program:
-        """The ``pserver.transpiler.Program`` message.  Values of variables do not travel with it."""
+        """The ``pserver.transpiler.Program`` message.
+
+        Values of variables do not travel with it.
+        """
         from transpiler.serialize import to_proto
 
         return to_proto(self)
@@ -206,14 +231,17 @@ class Program:
         """The program of a message.
 
         Raises:
-            ValueError: an op is not in the catalogue, or an argument does not have the type that its schema asks for.
+            ValueError: an op is not in the catalogue, or an argument does not have the type that
+                its schema asks for.
         """
         from transpiler.serialize import from_proto
 
         return from_proto(message)
 
     def save(self, path: str | Path) -> None:
-        """Writes the program, and the values of its persistent variables where this process holds them, to one file."""
+        """Writes the program, and the values of its persistent variables where this process holds
+        them, to one file.
+        """
         from transpiler.serialize import save
 
         save(self, Path(path))

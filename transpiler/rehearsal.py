@@ -1,8 +1,9 @@
-"""Before a captured step is handed out it runs beside the eager one, at two batch sizes or more, and must give the same bits.
+"""Before a captured step is handed out it runs beside the eager one, at two batch sizes or more,
+and must give the same bits.
 
-What tracing cannot see (a checkpointed dropout, a number that the module counts in Python, a hook on a parameter) shows here.
-The module, its gradients, the optimizer and every random generator are afterwards as they were.
-"""
+What tracing cannot see (a checkpointed dropout, a number that the module counts in Python, a hook
+on a parameter) shows here. The module, its gradients, the optimizer and every random generator are
+afterwards as they were."""
 
 from __future__ import annotations
 
@@ -28,15 +29,23 @@ CLOSE_ON_A_GPU = 1e-4  # where sums are added up in no fixed order
 
 @dataclass(frozen=True)
 class Result:
-    """What one step gave: outputs and gradients, then the buffers after it.  In the order in which they are compared."""
+    """What one step gave: outputs and gradients, then the buffers after it.
+
+    In the order in which they are compared.
+    """
 
     values: Mapping[str, Tensor]
 
 
 def rows(batch: Sequence[Tensor], sizes: Sequence[int | None]) -> list[Tensor]:
-    """The batch with other extents of dimension 0, by repeating its rows or leaving some out; copies."""
+    """The batch with other extents of dimension 0, by repeating its rows or leaving some out;
+    copies.
+    """
     pairs = zip((tensor.detach() for tensor in batch), sizes, strict=True)
-    return [t.clone() if size is None else t[torch.arange(size, device=t.device) % len(t)].clone() for t, size in pairs]
+    return [
+        t.clone() if size is None else t[torch.arange(size, device=t.device) % len(t)].clone()
+        for t, size in pairs
+    ]
 
 
 def outputs_of(result: Any) -> dict[str, Tensor]:
@@ -47,23 +56,34 @@ def outputs_of(result: Any) -> dict[str, Tensor]:
     """
     found = {"loss": result} if isinstance(result, Tensor) else result
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-        raise TypeError(f"step: expected a scalar loss or a dict of tensors with the key 'loss', got {type(result).__name__}")
+        raise TypeError(
+            "step: expected a scalar loss or a dict of tensors with the key 'loss', got "
+            f"{type(result).__name__}"
+        )
     if "loss" not in found:
-        raise ValueError(f"step: expected a dict with the key 'loss', got the keys {', '.join(found) or 'none'}")
+        raise ValueError(
+            f"step: expected a dict with the key 'loss', got the keys {', '.join(found) or 'none'}"
+        )
     for key, value in found.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"step: expected a dict of tensors, got {type(value).__name__} for {key!r}")
+            raise TypeError(
+                f"step: expected a dict of tensors, got {type(value).__name__} for {key!r}"
+            )
     loss = found["loss"]
     if loss.dim() and any(size != 1 for size in loss.shape):
         raise ValueError(f"step: expected a scalar loss, got a tensor of shape {tuple(loss.shape)}")
     if not loss.requires_grad:
-        raise ValueError("step: expected a loss that depends on a trainable parameter, got one without gradient")
+        raise ValueError(
+            "step: expected a loss that depends on a trainable parameter, got one without gradient"
+        )
     return {"loss": loss, **{key: value for key, value in found.items() if key != "loss"}}
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Restores the module, its gradients and the random generators at the end; and, when called, in between."""
+    """Restores the module, its gradients and the random generators at the end; and, when called, in
+    between.
+    """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -94,9 +114,14 @@ def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def _members(owner: Any) -> dict[str, tuple[Any, Any]]:
-    """The own attributes of a module or parameter, and copies of those that are plain containers (a module's parameters, say)."""
+    """The own attributes of a module or parameter, and copies of those that are plain containers (a
+    module's parameters, say).
+    """
     containers = (dict, OrderedDict, list, set)
-    return {key: (value, value.copy() if type(value) in containers else None) for key, value in vars(owner).items()}
+    return {
+        key: (value, value.copy() if type(value) in containers else None)
+        for key, value in vars(owner).items()
+    }
 
 
 def _restore_members(present: dict[str, Any], found: Mapping[str, tuple[Any, Any]]) -> None:
@@ -121,7 +146,9 @@ def plain_members(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def eager(model: nn.Module, step: Callable[..., Any], trained: Sequence[str], batch: Sequence[Tensor]) -> Result:
+def eager(
+    model: nn.Module, step: Callable[..., Any], trained: Sequence[str], batch: Sequence[Tensor]
+) -> Result:
     """One step of the script that was never captured: forward and backward."""
     parameters = dict(model.named_parameters())
     for parameter in parameters.values():
@@ -132,7 +159,10 @@ def eager(model: nn.Module, step: Callable[..., Any], trained: Sequence[str], ba
         kept = {name: value.detach().clone() for name, value in outputs.items()}
         outputs["loss"].backward()  # type: ignore[no-untyped-call]  # torch's stubs
     if before != _python_generators():
-        raise ValueError("cannot capture this step: it draws from random or numpy.random; draw from torch's generator instead")
+        raise ValueError(
+            "cannot capture this step: it draws from random or numpy.random; draw from torch's "
+            "generator instead"
+        )
     for name in trained:
         grad = eager_gradient(parameters[name])
         if isinstance(grad, SparseRows):
@@ -152,7 +182,10 @@ def _python_generators() -> tuple[object, ...]:
 def buffers(model: nn.Module) -> dict[str, Tensor]:
     """Copies of what a step may change in the module without training it."""
     frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
-    return {name: value.detach().clone() for name, value in {**frozen, **dict(model.named_buffers())}.items()}
+    return {
+        name: value.detach().clone()
+        for name, value in {**frozen, **dict(model.named_buffers())}.items()
+    }
 
 
 def _same(left: Tensor, right: Tensor) -> bool:
@@ -162,7 +195,9 @@ def _same(left: Tensor, right: Tensor) -> bool:
         return True
     if not left.is_floating_point():
         return False
-    return torch.equal(left.isnan(), right.isnan()) and torch.equal(left.nan_to_num(), right.nan_to_num())
+    return torch.equal(left.isnan(), right.isnan()) and torch.equal(
+        left.nan_to_num(), right.nan_to_num()
+    )
 
 
 def _distance(left: Tensor, right: Tensor) -> float:
@@ -180,10 +215,13 @@ def _bound(tensor: Tensor) -> float:
 def _noise(result: Result) -> float:
     """How much rounding alone may leave in any one gradient.
 
-    Some gradients are zero in exact arithmetic (that of the bias of attention's keys): all that they hold is what was lost in the
-    cancellation, which no relative bound fits.
-    """
-    gradients = [value for name, value in result.values.items() if name.endswith("@GRAD") and value.is_floating_point()]
+    Some gradients are zero in exact arithmetic (that of the bias of attention's keys): all that
+    they hold is what was lost in the cancellation, which no relative bound fits."""
+    gradients = [
+        value
+        for name, value in result.values.items()
+        if name.endswith("@GRAD") and value.is_floating_point()
+    ]
     if not gradients:
         return 0.0
     norm = float(torch.stack([value.double().norm() for value in gradients]).norm())
@@ -191,7 +229,9 @@ def _noise(result: Result) -> float:
 
 
 def difference(expected: Result, came: Result) -> tuple[str, float]:
-    """The first variable that differs, and by how much (relative, 2-norm); ("", 0.0) where the bits are the same."""
+    """The first variable that differs, and by how much (relative, 2-norm); ("", 0.0) where the bits
+    are the same.
+    """
     names = dict.fromkeys([*expected.values, *came.values])
     first, largest, noise = "", 0.0, _noise(expected)
     for name in names:
@@ -215,13 +255,16 @@ def rehearse(
     eagerly: Callable[[Sequence[Tensor]], Result],
     captured: Callable[[Sequence[Tensor]], Result],
 ) -> tuple[str, float]:
-    """Runs the same batches, one after the other, through both forms of the step; the parameters move in between.
+    """Runs the same batches, one after the other, through both forms of the step; the parameters
+    move in between.
 
     Returns:
-        A variable that differs by no more than rounding, and by how much; ("", 0.0) where the bits are the same.
+        A variable that differs by no more than rounding, and by how much; ("", 0.0) where the bits
+        are the same.
 
     Raises:
-        ValueError: they differ by more, or the module counts in Python; the message names the variable.
+        ValueError: they differ by more, or the module counts in Python; the message names the
+            variable.
     """
     expected, members = [], []
     for batch in batches:
@@ -231,7 +274,10 @@ def rehearse(
     restore()
     for key, value in members[-1].items():
         if len(members) > 1 and members[-2].get(key, value) != value:
-            raise ValueError(f"cannot capture this step: it changes the module's attribute {key} at every call; make it a buffer")
+            raise ValueError(
+                f"cannot capture this step: it changes the module's attribute {key} at every "
+                "call; make it a buffer"
+            )
     worst = ("", 0.0)
     for batch, wanted in zip(batches, expected, strict=True):
         name, by = difference(wanted, captured([tensor.clone() for tensor in batch]))
@@ -254,7 +300,9 @@ def _move_on(model: nn.Module) -> None:
 def _explain(name: str, by: float, batch: Sequence[Tensor]) -> str:
     size = next((len(tensor) for tensor in batch if tensor.dim()), 0)
     return (
-        f"cannot capture this step: {name} differs from eager training by {by:.1e} (relative) with {size} rows. Likely causes: "
-        "activation checkpointing together with dropout, a hook that changes gradients, a branch on the batch size, "
+        f"cannot capture this step: {name} differs from eager training by {by:.1e} (relative) "
+        f"with {size} rows. Likely causes: "
+        "activation checkpointing together with dropout, a hook that changes gradients, a branch "
+        "on the batch size, "
         "or a number that the module or the step keeps in Python"
     )

@@ -1,8 +1,7 @@
 """What an op's argument may be: kinds, and schemas made of them.
 
-A kind is a predicate with words for it.  Nothing here looks at variables: an argument of kind ``variable`` is a ``Ref``, and
-whether the name is defined is a law of programs, not of ops.
-"""
+A kind is a predicate with words for it.  Nothing here looks at variables: an argument of kind
+``variable`` is a ``Ref``, and whether the name is defined is a law of programs, not of ops."""
 
 from __future__ import annotations
 
@@ -26,7 +25,9 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 LAYOUTS = frozenset({"strided"})
-MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
+MEMORY_FORMATS = frozenset(
+    {"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}
+)
 LARGEST = 2**63 - 1  # what an integer of the protobuf, and torch's sizes, can hold
 
 
@@ -48,7 +49,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """An op's arguments in their order, and the number of its results (None: any number from ``least`` on)."""
+    """An op's arguments in their order, and the number of its results (None: any number from
+    ``least`` on).
+    """
 
     parameters: Mapping[str, Parameter]
     results: int | None
@@ -56,7 +59,9 @@ class Schema:
 
 
 def _is_int(value: Argument) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -LARGEST - 1 <= value <= LARGEST
+    return (
+        isinstance(value, int) and not isinstance(value, bool) and -LARGEST - 1 <= value <= LARGEST
+    )
 
 
 def _is_real(value: Argument) -> bool:
@@ -68,7 +73,11 @@ def _is_device(value: str) -> bool:
 
 
 def _is_literal(value: Argument) -> bool:
-    if not isinstance(value, Literal) or value.dtype not in DTYPES or any(size < 0 for size in value.shape):
+    if (
+        not isinstance(value, Literal)
+        or value.dtype not in DTYPES
+        or any(size < 0 for size in value.shape)
+    ):
         return False
     return len(value.data) == math.prod(value.shape) * DTYPES[value.dtype].itemsize
 
@@ -80,24 +89,35 @@ def optional(kind: Kind) -> Kind:
 
 def either(first: Kind, second: Kind) -> Kind:
     """One kind or the other."""
-    return Kind(f"{first.words} or {second.words}", lambda value: first.accepts(value) or second.accepts(value))
+    return Kind(
+        f"{first.words} or {second.words}",
+        lambda value: first.accepts(value) or second.accepts(value),
+    )
 
 
 def many(kind: Kind) -> Kind:
     """A list of the kind, maybe empty."""
-    return Kind(f"list of ({kind.words})", lambda value: isinstance(value, tuple) and all(map(kind.accepts, value)))
+    return Kind(
+        f"list of ({kind.words})",
+        lambda value: isinstance(value, tuple) and all(map(kind.accepts, value)),
+    )
 
 
 def fixed(kind: Kind, length: int) -> Kind:
     """A list of so many of the kind."""
     items = many(kind).accepts
     words = f"list of {length} ({kind.words})"
-    return Kind(words, lambda value: isinstance(value, tuple) and len(value) == length and items(value))
+    return Kind(
+        words, lambda value: isinstance(value, tuple) and len(value) == length and items(value)
+    )
 
 
 def word(kind: str, allowed: Callable[[str], bool]) -> Kind:
     """A symbol of torch's vocabulary."""
-    return Kind(f"a {kind}", lambda value: isinstance(value, Symbol) and value.kind == kind and allowed(value.value))
+    return Kind(
+        f"a {kind}",
+        lambda value: isinstance(value, Symbol) and value.kind == kind and allowed(value.value),
+    )
 
 
 VARIABLE = Kind("a variable", lambda value: isinstance(value, Ref) and value.name != "")
@@ -106,10 +126,22 @@ VARIABLES = Kind(
     lambda value: isinstance(value, tuple) and len(value) > 0 and all(map(VARIABLE.accepts, value)),
 )
 INTEGER = Kind("an integer", _is_int)
-INDEX = Kind("an integer of 0 or more", lambda value: isinstance(value, int) and _is_int(value) and value >= 0)
-COUNT = Kind("an integer of 1 or more", lambda value: isinstance(value, int) and _is_int(value) and value >= 1)
-NUMBER = Kind("a finite number", lambda value: isinstance(value, int | float) and _is_real(value) and math.isfinite(value))
-BOUND = Kind("a number other than nan", lambda value: isinstance(value, int | float) and _is_real(value) and value == value)
+INDEX = Kind(
+    "an integer of 0 or more",
+    lambda value: isinstance(value, int) and _is_int(value) and value >= 0,
+)
+COUNT = Kind(
+    "an integer of 1 or more",
+    lambda value: isinstance(value, int) and _is_int(value) and value >= 1,
+)
+NUMBER = Kind(
+    "a finite number",
+    lambda value: isinstance(value, int | float) and _is_real(value) and math.isfinite(value),
+)
+BOUND = Kind(
+    "a number other than nan",
+    lambda value: isinstance(value, int | float) and _is_real(value) and value == value,
+)
 REAL = Kind("a number", _is_real)
 SCALAR = Kind("a number or a bool", lambda value: isinstance(value, bool) or _is_real(value))
 BOOLEAN = Kind("a bool", lambda value: isinstance(value, bool))
@@ -148,14 +180,19 @@ def check_against(op: Op, schema: Schema) -> None:
     for name in op.arguments:
         if name not in schema.parameters:
             known = ", ".join(schema.parameters) or "none"
-            raise ValueError(f"{where(op)}: expected arguments among: {known}; got an argument {name!r}")
+            raise ValueError(
+                f"{where(op)}: expected arguments among: {known}; got an argument {name!r}"
+            )
     for name, parameter in schema.parameters.items():
         if name not in op.arguments:
             if parameter.required:
-                raise ValueError(f"{where(op)}, argument {name!r}: expected {parameter.kind.words}, got none")
+                raise ValueError(
+                    f"{where(op)}, argument {name!r}: expected {parameter.kind.words}, got none"
+                )
         elif not parameter.kind.accepts(op.arguments[name]):
             raise ValueError(
-                f"{where(op)}, argument {name!r}: expected {parameter.kind.words}, got {describe(op.arguments[name])}"
+                f"{where(op)}, argument {name!r}: expected {parameter.kind.words}, got "
+                f"{describe(op.arguments[name])}"
             )
     _check_results(op, schema)
 
@@ -165,7 +202,12 @@ def _check_results(op: Op, schema: Schema) -> None:
     if schema.results is None and count < schema.least:
         raise ValueError(f"{where(op)}: expected {schema.least} or more results, got {count}")
     if schema.results is not None and count != schema.results:
-        raise ValueError(f"{where(op)}: expected {schema.results} results, got {count}: {', '.join(op.outputs[:8])}")
+        raise ValueError(
+            f"{where(op)}: expected {schema.results} results, got {count}: "
+            f"{', '.join(op.outputs[:8])}"
+        )
     named = [name for name in op.outputs if name]
     if len(named) != len(set(named)):
-        raise ValueError(f"{where(op)}: expected results with names of their own, got {', '.join(named[:8])}")
+        raise ValueError(
+            f"{where(op)}: expected results with names of their own, got {', '.join(named[:8])}"
+        )

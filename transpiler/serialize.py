@@ -1,9 +1,9 @@
 """Programs as protobuf messages and as files: data, never code.
 
-``to_proto`` and ``from_proto`` are exact inverses of each other; plans have theirs in ``plan_message.py``, and what a fingerprint
-covers is in ``canonical.py``.  ``save`` and ``load`` keep a program and the values of its persistent variables in one safetensors
-file whose metadata field ``program`` is the message as JSON.
-"""
+``to_proto`` and ``from_proto`` are exact inverses of each other; plans have theirs in
+``plan_message.py``, and what a fingerprint covers is in ``canonical.py``.  ``save`` and ``load``
+keep a program and the values of its persistent variables in one safetensors file whose metadata
+field ``program`` is the message as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,20 @@ from transpiler.plan_message import numbers_from_proto as numbers_from_proto
 from transpiler.plan_message import numbers_to_proto as numbers_to_proto
 from transpiler.plan_message import plan_from_proto as plan_from_proto
 from transpiler.plan_message import plan_to_proto as plan_to_proto
-from transpiler.program import PERSISTENT, Argument, Block, Literal, Op, Program, Ref, Role, Storage, Symbol, Variable, freeze
+from transpiler.program import (
+    PERSISTENT,
+    Argument,
+    Block,
+    Literal,
+    Op,
+    Program,
+    Ref,
+    Role,
+    Storage,
+    Symbol,
+    Variable,
+    freeze,
+)
 from transpiler.schema import DTYPES, LARGEST, describe
 from transpiler.table_capture import start_rows
 
@@ -51,7 +64,9 @@ def argument_to_proto(value: Argument, depth: int = 0) -> pb.Argument:
             raise ValueError(f"expected a whole number of 64 bits, got {value}")
         return pb.Argument(integer=value)
     if isinstance(value, tuple):
-        return pb.Argument(list=pb.Arguments(items=[argument_to_proto(item, depth + 1) for item in value]))
+        return pb.Argument(
+            list=pb.Arguments(items=[argument_to_proto(item, depth + 1) for item in value])
+        )
     if isinstance(value, Literal):
         return pb.Argument(tensor=pb.Literal(dtype=value.dtype, shape=value.shape, data=value.data))
     if isinstance(value, float):
@@ -66,7 +81,10 @@ def _word_to_proto(value: Argument) -> pb.Argument:
         return pb.Argument(variable=value.name)
     if isinstance(value, Symbol):
         return pb.Argument(symbol=pb.Symbol(kind=value.kind, value=value.value))
-    raise TypeError(f"expected None, bool, int, float, str, Ref, Symbol, Literal or a tuple of them, got {describe(value)}")
+    raise TypeError(
+        "expected None, bool, int, float, str, Ref, Symbol, Literal or a tuple of them, got "
+        f"{describe(value)}"
+    )
 
 
 def argument_from_proto(message: pb.Argument, depth: int = 0) -> Argument:
@@ -98,8 +116,17 @@ def argument_from_proto(message: pb.Argument, depth: int = 0) -> Argument:
 
 
 def _variable_to_proto(variable: Variable) -> pb.Variable:
-    shape = [pb.Dimension(symbol=size) if isinstance(size, str) else pb.Dimension(size=size) for size in variable.shape]
-    return pb.Variable(name=variable.name, shape=shape, dtype=variable.dtype, role=variable.role.value, of=variable.of)  # type: ignore[arg-type]
+    shape = [
+        pb.Dimension(symbol=size) if isinstance(size, str) else pb.Dimension(size=size)
+        for size in variable.shape
+    ]
+    return pb.Variable(
+        name=variable.name,
+        shape=shape,
+        dtype=variable.dtype,
+        role=variable.role.value,  # type: ignore[arg-type]
+        of=variable.of,
+    )
 
 
 def _variable_from_proto(message: pb.Variable) -> Variable:
@@ -110,12 +137,18 @@ def _variable_from_proto(message: pb.Variable) -> Variable:
         extent = dimension.WhichOneof("extent")
         if extent is None or dimension.size < 0 or (extent == "symbol" and not dimension.symbol):
             got = str(dimension).strip()
-            raise ValueError(f"variable {message.name!r}: expected sizes of 0 or more and named symbols, got {got!r}")
+            raise ValueError(
+                f"variable {message.name!r}: expected sizes of 0 or more and named symbols, got "
+                f"{got!r}"
+            )
         shape.append(dimension.size if extent == "size" else dimension.symbol)
     try:
         role = Role(int(message.role))
     except ValueError as error:
-        raise ValueError(f"variable {message.name!r}: expected a role of 0 to {len(Role) - 1}, got {message.role}") from error
+        raise ValueError(
+            f"variable {message.name!r}: expected a role of 0 to {len(Role) - 1}, got "
+            f"{message.role}"
+        ) from error
     return Variable(message.name, tuple(shape), message.dtype, role, message.of)
 
 
@@ -136,7 +169,9 @@ def _op_from_proto(message: pb.Op) -> Op:
             arguments[name] = argument_from_proto(value)
         except ValueError as error:
             raise ValueError(f"op {message.type!r}, argument {name!r}: {error}") from error
-    op = Op(message.type, in_order(message.type, arguments), tuple(message.outputs), message.location)
+    op = Op(
+        message.type, in_order(message.type, arguments), tuple(message.outputs), message.location
+    )
     check(op)
     return op
 
@@ -169,7 +204,8 @@ def to_proto(program: Program) -> pb.Program:
     """The message of a program.  Values of variables do not travel with it.
 
     Raises:
-        ValueError: an argument does not fit (a whole number beyond 64 bits, lists too deep, text that is not Unicode).
+        ValueError: an argument does not fit (a whole number beyond 64 bits, lists too deep, text
+            that is not Unicode).
         TypeError: an argument of a type that a program cannot hold.
     """
     try:
@@ -192,14 +228,19 @@ def from_proto(message: object) -> Program:
 
     Raises:
         TypeError: it is no ``program_pb2.Program``.
-        ValueError: something in it is not what the catalogue or the format asks for; the message says where.
+        ValueError: something in it is not what the catalogue or the format asks for; the message
+            says where.
     """
     if not isinstance(message, pb.Program):
-        raise TypeError(f"expected a pserver.transpiler.Program message, got {type(message).__name__}")
+        raise TypeError(
+            f"expected a pserver.transpiler.Program message, got {type(message).__name__}"
+        )
     if not message.blocks:
         raise ValueError("expected a program with one block or more, got none")
     blocks = tuple(_block_from_proto(index, block) for index, block in enumerate(message.blocks))
-    deployment = deployment_from_proto(message.deployment) if message.HasField("deployment") else None
+    deployment = (
+        deployment_from_proto(message.deployment) if message.HasField("deployment") else None
+    )
     return Program(blocks, deployment)
 
 
@@ -210,7 +251,12 @@ _IDS, _ROWS = "@IDS", "@ROWS"  # of a table's rows
 
 
 def _persistent(program: Program) -> dict[str, Variable]:
-    return {name: v for block in program.blocks for name, v in block.variables.items() if v.role in PERSISTENT}
+    return {
+        name: v
+        for block in program.blocks
+        for name, v in block.variables.items()
+        if v.role in PERSISTENT
+    }
 
 
 def _values(program: Program) -> dict[str, torch.Tensor]:
@@ -221,7 +267,10 @@ def _values(program: Program) -> dict[str, torch.Tensor]:
     for name in _persistent(program):
         if name in held:
             value = held[name].detach().cpu().contiguous()
-            if value.untyped_storage().data_ptr() in seen or value.untyped_storage().nbytes() != value.nbytes:
+            if (
+                value.untyped_storage().data_ptr() in seen
+                or value.untyped_storage().nbytes() != value.nbytes
+            ):
                 value = value.clone()
             seen.add(value.untyped_storage().data_ptr())
             values[name] = value
@@ -237,19 +286,25 @@ def _rows(program: Program) -> dict[str, torch.Tensor]:
     for variable in program.main.variables_of(Role.TABLE):
         rows = storage.rows.get(variable.name) or start_rows(storage.tables.get(variable.name, ()))
         if rows is not None:
-            found[f"{variable.name}{_IDS}"], found[f"{variable.name}{_ROWS}"] = (part.clone() for part in rows)
+            found[f"{variable.name}{_IDS}"], found[f"{variable.name}{_ROWS}"] = (
+                part.clone() for part in rows
+            )
     return found
 
 
 def save(program: Program, path: Path) -> None:
-    """Writes the program, and those values of its persistent variables and tables that this process holds, to a safetensors file.
+    """Writes the program, and those values of its persistent variables and tables that this process
+    holds, to a safetensors file.
 
-    The file appears whole or not at all: it is written under another name in the same directory, synced, then renamed.
+    The file appears whole or not at all: it is written under another name in the same directory,
+    synced, then renamed.
 
     Raises:
         OSError: the directory does not exist or cannot be written.
     """
-    message = json_format.MessageToJson(to_proto(program), indent=None, preserving_proto_field_name=True)
+    message = json_format.MessageToJson(
+        to_proto(program), indent=None, preserving_proto_field_name=True
+    )
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         save_file(_values(program), partial, {_FIELD: message})
@@ -270,14 +325,18 @@ def _sync(path: Path) -> None:
 
 
 def load(path: Path) -> Program:
-    """Reads what :func:`save` wrote.  The program's storage holds the file's values, and no optimizer.
+    """Reads what :func:`save` wrote.  The program's storage holds the file's values, and no
+    optimizer.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or holds no program, an op is not in the catalogue, or a value does not fit its variable.
+        ValueError: the file is damaged or holds no program, an op is not in the catalogue, or a
+            value does not fit its variable.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"expected a file that Program.save wrote, got no file at {str(path)!r}")
+        raise FileNotFoundError(
+            f"expected a file that Program.save wrote, got no file at {str(path)!r}"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -288,22 +347,35 @@ def load(path: Path) -> Program:
         rows = _rows_of(program, values)
         _check_values(_persistent(program), values)
     except (SafetensorError, json_format.ParseError, ValueError) as error:
-        raise ValueError(f"expected a file that Program.save wrote, got {str(path)!r}: {error}") from error
+        raise ValueError(
+            f"expected a file that Program.save wrote, got {str(path)!r}: {error}"
+        ) from error
     return Program(tuple(program.blocks), program.deployment, Storage(values, None, rows=rows))
 
 
-def _rows_of(program: Program, values: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _rows_of(
+    program: Program, values: dict[str, torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """The rows of tables, taken out of a file's values."""
     found = {}
     for table in program.main.variables_of(Role.TABLE):
         if f"{table.name}{_IDS}" not in values or f"{table.name}{_ROWS}" not in values:
             continue
         ids, rows = values.pop(f"{table.name}{_IDS}"), values.pop(f"{table.name}{_ROWS}")
-        if ids.dtype != torch.int64 or ids.dim() != 1 or (rows.dtype, rows.shape) != (
-            DTYPES.get(table.dtype), (len(ids), table.shape[1]),
-        ):  # fmt: skip
+        if (
+            ids.dtype != torch.int64
+            or ids.dim() != 1
+            or (rows.dtype, rows.shape)
+            != (
+                DTYPES.get(table.dtype),
+                (len(ids), table.shape[1]),
+            )
+        ):
             got = f"{ids.dtype}{list(ids.shape)} and {rows.dtype}{list(rows.shape)}"
-            raise ValueError(f"table {table.name!r}: expected ids and rows of {table.dtype}[n, {table.shape[1]}], got {got}")
+            raise ValueError(
+                f"table {table.name!r}: expected ids and rows of {table.dtype}[n, "
+                f"{table.shape[1]}], got {got}"
+            )
         found[table.name] = ids, rows
     return found
 
@@ -315,4 +387,6 @@ def _check_values(variables: dict[str, Variable], values: dict[str, torch.Tensor
         variable = variables[name]
         if tuple(value.shape) != variable.shape or DTYPES.get(variable.dtype) != value.dtype:
             got = f"{value.dtype}{list(value.shape)}"
-            raise ValueError(f"value {name!r}: expected {variable.dtype}{list(variable.shape)}, got {got}")
+            raise ValueError(
+                f"value {name!r}: expected {variable.dtype}{list(variable.shape)}, got {got}"
+            )

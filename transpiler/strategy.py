@@ -1,17 +1,18 @@
 """``DistributedStrategy``: which of a distributed job's switches a user sets, as plain data.
 
-Assignment checks name, type and range, and nothing else: the order of assignments never matters, and what a switch does, or that
-it does nothing here, is said by who reads it (``fleet.init``, ``distributed_optimizer``, ``transpile``), naming what
-:meth:`DistributedStrategy.unsupported` found.
+Assignment checks name, type and range, and nothing else: the order of assignments never matters,
+and what a switch does, or that it does nothing here, is said by who reads it (``fleet.init``,
+``distributed_optimizer``, ``transpile``), naming what :meth:`DistributedStrategy.unsupported`
+found.
 
-[Note: defaults]  Where the documentation and the code that it described differed, the documentation's default holds:
-``amp_configs["decr_ratio"]`` 0.5, ``dgc_configs["sparsity"]`` [0.999], ``lars_configs["lars_coeff"]`` 0.001 (one
-page's example writes 0.01, the other page names the default), ``cudnn_exhaustive_search`` and
-``cudnn_batchnorm_spatial_persistent`` True, ``conv_workspace_size_limit`` 4000, an ``order`` without "cp". The number
-of ranks of a hierarchical all-reduce is documented as the machine's number of GPUs, which data cannot know: 0 stands
-for it. ``a_sync_configs["k_steps"]`` has no documented default and is 0. ``checkpoints`` is a list of names (one page
-types it as a number), ``avg`` a bool that may be written "avg" or "sum".
-"""
+[Note: defaults]  Where the documentation and the code that it described differed, the
+documentation's default holds: ``amp_configs["decr_ratio"]`` 0.5, ``dgc_configs["sparsity"]``
+[0.999], ``lars_configs["lars_coeff"]`` 0.001 (one page's example writes 0.01, the other page names
+the default), ``cudnn_exhaustive_search`` and ``cudnn_batchnorm_spatial_persistent`` True,
+``conv_workspace_size_limit`` 4000, an ``order`` without "cp". The number of ranks of a hierarchical
+all-reduce is documented as the machine's number of GPUs, which data cannot know: 0 stands for it.
+``a_sync_configs["k_steps"]`` has no documented default and is 0. ``checkpoints`` is a list of names
+(one page types it as a number), ``avg`` a bool that may be written "avg" or "sum"."""
 
 from __future__ import annotations
 
@@ -23,19 +24,30 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from transpiler import strategy_pb2 as pb
-from transpiler.strategy_fields import ALIASES, CONFIGS, OUTER_OPTIMIZER, SWITCHES, check_keys, refuse_name, refuse_type
+from transpiler.strategy_fields import (
+    ALIASES,
+    CONFIGS,
+    OUTER_OPTIMIZER,
+    SWITCHES,
+    check_keys,
+    refuse_name,
+    refuse_type,
+)
 
 _SECRET = frozenset({"fs_client_param.passwd"})  # never printed
 
 
 def _refuse_change(self: object, *args: object, **kwargs: object) -> NoReturn:
     raise TypeError(
-        "this is a copy of the strategy's settings: assign a whole dict (strategy.amp_configs = {...}) to change them"
+        "this is a copy of the strategy's settings: assign a whole dict (strategy.amp_configs = "
+        "{...}) to change them"
     )
 
 
 class Settings(dict[str, Any]):
-    """The settings of one switch, as read from a strategy: a dict that refuses changes, because nothing would see them."""
+    """The settings of one switch, as read from a strategy: a dict that refuses changes, because
+    nothing would see them.
+    """
 
     __setitem__ = __delitem__ = __ior__ = _refuse_change
     clear = pop = popitem = setdefault = update = _refuse_change
@@ -93,14 +105,16 @@ def _shown(value: Any) -> Any:
 class DistributedStrategy:
     """The switches of a distributed job; see the module's docstring.
 
-    ``strategy.amp = True`` turns a switch on, ``strategy.amp_configs = {"incr_ratio": 4.0}`` replaces its settings as a whole:
-    keys that the dict does not name return to their defaults, and the dict itself is neither kept nor changed.  What is read is a
-    copy that refuses changes.  All names, types and ranges: ``transpiler/strategy_fields.py``.
+    ``strategy.amp = True`` turns a switch on, ``strategy.amp_configs = {"incr_ratio": 4.0}``
+    replaces its settings as a whole: keys that the dict does not name return to their defaults, and
+    the dict itself is neither kept nor changed.  What is read is a copy that refuses changes.  All
+    names, types and ranges: ``transpiler/strategy_fields.py``.
 
     Two strategies are equal if every switch and setting is.
 
     Raises:
-        UnknownField (an AttributeError and a ValueError): there is no such switch or key; the message has the closest ones.
+        UnknownField (an AttributeError and a ValueError): there is no such switch or key; the
+            message has the closest ones.
         TypeError: a value of another type than the switch's, or settings that are no dict.
         ValueError: a value out of range, or two spellings of one key that contradict each other.
     """
@@ -132,7 +146,12 @@ class DistributedStrategy:
         if name not in CONFIGS:
             refuse_name(type(self).__name__, name, [*SWITCHES, *CONFIGS])
         message = getattr(self._message, name)
-        return Settings({key: _shown(_read(message, key, field.default)) for key, field in CONFIGS[name].items()})
+        return Settings(
+            {
+                key: _shown(_read(message, key, field.default))
+                for key, field in CONFIGS[name].items()
+            }
+        )
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{name}: a switch cannot be deleted; assign its default")
@@ -155,7 +174,8 @@ class DistributedStrategy:
                     yield f"{name}.{key}", value
 
     def unsupported(self, supported: Collection[str]) -> list[str]:
-        """The switches and settings that are not as by default and have no effect where only ``supported`` have one.
+        """The switches and settings that are not as by default and have no effect where only
+        ``supported`` have one.
 
         Args:
             supported: names as ``"a_sync"`` and ``"a_sync_configs.k_steps"``.
@@ -168,11 +188,19 @@ class DistributedStrategy:
         return self._compact() == other._compact()
 
     def __str__(self) -> str:
-        found = [(name, "***" if name in _SECRET else _plain(value)) for name, value in self._differences()]
+        found = [
+            (name, "***" if name in _SECRET else _plain(value))
+            for name, value in self._differences()
+        ]
         if not found:
             return f"{type(self).__name__}: all defaults"
         width = max(len(name) for name, _ in found)
-        return "\n".join([f"{type(self).__name__}: defaults, but", *(f"  {name:<{width}}  {value!r}" for name, value in found)])
+        return "\n".join(
+            [
+                f"{type(self).__name__}: defaults, but",
+                *(f"  {name:<{width}}  {value!r}" for name, value in found),
+            ]
+        )
 
     __repr__ = __str__
 
@@ -193,7 +221,8 @@ class DistributedStrategy:
         object.__setattr__(self, "_message", pb.DistributedStrategy.FromString(state))
 
     def save_to_prototxt(self, output: str | Path) -> None:
-        """Writes what differs from the defaults as protobuf text (``protos/transpiler/strategy.proto``).
+        """Writes what differs from the defaults as protobuf text
+        (``protos/transpiler/strategy.proto``).
 
         Raises:
             OSError: the file cannot be written.
@@ -201,21 +230,27 @@ class DistributedStrategy:
         Path(output).write_text(text_format.MessageToString(self._compact()), encoding="utf-8")
 
     def load_from_prototxt(self, pb_file: str | Path) -> None:
-        """Becomes what the file says: what it does not name returns to its default.  A file that is refused changes nothing.
+        """Becomes what the file says: what it does not name returns to its default.  A file that is
+        refused changes nothing.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: an unknown field, a value of another type or out of range; the message names the file, and the line of
-                what is no protobuf text of a strategy.
+            ValueError: an unknown field, a value of another type or out of range; the message names
+                the file, and the line of what is no protobuf text of a strategy.
         """
         content = Path(pb_file).read_bytes()
         try:
             parsed = text_format.Parse(content.decode(), pb.DistributedStrategy())
         except text_format.ParseError as error:
             line = "" if error.GetLine() is None else f", line {error.GetLine()}"
-            raise ValueError(f"{str(pb_file)!r}{line}: expected a strategy as protobuf text, got {error}") from error
+            raise ValueError(
+                f"{str(pb_file)!r}{line}: expected a strategy as protobuf text, got {error}"
+            ) from error
         except UnicodeDecodeError as error:
-            raise ValueError(f"{str(pb_file)!r}: expected a strategy as protobuf text, got bytes that are no UTF-8") from error
+            raise ValueError(
+                f"{str(pb_file)!r}: expected a strategy as protobuf text, got bytes that are no "
+                "UTF-8"
+            ) from error
         try:
             checked = _checked(parsed)
         except (ValueError, TypeError) as error:
@@ -238,6 +273,9 @@ def _checked(message: pb.DistributedStrategy) -> DistributedStrategy:
             setattr(
                 strategy,
                 field.name,
-                {key.name: _read(value, key.name, fields[key.name].default) for key, _ in value.ListFields()},
+                {
+                    key.name: _read(value, key.name, fields[key.name].default)
+                    for key, _ in value.ListFields()
+                },
             )
     return strategy

@@ -1,7 +1,8 @@
-"""The switches of a :class:`DistributedStrategy` as one table: name, type, range and default of every property and key.
+"""The switches of a :class:`DistributedStrategy` as one table: name, type, range and default of
+every property and key.
 
-What a switch does is written where it is done; here stands only what may be assigned.  Defaults are those of the documentation.
-"""
+What a switch does is written where it is done; here stands only what may be assigned.  Defaults are
+those of the documentation."""
 
 from __future__ import annotations
 
@@ -63,7 +64,11 @@ def _count(default: int, least: int = 1, most: int = 2**31 - 1, none: int | None
         if not _is_int(value):
             refuse_type(name, "a whole number", value)
         if not least <= value <= most and value != none:
-            words = f"a whole number of {least} or more" if most == 2**31 - 1 else f"a whole number of {least} to {most}"
+            words = (
+                f"a whole number of {least} or more"
+                if most == 2**31 - 1
+                else f"a whole number of {least} to {most}"
+            )
             refuse_range(name, words + ("" if none is None else f", or {none}"), value)
         return int(value)
 
@@ -129,8 +134,16 @@ def _axes() -> Field:
 def _average() -> Field:
     def check(name: str, value: Any) -> bool:
         if isinstance(value, str):
-            return value == "avg" if value in ("avg", "sum") else refuse_range(name, "True, False, 'avg' or 'sum'", value)
-        return value if isinstance(value, bool) else refuse_type(name, "True, False, 'avg' or 'sum'", value)
+            return (
+                value == "avg"
+                if value in ("avg", "sum")
+                else refuse_range(name, "True, False, 'avg' or 'sum'", value)
+            )
+        return (
+            value
+            if isinstance(value, bool)
+            else refuse_type(name, "True, False, 'avg' or 'sum'", value)
+        )
 
     return Field(True, check)
 
@@ -141,13 +154,18 @@ def _staleness() -> Field:
 
 
 def _modes() -> Field:
-    mode = _text("", "sync", "async", "half_async", "geo", "k_steps", "k_step", "diloco", "collective")
+    mode = _text(
+        "", "sync", "async", "half_async", "geo", "k_steps", "k_step", "diloco", "collective"
+    )
 
     def check(name: str, value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
             refuse_type(name, "a dict from patterns of parameter names to modes", value)
         pattern = _text()
-        return {pattern.check(f"{name}: pattern", key): mode.check(f"{name}[{key!r}]", word) for key, word in value.items()}
+        return {
+            pattern.check(f"{name}: pattern", key): mode.check(f"{name}[{key!r}]", word)
+            for key, word in value.items()
+        }
 
     return Field(MappingProxyType({}), check)
 
@@ -173,11 +191,14 @@ def _outer_optimizer() -> Field:
     return Field(None, check)
 
 
-def check_keys(owner: str, fields: Mapping[str, Field], aliases: Mapping[str, str], values: Mapping[Any, Any]) -> dict[str, Any]:
+def check_keys(
+    owner: str, fields: Mapping[str, Field], aliases: Mapping[str, str], values: Mapping[Any, Any]
+) -> dict[str, Any]:
     """The checked values of a dict of switches, by their own names.
 
     Raises:
-        ValueError: an unknown key, a value out of range, or two spellings of one key with different values.
+        ValueError: an unknown key, a value out of range, or two spellings of one key with different
+            values.
         TypeError: a value of another type.
     """
     checked: dict[str, Any] = {}
@@ -188,7 +209,10 @@ def check_keys(owner: str, fields: Mapping[str, Field], aliases: Mapping[str, st
             refuse_name(owner, key, [*fields, *aliases])
         kept = fields[name].check(f"{owner}[{key!r}]", value)
         if name in checked and checked[name] != kept:
-            raise ValueError(f"{owner}: {spelled[name]!r} and {key!r} mean one thing, and got {checked[name]!r} and {kept!r}")
+            raise ValueError(
+                f"{owner}: {spelled[name]!r} and {key!r} mean one thing, and got "
+                f"{checked[name]!r} and {kept!r}"
+            )
         checked[name], spelled[name] = kept, key
     return checked
 
@@ -212,7 +236,8 @@ SWITCHES: Mapping[str, Field] = MappingProxyType(
         # how trainers exchange without servers
         "sync_nccl_allreduce": _flag(True),
         "use_hierarchical_allreduce": _flag(),
-        "hierarchical_allreduce_inter_nranks": _count(0, least=0),  # 0: the number of GPUs of a machine
+        # 0: the number of GPUs of a machine
+        "hierarchical_allreduce_inter_nranks": _count(0, least=0),
         "fuse_all_reduce_ops": _flag(True),
         "fuse_grad_size_in_MB": _count(32),
         "fuse_grad_size_in_num": _count(8),
@@ -271,7 +296,12 @@ CONFIGS: Mapping[str, Mapping[str, Field]] = MappingProxyType(
             "dump_param": _list(_text()),
             "stat_var_names": _list(_text()),
         },
-        "fs_client_param": {"uri": _text(), "user": _text(), "passwd": _text(), "hadoop_bin": _text()},
+        "fs_client_param": {
+            "uri": _text(),
+            "user": _text(),
+            "passwd": _text(),
+            "hadoop_bin": _text(),
+        },
         "amp_configs": {
             "init_loss_scaling": _above(32768.0),
             "use_dynamic_loss_scaling": _flag(True),
@@ -305,16 +335,25 @@ CONFIGS: Mapping[str, Mapping[str, Field]] = MappingProxyType(
             "epsilon": _from(0.0),
             "exclude_from_weight_decay": _list(_text()),
         },
-        "lamb_configs": {"lamb_weight_decay": _from(0.01), "exclude_from_weight_decay": _list(_text())},
+        "lamb_configs": {
+            "lamb_weight_decay": _from(0.01),
+            "exclude_from_weight_decay": _list(_text()),
+        },
         "localsgd_configs": {"k_steps": _count(1), "begin_step": _count(1, least=0)},
         "adaptive_localsgd_configs": {"init_k_steps": _count(1), "begin_step": _count(1, least=0)},
         "dgc_configs": {
             "rampup_begin_step": _count(0, least=0),
             "rampup_step": _count(1),
-            "sparsity": _list(_real(0.0, lambda v: 0 <= v < 1, "a number of 0 or more and below 1"), (0.999,), least=1),
+            "sparsity": _list(
+                _real(0.0, lambda v: 0 <= v < 1, "a number of 0 or more and below 1"),
+                (0.999,),
+                least=1,
+            ),
         },
         "sharding_configs": {
-            "sharding_segment_strategy": _text("segment_broadcast_MB", "segment_broadcast_MB", "segment_anchors"),
+            "sharding_segment_strategy": _text(
+                "segment_broadcast_MB", "segment_broadcast_MB", "segment_anchors"
+            ),
             "segment_broadcast_MB": _above(32.0),
             "segment_anchors": _list(_text()),
             "sharding_degree": _count(8),
@@ -327,7 +366,10 @@ CONFIGS: Mapping[str, Mapping[str, Field]] = MappingProxyType(
             "optimize_cast": _flag(),
         },
         "pipeline_configs": {"micro_batch_size": _count(1), "accumulate_steps": _count(1)},
-        "tensor_parallel_configs": {"tensor_parallel_degree": _count(1), "tensor_init_seed": _count(-1, least=0, none=-1)},
+        "tensor_parallel_configs": {
+            "tensor_parallel_degree": _count(1),
+            "tensor_init_seed": _count(-1, least=0, none=-1),
+        },
         "hybrid_configs": {
             "dp_degree": _count(-1, none=-1),  # -1: what the other degrees leave
             "mp_degree": _count(1),
@@ -358,6 +400,7 @@ CONFIGS: Mapping[str, Mapping[str, Field]] = MappingProxyType(
 ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "a_sync_configs": {"k_step": "k_steps"},
-        "pipeline_configs": {"micro_batch": "accumulate_steps"},  # both count micro batches; micro_batch_size is a size
+        # both count micro batches; micro_batch_size is a size
+        "pipeline_configs": {"micro_batch": "accumulate_steps"},
     }
 )

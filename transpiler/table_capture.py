@@ -1,8 +1,9 @@
-"""The tables of a model that is captured: which modules look them up, by which rules their rows are updated.
+"""The tables of a model that is captured: which modules look them up, by which rules their rows are
+updated.
 
-Two kinds of modules do: those that have a table to say (``trainer.DistributedEmbedding``, known by what it offers, for nothing
-here imports it), and torch's own embeddings with ``sparse=True``, whose weight is the table.
-"""
+Two kinds of modules do: those that have a table to say (``trainer.DistributedEmbedding``, known by
+what it offers, for nothing here imports it), and torch's own embeddings with ``sparse=True``, whose
+weight is the table."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from transpiler.table_planning import group_rule
 from transpiler.table_trace import is_sparse
 from transpiler.tables import DTYPES, Segment, Table
 
-SPARSE_RULES = ("sgd", "momentum", "adagrad", "lazy_adam")  # that torch has for sparse gradients, all without weight decay
+# that torch has for sparse gradients, all without weight decay
+SPARSE_RULES = ("sgd", "momentum", "adagrad", "lazy_adam")
 
 
 @dataclass
@@ -62,12 +64,20 @@ class Captured:
 
     def updates(self, grad: str) -> list[Op]:
         """Its optimizer ops."""
-        return [update_op(self.name, grad, *each) for each in zip(self.table.segments, self.rules, strict=True)]
+        return [
+            update_op(self.name, grad, *each)
+            for each in zip(self.table.segments, self.rules, strict=True)
+        ]
 
 
 def table_variable(table: Table) -> Variable:
     """The variable of a table."""
-    return Variable(table.name, (f"{table.name}_rows" if table.rows is None else table.rows, table.dim), table.dtype, Role.TABLE)
+    return Variable(
+        table.name,
+        (f"{table.name}_rows" if table.rows is None else table.rows, table.dim),
+        table.dtype,
+        Role.TABLE,
+    )
 
 
 def gradient_variable(table: Table, name: str, role: Role = Role.GRADIENT) -> Variable:
@@ -90,13 +100,17 @@ class WeightRows:
         return self._weight.detach().index_select(0, ids.to(self._weight.device)).cpu()
 
 
-def find_tables(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[Captured], list[Ruled]]:
-    """The tables of a model, and the optimizers of tables' own, whose groups come behind the optimizer's.
+def find_tables(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[list[Captured], list[Ruled]]:
+    """The tables of a model, and the optimizers of tables' own, whose groups come behind the
+    optimizer's.
 
     Modules that name one table share its rows from here on, as in a job.
 
     Raises:
-        ValueError: two modules of one table's name have different settings, or a rule is none for rows.
+        ValueError: two modules of one table's name have different settings, or a rule is none for
+            rows.
     """
     found: dict[str, Captured] = {}
     for path, module in model.named_modules():
@@ -126,7 +140,9 @@ def _anchor(module: Any) -> Tensor:
 def _take(found: dict[str, Captured], path: str, module: Any) -> None:
     name = module.name or path or "embedding"
     if module.cache is not None:
-        raise ValueError(f"capture: table {name!r}: cache_rows: a program's lookups have no cache; leave it at 0")
+        raise ValueError(
+            f"capture: table {name!r}: cache_rows: a program's lookups have no cache; leave it at 0"
+        )
     known = found.get(name)
     if known is None:
         found[name] = Captured(name, "", module.table(name), [module])
@@ -143,7 +159,10 @@ def _check_sparse(path: str, module: Any) -> None:
     refused = [key for key in ("max_norm", "scale_grad_by_freq") if getattr(module, key)]
     if refused or getattr(module, "mode", "") == "max":
         odd = refused[0] if refused else "mode='max'"
-        raise ValueError(f"capture: {path or 'the model'} is {type(module).__name__}(sparse=True, {odd}): a table has none of it")
+        raise ValueError(
+            f"capture: {path or 'the model'} is {type(module).__name__}(sparse=True, {odd}): a "
+            "table has none of it"
+        )
 
 
 def _of_weight(name: str, module: Any) -> Table:
@@ -158,7 +177,14 @@ def _train(captured: Captured, optimizer: torch.optim.Optimizer, own: list[Ruled
     """Finds the rules of its segments, and their groups."""
     module: Any = captured.modules[0]
     anchor = _anchor(module)
-    index = next((i for i, group in enumerate(optimizer.param_groups) if any(anchor is each for each in group["params"])), None)
+    index = next(
+        (
+            i
+            for i, group in enumerate(optimizer.param_groups)
+            if any(anchor is each for each in group["params"])
+        ),
+        None,
+    )
     if index is None or not anchor.requires_grad:
         return
     sparse = is_sparse(module)
@@ -166,11 +192,16 @@ def _train(captured: Captured, optimizer: torch.optim.Optimizer, own: list[Ruled
         rule = group_rule(optimizer, optimizer.param_groups[index], f"table {captured.name!r}")
         if sparse and (rule.type not in SPARSE_RULES or rule.numbers.get("weight_decay")):
             why = "torch has no such rule for sparse gradients"
-            raise ValueError(f"capture: {captured.name} has sparse=True, and is trained by {rule}: {why}")
+            raise ValueError(
+                f"capture: {captured.name} has sparse=True, and is trained by {rule}: {why}"
+            )
         segments, captured.rules = [(0, captured.table.dim, index)], [rule]
     else:
         parts = module.optimizer.segments(captured.table.dim)
-        segments = [(begin, end, len(optimizer.param_groups) + _added(own, each)) for begin, end, each in parts]
+        segments = [
+            (begin, end, len(optimizer.param_groups) + _added(own, each))
+            for begin, end, each in parts
+        ]
         captured.rules = [each.rule() for _, _, each in parts]
     captured.table = _with_segments(captured, segments)
 
@@ -186,7 +217,9 @@ def _added(own: list[Ruled], optimizer: Ruled) -> int:
 
 
 def start_rows(modules: Sequence[nn.Module]) -> tuple[Tensor, Tensor] | None:
-    """The rows that a table begins with elsewhere: ids, int64 [n], and values, [n, dim], on the CPU; None: by its settings."""
+    """The rows that a table begins with elsewhere: ids, int64 [n], and values, [n, dim], on the
+    CPU; None: by its settings.
+    """
     for module in modules:
         given: Any = module
         if is_sparse(module):
@@ -197,7 +230,7 @@ def start_rows(modules: Sequence[nn.Module]) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-# ---- beside an eager step ---------------------------------------------------------------------------------------------
+# ---- beside an eager step ----
 
 
 def as_compared(name: str, gradient: SparseRows) -> Mapping[str, Tensor]:
@@ -208,7 +241,9 @@ def as_compared(name: str, gradient: SparseRows) -> Mapping[str, Tensor]:
 
 
 def eager_gradient(parameter: Any) -> Tensor | SparseRows | None:
-    """What an eager step has left for a parameter: of an anchor, or a sparse weight, the gradient of its rows."""
+    """What an eager step has left for a parameter: of an anchor, or a sparse weight, the gradient
+    of its rows.
+    """
     grad: Tensor | None = parameter.grad
     if callable(getattr(parameter, "waiting", None)):
         waits = parameter.waiting()

@@ -6,14 +6,33 @@ from dataclasses import fields
 from typing import Any
 
 from transpiler import program_pb2 as pb
-from transpiler.tables import CountFilterEntry, Initial, ProbabilityEntry, Segment, ShowClickEntry, Table, TableEntry
+from transpiler.tables import (
+    CountFilterEntry,
+    Initial,
+    ProbabilityEntry,
+    Segment,
+    ShowClickEntry,
+    Table,
+    TableEntry,
+)
 
 _ENTRIES: dict[str, tuple[type[Any], type[Any]]] = {
     "count": (CountFilterEntry, pb.CountFilterEntry),
     "probability": (ProbabilityEntry, pb.ProbabilityEntry),
     "show_click": (ShowClickEntry, pb.ShowClickEntry),
 }
-_PLAIN = ("name", "dim", "dtype", "rows", "lane", "seed", "ttl", "capacity", "eviction", "memory_bytes")
+_PLAIN = (
+    "name",
+    "dim",
+    "dtype",
+    "rows",
+    "lane",
+    "seed",
+    "ttl",
+    "capacity",
+    "eviction",
+    "memory_bytes",
+)
 _OPTIONAL = ("rows", "ttl", "capacity", "memory_bytes")
 
 
@@ -38,7 +57,11 @@ def table_from_proto(message: pb.Table) -> Table:
     Raises:
         ValueError: it makes no sense by itself.
     """
-    plain = {name: getattr(message, name) for name in _PLAIN if name not in _OPTIONAL or message.HasField(name)}
+    plain = {
+        name: getattr(message, name)
+        for name in _PLAIN
+        if name not in _OPTIONAL or message.HasField(name)
+    }
     segments = tuple(Segment(s.begin, s.end, s.group) for s in message.segments)
     initial = Initial(message.initial.kind, message.initial.low, message.initial.high)
     return Table(**plain, segments=segments, initial=initial, entry=_entry_from_proto(message))
@@ -49,5 +72,7 @@ def _entry_from_proto(message: pb.Table) -> TableEntry | None:
     if name is None:
         return None
     plain_type = _ENTRIES[name][0]
-    entry: TableEntry = plain_type(**{field.name: getattr(getattr(message, name), field.name) for field in fields(plain_type)})
+    entry: TableEntry = plain_type(
+        **{field.name: getattr(getattr(message, name), field.name) for field in fields(plain_type)}
+    )
     return entry

@@ -41,29 +41,54 @@ from transpiler.schema import (
     many,
     optional,
 )
-from transpiler.tables import ROW_RULES, CountFilterEntry, Initial, ProbabilityEntry, Segment, ShowClickEntry, Table, TableEntry
+from transpiler.tables import (
+    ROW_RULES,
+    CountFilterEntry,
+    Initial,
+    ProbabilityEntry,
+    Segment,
+    ShowClickEntry,
+    Table,
+    TableEntry,
+)
 
-ENTRIES: Mapping[str, type[CountFilterEntry] | type[ProbabilityEntry] | type[ShowClickEntry]] = MappingProxyType(
-    {cls.__name__: cls for cls in (CountFilterEntry, ProbabilityEntry, ShowClickEntry)}
+ENTRIES: Mapping[str, type[CountFilterEntry] | type[ProbabilityEntry] | type[ShowClickEntry]] = (
+    MappingProxyType(
+        {cls.__name__: cls for cls in (CountFilterEntry, ProbabilityEntry, ShowClickEntry)}
+    )
 )
 
 
-def _schema(results: int | None, least: int = 0, may: Mapping[str, Kind] | None = None, **must: Kind) -> Schema:
+def _schema(
+    results: int | None, least: int = 0, may: Mapping[str, Kind] | None = None, **must: Kind
+) -> Schema:
     extra = {name: Parameter(kind, required=False) for name, kind in (may or {}).items()}
-    return Schema(MappingProxyType({name: Parameter(kind) for name, kind in must.items()} | extra), results, least)
+    return Schema(
+        MappingProxyType({name: Parameter(kind) for name, kind in must.items()} | extra),
+        results,
+        least,
+    )
 
 
 _PADDING: Mapping[str, Kind] = {"padding_idx": INTEGER}
 _SETTINGS: Mapping[str, Kind] = {
-    "rows": COUNT, "seed": INTEGER, "initial": many(either(NAME, NUMBER)), "entry": many(either(NAME, NUMBER)), "ttl": NUMBER,
-    "capacity": COUNT, "eviction": NAME, "memory_bytes": COUNT,
-}  # fmt: skip
+    "rows": COUNT,
+    "seed": INTEGER,
+    "initial": many(either(NAME, NUMBER)),
+    "entry": many(either(NAME, NUMBER)),
+    "ttl": NUMBER,
+    "capacity": COUNT,
+    "eviction": NAME,
+    "memory_bytes": COUNT,
+}
 
 # fmt: off
 SCHEMAS: Mapping[str, Schema] = MappingProxyType({
     "sparse_table":      _schema(1, dim=COUNT, dtype=NAME, may=_SETTINGS),
-    "lookup_table":      _schema(1, w=VARIABLE, ids=VARIABLE, may=_PADDING),  # the padding's id is not looked up: it reads zeros
-    "lookup_table_grad": _schema(1, w=VARIABLE, ids=VARIABLES, grads=VARIABLES,  # one of each, and a padding, for each lookup
+    # the padding's id is not looked up: it reads zeros
+    "lookup_table":      _schema(1, w=VARIABLE, ids=VARIABLE, may=_PADDING),
+    # one of each, and a padding, for each lookup
+    "lookup_table_grad": _schema(1, w=VARIABLE, ids=VARIABLES, grads=VARIABLES,
                                  may={"counted": VARIABLES, "padding_idx": many(optional(INTEGER))}),
     "split_ids":         _schema(None, 1, x=VARIABLES, may=_PADDING),
     "prefetch":          _schema(None, 1, w=VARIABLE, ids=VARIABLES, endpoints=many(NAME), trainer_id=INDEX),
@@ -72,8 +97,10 @@ SCHEMAS: Mapping[str, Schema] = MappingProxyType({
                                         may=_PADDING),
 })
 # fmt: on
-SEVERAL = frozenset({"split_ids", "prefetch", "merge_ids", "distributed_lookup_table"})  # whose results are a list
-LOOKUPS = frozenset({"lookup_table", "prefetch", "distributed_lookup_table"})  # that ask a table for rows
+# whose results are a list
+SEVERAL = frozenset({"split_ids", "prefetch", "merge_ids", "distributed_lookup_table"})
+# that ask a table for rows
+LOOKUPS = frozenset({"lookup_table", "prefetch", "distributed_lookup_table"})
 
 
 def updates_rows(op: Op) -> bool:
@@ -94,13 +121,22 @@ def expect_counts(op: Op) -> str:
         wanted = counted["ids"]
         for name in {"grads", "counted", "padding_idx"} & counted.keys():
             if counted[name] != wanted:
-                return f"argument {name!r}: expected {wanted}, one for each lookup, got {counted[name]}"
+                return (
+                    f"argument {name!r}: expected {wanted}, one for each lookup, got "
+                    f"{counted[name]}"
+                )
     if op.type == "prefetch" and not counted["ids"] == counted["endpoints"] == len(op.outputs):
         return (
-            f"expected ids and a result for each of {counted['endpoints']} endpoints, got {counted['ids']} and {len(op.outputs)}"
+            f"expected ids and a result for each of {counted['endpoints']} endpoints, got "
+            f"{counted['ids']} and {len(op.outputs)}"
         )
-    if op.type == "merge_ids" and (counted["x"] != len(op.outputs) or counted["ids"] != counted["rows"]):
-        return f"expected a result for each of {counted['x']} lookups, and rows for each of {counted['ids']} parts of ids"
+    if op.type == "merge_ids" and (
+        counted["x"] != len(op.outputs) or counted["ids"] != counted["rows"]
+    ):
+        return (
+            f"expected a result for each of {counted['x']} lookups, and rows for each of "
+            f"{counted['ids']} parts of ids"
+        )
     if op.type == "distributed_lookup_table" and counted["ids"] != len(op.outputs):
         return f"expected a result for each of {counted['ids']} lookups, got {len(op.outputs)}"
     if "" in op.outputs:
@@ -108,7 +144,7 @@ def expect_counts(op: Op) -> str:
     return ""
 
 
-# ---- the table --------------------------------------------------------------------------------------------------------
+# ---- the table ----
 
 
 def declared(table: Table) -> Op:
@@ -158,17 +194,24 @@ def _entry(value: Argument) -> TableEntry:
     return entry
 
 
-# ---- updates ----------------------------------------------------------------------------------------------------------
+# ---- updates ----
 
 
 def update_op(name: str, grad: str, segment: Segment, rule: Rule) -> Op:
     """The optimizer op of one segment of a table."""
-    arguments: dict[str, Argument] = {"param": Ref(name), "grad": Ref(grad), "columns": (segment.begin, segment.end)}
-    return Op(rule.type, {**arguments, "group": segment.group, **rule.numbers, **rule.flags}, (name,))
+    arguments: dict[str, Argument] = {
+        "param": Ref(name),
+        "grad": Ref(grad),
+        "columns": (segment.begin, segment.end),
+    }
+    return Op(
+        rule.type, {**arguments, "group": segment.group, **rule.numbers, **rule.flags}, (name,)
+    )
 
 
 def update_schema(op_type: str) -> Schema:
-    """The schema of an optimizer op on rows; there are no variables for its states, which are part of the rows.
+    """The schema of an optimizer op on rows; there are no variables for its states, which are part
+    of the rows.
 
     Raises:
         ValueError: rows have no such rule.
@@ -176,7 +219,9 @@ def update_schema(op_type: str) -> Schema:
     if op_type not in ROW_RULES:
         raise ValueError(f"op {op_type!r}: expected a rule for rows, one of {', '.join(ROW_RULES)}")
     spec = ROW_RULES[op_type]
-    numbers: dict[str, Kind] = {name: fixed(NUMBER, 2) if name == "betas" else NUMBER for name in spec.numbers}
+    numbers: dict[str, Kind] = {
+        name: fixed(NUMBER, 2) if name == "betas" else NUMBER for name in spec.numbers
+    }
     may: dict[str, Kind] = {**numbers, **dict.fromkeys(spec.flags, BOOLEAN)}
     return _schema(1, param=VARIABLE, grad=VARIABLE, columns=fixed(INDEX, 2), group=INDEX, may=may)
 
@@ -185,7 +230,11 @@ def row_rule_of_op(op: Op) -> Rule:
     """The numbers and flags of an optimizer op on rows, as a rule."""
     spec = ROW_RULES[op.type]
     numbers = {name: _number(op.arguments[name]) for name in spec.numbers if name in op.arguments}
-    return Rule(op.type, numbers, {name: bool(op.arguments[name]) for name in spec.flags if name in op.arguments})
+    return Rule(
+        op.type,
+        numbers,
+        {name: bool(op.arguments[name]) for name in spec.flags if name in op.arguments},
+    )
 
 
 def _number(value: Argument) -> Number:

@@ -1,4 +1,5 @@
-"""What becomes of tables in a trainer's programs: lookups ask servers for rows, gradients of rows go to them.
+"""What becomes of tables in a trainer's programs: lookups ask servers for rows, gradients of rows
+go to them.
 
 In the main program, split at compile time::
 
@@ -9,13 +10,14 @@ In the main program, split at compile time::
     split_ids       the gradient of the rows, by server, right after the op that makes it
     send
 
-Split at run time there is one ``distributed_lookup_table`` in place of the first three, and the send has the whole gradient.  In
-a k-step lane the optimizer op stays, and the table leaves with the lane's changes.
+Split at run time there is one ``distributed_lookup_table`` in place of the first three, and the
+send has the whole gradient.  In a k-step lane the optimizer op stays, and the table leaves with the
+lane's changes.
 
-[Note: one pull]  Lookups of one table share a pull where the ids of all of them can be known before the rows of any: what
-computes ids is moved up if need be.  It is not where ids depend on rows, where something that computes them draws random
-numbers, or where what they depend on is changed in between; then there is another pull.
-"""
+[Note: one pull]  Lookups of one table share a pull where the ids of all of them can be known before
+the rows of any: what computes ids is moved up if need be.  It is not where ids depend on rows,
+where something that computes them draws random numbers, or where what they depend on is changed in
+between; then there is another pull."""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from transpiler.tables import Table
 
 def _deployed(program: Program) -> tuple[tuple[str, ...], int]:
     deployment = program.deployment
-    assert deployment is not None and deployment.trainer_id is not None, "passes run on a program that knows its deployment"
+    assert deployment is not None and deployment.trainer_id is not None, (
+        "passes run on a program that knows its deployment"
+    )
     return deployment.endpoints, deployment.trainer_id
 
 
@@ -49,12 +53,14 @@ def table_deltas(table: Table, servers: int) -> tuple[str, ...]:
     return part_names(f"{table.name}.delta", servers)
 
 
-# ---- lookups ----------------------------------------------------------------------------------------------------------
+# ---- lookups ----
 
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """Lookups that share one pull: ``leader`` is the first of them, before which the ``moved`` ops are put."""
+    """Lookups that share one pull: ``leader`` is the first of them, before which the ``moved`` ops
+    are put.
+    """
 
     leader: int
     members: tuple[int, ...]
@@ -89,10 +95,22 @@ class _Order:
     def sources(self, names: Iterable[str]) -> set[str]:
         """The variables, and all that they come from."""
         given = list(names)
-        return {*given, *(name for index in self.makers(given) for op in [self.ops[index]] for name in (*op.inputs, *op.outputs))}
+        return {
+            *given,
+            *(
+                name
+                for index in self.makers(given)
+                for op in [self.ops[index]]
+                for name in (*op.inputs, *op.outputs)
+            ),
+        }
 
     def moved(self, leader: int, lookup: Op) -> tuple[int, ...] | None:
-        """The ops to put before ``leader`` so that the lookup's ids are known there; None: they cannot.  See [Note: one pull]."""
+        """The ops to put before ``leader`` so that the lookup's ids are known there; None: they
+        cannot.
+
+        See [Note: one pull].
+        """
         ids = tuple(refs(lookup.arguments["ids"]))
         moved = sorted(index for index in self.makers(ids) if index > leader)
         if any(not _movable(self.ops[index]) for index in moved) or leader in self.makers(ids):
@@ -116,7 +134,11 @@ def _changed(op: Op) -> list[str]:
     if not op.type.startswith("aten."):
         return []
     schema = aten_overload(op.type)._schema
-    written = [argument.name for argument in schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]
+    written = [
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
     return [name for key in written if key in op.arguments for name in refs(op.arguments[key])]
 
 
@@ -137,11 +159,15 @@ def _next_pull(ops: Sequence[Op]) -> _Pull | None:
 
 
 def _shares(first: Op, other: Op) -> bool:
-    return table_name(first) == table_name(other) and first.arguments.get("padding_idx") == other.arguments.get("padding_idx")
+    return table_name(first) == table_name(other) and first.arguments.get(
+        "padding_idx"
+    ) == other.arguments.get("padding_idx")
 
 
 def pull_rows(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """Lookups become pulls, one for all lookups of a table that can share it; ``whole`` leaves the cutting to the pull."""
+    """Lookups become pulls, one for all lookups of a table that can share it; ``whole`` leaves the
+    cutting to the pull.
+    """
     if not plan.tables:
         return program
     ops = [op for op in program.main.ops if op.type != "sparse_table"]
@@ -150,15 +176,22 @@ def pull_rows(program: Program, plan: Plan, whole: bool = False) -> Program:
     while (pull := _next_pull(ops)) is not None:
         name = table_name(ops[pull.leader])
         number = counts[name] = counts.get(name, -1) + 1
-        pulling, made = _pulling([ops[index] for index in pull.members], plan.table(name), number, program, whole)
+        pulling, made = _pulling(
+            [ops[index] for index in pull.members], plan.table(name), number, program, whole
+        )
         gone = {*pull.members, *pull.moved}
         before = [*ops[: pull.leader], *(ops[index] for index in pull.moved), *pulling]
-        ops = [*before, *(op for index, op in enumerate(ops) if index > pull.leader and index not in gone)]
+        ops = [
+            *before,
+            *(op for index, op in enumerate(ops) if index > pull.leader and index not in gone),
+        ]
         variables += made
     return _with(program, ops, variables)
 
 
-def _pulling(lookups: Sequence[Op], table: Table, number: int, program: Program, whole: bool) -> tuple[list[Op], list[Variable]]:
+def _pulling(
+    lookups: Sequence[Op], table: Table, number: int, program: Program, whole: bool
+) -> tuple[list[Op], list[Variable]]:
     """The ops of one pull, and the parts that they define."""
     endpoints, trainer_id = _deployed(program)
     padding = {key: value for key, value in lookups[0].arguments.items() if key == "padding_idx"}
@@ -184,14 +217,25 @@ def _pulling(lookups: Sequence[Op], table: Table, number: int, program: Program,
     ], variables
 
 
-# ---- gradients --------------------------------------------------------------------------------------------------------
+# ---- gradients ----
 
 
 def send_row_gradients(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """Right after the last op that writes it a gradient of rows is split and sent; what updates the rows goes."""
+    """Right after the last op that writes it a gradient of rows is split and sent; what updates the
+    rows goes.
+    """
     served = {table.name: table for table in plan.tables if not plan.lanes[table.lane].local}
-    sent = {gradient_of(op): served[parameter_of(op)] for op in row_updates(program) if parameter_of(op) in served}
-    last = {name: index for index, op in enumerate(program.main.ops) for name in op.outputs if name in sent}
+    sent = {
+        gradient_of(op): served[parameter_of(op)]
+        for op in row_updates(program)
+        if parameter_of(op) in served
+    }
+    last = {
+        name: index
+        for index, op in enumerate(program.main.ops)
+        for name in op.outputs
+        if name in sent
+    }
     ops: list[Op] = []
     variables: list[Variable] = []
     for index, op in enumerate(program.main.ops):
@@ -206,17 +250,24 @@ def send_row_gradients(program: Program, plan: Plan, whole: bool = False) -> Pro
                 variables += [gradient_variable(table, part) for part in parts]
                 ops.append(Op("split_ids", {"x": x}, parts))
                 x = tuple(map(Ref, parts))
-            ops.append(Op("send", {"x": x, "endpoints": endpoints, "trainer_id": trainer_id, "table": table.name}))
+            ops.append(
+                Op(
+                    "send",
+                    {"x": x, "endpoints": endpoints, "trainer_id": trainer_id, "table": table.name},
+                )
+            )
     return _with(program, ops, variables)
 
 
 def _with(program: Program, ops: Iterable[Op], variables: Iterable[Variable]) -> Program:
     added = {variable.name: variable for variable in variables}
-    block = replace(program.main, ops=tuple(ops), variables=freeze({**program.main.variables, **added}))
+    block = replace(
+        program.main, ops=tuple(ops), variables=freeze({**program.main.variables, **added})
+    )
     return program.with_blocks(block, *program.blocks[1:])
 
 
-# ---- startup ----------------------------------------------------------------------------------------------------------
+# ---- startup ----
 
 
 def declared_tables(program: Program) -> Iterator[Op]:
@@ -225,8 +276,12 @@ def declared_tables(program: Program) -> Iterator[Op]:
         yield Op("fake_init", {}, (variable.name,))
 
 
-def table_changes(tables: Sequence[Table], endpoints: Sequence[str]) -> Mapping[str, tuple[Argument, ...]]:
-    """What the send of a k-step lane says of the lane's tables, besides what it says of parameters."""
+def table_changes(
+    tables: Sequence[Table], endpoints: Sequence[str]
+) -> Mapping[str, tuple[Argument, ...]]:
+    """What the send of a k-step lane says of the lane's tables, besides what it says of
+    parameters.
+    """
     servers = len(endpoints)
     return {
         "x": tuple(Ref(table.name) for table in tables),

@@ -13,7 +13,8 @@ from transpiler.optimizers import rule_of
 from transpiler.plan import Lane, Rule
 from transpiler.tables import ROW_RULES, Table
 
-_FORM = ("foreach", "fused", "decoupled_weight_decay")  # how torch computes a rule, or said by its type already
+# how torch computes a rule, or said by its type already
+_FORM = ("foreach", "fused", "decoupled_weight_decay")
 
 
 def row_rule(rule: Rule, whose: str) -> Rule:
@@ -25,11 +26,15 @@ def row_rule(rule: Rule, whose: str) -> Rule:
     if rule.type not in ROW_RULES:
         known = ", ".join(ROW_RULES)
         raise ValueError(
-            f"{whose}: rows are updated by one of {known}; got {rule.type!r}: give the table an optimizer of its own"
+            f"{whose}: rows are updated by one of {known}; got {rule.type!r}: give the table an "
+            "optimizer of its own"
         )
     spec = ROW_RULES[rule.type]
     if rule.type == "adam" and rule.flags.get("decoupled_weight_decay"):
-        return row_rule(replace(rule, type="adamw", flags={**rule.flags, "decoupled_weight_decay": False}), whose)
+        return row_rule(
+            replace(rule, type="adamw", flags={**rule.flags, "decoupled_weight_decay": False}),
+            whose,
+        )
     odd = [name for name, flag in rule.flags.items() if flag and name not in (*spec.flags, *_FORM)]
     if odd:
         raise ValueError(f"{whose}: {odd[0]}=True: rows have no such form of {rule.type!r}")
@@ -46,7 +51,8 @@ def row_rule(rule: Rule, whose: str) -> Rule:
 
 
 def group_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], whose: str) -> Rule:
-    """The rule for the rows of a table whose anchor is in this parameter group, with the group's present numbers.
+    """The rule for the rows of a table whose anchor is in this parameter group, with the group's
+    present numbers.
 
     Args:
         whose: the table, for the message of an error.
@@ -56,7 +62,9 @@ def group_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], whose
     """
     if type(optimizer) is torch.optim.SparseAdam:
         numbers = {name: group[name] for name in ROW_RULES["lazy_adam"].numbers}
-        return row_rule(Rule("lazy_adam", numbers, {"maximize": bool(group.get("maximize"))}), whose)
+        return row_rule(
+            Rule("lazy_adam", numbers, {"maximize": bool(group.get("maximize"))}), whose
+        )
     try:
         rule = rule_of(optimizer, group)
     except ValueError as error:
@@ -72,7 +80,9 @@ def rules_of(table: Table, groups: Sequence[Rule]) -> list[Rule]:
     """
     for segment in table.segments:
         if not 0 <= segment.group < len(groups):
-            raise ValueError(f"table {table.name!r}: expected a group below {len(groups)}, got {segment.group}")
+            raise ValueError(
+                f"table {table.name!r}: expected a group below {len(groups)}, got {segment.group}"
+            )
     return [row_rule(groups[segment.group], f"table {table.name!r}") for segment in table.segments]
 
 
@@ -84,9 +94,16 @@ def check_table(table: Table, groups: Sequence[Rule], lanes: Sequence[Lane]) -> 
     """
     rules_of(table, groups)
     if not 0 <= table.lane < len(lanes):
-        raise ValueError(f"table {table.name!r}: expected a lane below {len(lanes)}, got {table.lane}")
+        raise ValueError(
+            f"table {table.name!r}: expected a lane below {len(lanes)}, got {table.lane}"
+        )
     lane = lanes[table.lane]
     if lane.mode == "diloco":
-        raise ValueError(f"table {table.name!r}: diloco's outer optimizer is for dense parameters; name another mode for it")
+        raise ValueError(
+            f"table {table.name!r}: diloco's outer optimizer is for dense parameters; name "
+            "another mode for it"
+        )
     if lane.dc_asgd:
-        raise ValueError(f"table {table.name!r}: dc_asgd compensates dense parameters; name another mode for it")
+        raise ValueError(
+            f"table {table.name!r}: dc_asgd compensates dense parameters; name another mode for it"
+        )

@@ -1,9 +1,10 @@
-"""Lookups in a trace: while a step is traced, an embedding whose rows are sparse puts an op of ours where its rows come from.
+"""Lookups in a trace: while a step is traced, an embedding whose rows are sparse puts an op of ours
+where its rows come from.
 
-The sizes of everything that the rows go through inside of such a module (which ids differ, how many there are) depend on data, so
-a program cannot hold it.  The op stands for all of it; pooling is ordinary compute on its result.  Neither op is ever run: traces
-run on fake tensors, and programs have kernels of their own (rows.py).
-"""
+The sizes of everything that the rows go through inside of such a module (which ids differ, how many
+there are) depend on data, so a program cannot hold it.  The op stands for all of it; pooling is
+ordinary compute on its result.  Neither op is ever run: traces run on fake tensors, and programs
+have kernels of their own (rows.py)."""
 
 from __future__ import annotations
 
@@ -20,17 +21,33 @@ LOOKUP, GRADIENT = "lookup_table", "lookup_table_grad"
 NAMESPACE = "pserver"
 
 _library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own
-_library.define(f"{LOOKUP}(Tensor anchor, Tensor ids, str table, int dim, ScalarType dtype, int? padding) -> Tensor")
-_library.define(f"{GRADIENT}(Tensor anchor, Tensor ids, Tensor grad, Tensor? counted, str table, int? padding) -> Tensor")
+_library.define(
+    f"{LOOKUP}(Tensor anchor, Tensor ids, str table, int dim, ScalarType dtype, int? padding) -> "
+    "Tensor"
+)
+_library.define(
+    f"{GRADIENT}(Tensor anchor, Tensor ids, Tensor grad, Tensor? counted, str table, int? "
+    "padding) -> Tensor"
+)
 
-_names: dict[int, str] | None = None  # of the tables that modules look up, by the module's id; None: nothing is traced
+# of the tables that modules look up, by the module's id; None: nothing is traced
+_names: dict[int, str] | None = None
 
 
-def _fake_lookup(anchor: Tensor, ids: Tensor, table: str, dim: int, dtype: torch.dtype, padding: int | None) -> Tensor:
+def _fake_lookup(
+    anchor: Tensor, ids: Tensor, table: str, dim: int, dtype: torch.dtype, padding: int | None
+) -> Tensor:
     return ids.new_empty((*ids.shape, dim), dtype=dtype)
 
 
-def _fake_gradient(anchor: Tensor, ids: Tensor, grad: Tensor, counted: Tensor | None, table: str, padding: int | None) -> Tensor:
+def _fake_gradient(
+    anchor: Tensor,
+    ids: Tensor,
+    grad: Tensor,
+    counted: Tensor | None,
+    table: str,
+    padding: int | None,
+) -> Tensor:
     return torch.empty_like(anchor)
 
 
@@ -43,7 +60,8 @@ class Lookup:
     """One lookup in a step.
 
     Attributes:
-        anchor: the parameter that stands for the table in the optimizer: its gradient is the sum of the lookups'.
+        anchor: the parameter that stands for the table in the optimizer: its gradient is the sum of
+            the lookups'.
         skipped: an id that is not looked up: it reads zeros.
         untrained: an id that learns nothing.
     """
@@ -60,15 +78,19 @@ class Lookup:
         found: Tensor = _Looked.apply(self.anchor, ids, counted, self)  # type: ignore[no-untyped-call]  # torch's own
         return found
 
-    def pooled(self, ids: Tensor, weights: Tensor | None, pooling: str, counted: Tensor | None = None) -> Tensor:
-        """The rows of each bag, put together as :func:`trainer.bags.pool` does: ids [bags, size] -> [bags, dim].
+    def pooled(
+        self, ids: Tensor, weights: Tensor | None, pooling: str, counted: Tensor | None = None
+    ) -> Tensor:
+        """The rows of each bag, put together as :func:`trainer.bags.pool` does: ids [bags, size] ->
+        [bags, dim].
 
         Raises:
             ValueError: ids have another shape.
         """
         if ids.dim() != 2:
             raise ValueError(
-                f"table {self.table!r}: a program holds bags of one size, as ids [bags, size]; got ids {list(ids.shape)}: fill "
+                f"table {self.table!r}: a program holds bags of one size, as ids [bags, size]; "
+                f"got ids {list(ids.shape)}: fill "
                 "shorter bags up with padding_idx"
             )
         rows, given = self.rows(ids, counted), None if weights is None else weights.to(self.dtype)
@@ -82,13 +104,16 @@ class Lookup:
         if counts is None:
             return sums / (ids.shape[1] if pooling == "mean" else ids.shape[1] ** 0.5)
         total = counts.sum(1) if pooling == "mean" else counts.square().sum(1)
-        total = torch.where(total == 0, torch.ones_like(total), total)  # an empty bag, or one of zeros
+        # an empty bag, or one of zeros
+        total = torch.where(total == 0, torch.ones_like(total), total)
         return sums / (total if pooling == "mean" else total.sqrt()).unsqueeze(1)
 
 
 class _Looked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, ids: Tensor, counted: Tensor | None, lookup: Lookup) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, ids: Tensor, counted: Tensor | None, lookup: Lookup
+    ) -> Tensor:
         ctx.save_for_backward(anchor, ids, counted)
         ctx.lookup = lookup
         found: Tensor = torch.ops.pserver.lookup_table(
@@ -100,11 +125,20 @@ class _Looked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         anchor, ids, counted = ctx.saved_tensors
         lookup = ctx.lookup
-        return torch.ops.pserver.lookup_table_grad(anchor, ids, grad, counted, lookup.table, lookup.untrained), None, None, None
+        return (
+            torch.ops.pserver.lookup_table_grad(
+                anchor, ids, grad, counted, lookup.table, lookup.untrained
+            ),
+            None,
+            None,
+            None,
+        )
 
 
 def table_of(module: nn.Module) -> str | None:
-    """The table that a module looks up in the step that is being traced; None while nothing is traced."""
+    """The table that a module looks up in the step that is being traced; None while nothing is
+    traced.
+    """
     return None if _names is None else _names.get(id(module))
 
 
@@ -112,7 +146,10 @@ def table_of(module: nn.Module) -> str | None:
 def looking_up(tables: Mapping[str, list[nn.Module]]) -> Iterator[None]:
     """While a step is traced: these modules look up these tables."""
     global _names
-    before, own = _names, [module for modules in tables.values() for module in modules if is_sparse(module)]
+    before, own = (
+        _names,
+        [module for modules in tables.values() for module in modules if is_sparse(module)],
+    )
     _names = {id(module): name for name, modules in tables.items() for module in modules}
     for module in own:
         module.forward = partial(_of_torch, module)
@@ -129,13 +166,22 @@ def is_sparse(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) and bool(module.sparse)
 
 
-def _of_torch(module: Any, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+def _of_torch(
+    module: Any,
+    ids: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
     """The forward of an embedding of torch's own."""
     table = table_of(module)
     assert table is not None, "it is being traced"
-    lookup = Lookup(table, module.weight, module.embedding_dim, module.weight.dtype, None, module.padding_idx)
+    lookup = Lookup(
+        table, module.weight, module.embedding_dim, module.weight.dtype, None, module.padding_idx
+    )
     if isinstance(module, nn.Embedding):
         return lookup.rows(ids)
     if offsets is not None:
-        raise ValueError(f"table {table!r}: a program holds bags of one size, as ids [bags, size]; got offsets")
+        raise ValueError(
+            f"table {table!r}: a program holds bags of one size, as ids [bags, size]; got offsets"
+        )
     return lookup.pooled(ids, per_sample_weights, module.mode)

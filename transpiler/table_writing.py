@@ -1,8 +1,8 @@
 """The lookups of a traced graph, and the gradients of what they read, as ops of a program.
 
-autograd adds the gradients of a table's lookups up in the table's anchor.  In the graph these are additions of stand-ins, which
-go: one op over all lookups takes their place, where the last of them has its gradient.
-"""
+autograd adds the gradients of a table's lookups up in the table's anchor.  In the graph these are
+additions of stand-ins, which go: one op over all lookups takes their place, where the last of them
+has its gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from transpiler.table_capture import Captured
 from transpiler.table_trace import GRADIENT, LOOKUP, NAMESPACE
 from transpiler.trace import Trace
 
-_SUMS = ("aten::add", "aten::detach", "aten::alias", "aten::clone")  # what stands between lookups and an anchor's gradient
+# what stands between lookups and an anchor's gradient
+_SUMS = ("aten::add", "aten::detach", "aten::alias", "aten::clone")
 
 
 def kind_of(node: fx.Node) -> str:
@@ -30,7 +31,9 @@ def kind_of(node: fx.Node) -> str:
 
 def _given(node: fx.Node) -> dict[str, Any]:
     assert isinstance(node.target, OpOverload), "one of the two"
-    return dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+    return dict(
+        zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False)
+    )
 
 
 class TableNodes:
@@ -46,12 +49,15 @@ class TableNodes:
         skipped: nodes that become no op of their own.
 
     Raises:
-        ValueError: an anchor's gradient is not a sum of those of lookups: a weight is used in another way as well.
+        ValueError: an anchor's gradient is not a sum of those of lookups: a weight is used in
+            another way as well.
     """
 
     def __init__(self, found: Trace, tables: Sequence[Captured]) -> None:
         self.anchors = {table.anchor: table for table in tables}
-        self.looked_up = {_given(node)["table"] for node in found.graph.nodes if kind_of(node) == LOOKUP}
+        self.looked_up = {
+            _given(node)["table"] for node in found.graph.nodes if kind_of(node) == LOOKUP
+        }
         self.skipped: set[fx.Node] = set()
         self._last: dict[fx.Node, tuple[Captured, list[fx.Node]]] = {}
         order = {node: place for place, node in enumerate(found.graph.nodes)}
@@ -75,13 +81,17 @@ class TableNodes:
         self.skipped.add(node)
         return [part for given in node.all_input_nodes for part in self._parts(given, table)]
 
-    def lookup(self, node: fx.Node, argument: Callable[[Any], Argument]) -> tuple[str, dict[str, Argument]]:
+    def lookup(
+        self, node: fx.Node, argument: Callable[[Any], Argument]
+    ) -> tuple[str, dict[str, Argument]]:
         """The op of a lookup: its type and its arguments."""
         given = _given(node)
         padding = {} if given.get("padding") is None else {"padding_idx": given["padding"]}
         return LOOKUP, {"w": Ref(given["table"]), "ids": argument(given["ids"]), **padding}
 
-    def gradient(self, node: fx.Node, argument: Callable[[Any], Argument]) -> tuple[Captured, Op] | None:
+    def gradient(
+        self, node: fx.Node, argument: Callable[[Any], Argument]
+    ) -> tuple[Captured, Op] | None:
         """Of a table whose last lookup has its gradient with this node: the op over all of them."""
         if node not in self._last:
             return None
@@ -109,6 +119,7 @@ def _check_uses(anchor: fx.Node, table: Captured) -> None:
 
 def _tied(table: Captured) -> ValueError:
     return ValueError(
-        f"cannot capture this step: table {table.name!r} is used in another way than looked up (a weight that a layer shares?); "
+        f"cannot capture this step: table {table.name!r} is used in another way than looked up (a "
+        "weight that a layer shares?); "
         "its rows are no tensor: use sparse=False"
     )

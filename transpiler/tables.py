@@ -1,8 +1,8 @@
-"""Sparse tables as a plan has them: what a table is, how its rows begin, which ids are admitted, by which rules rows are updated.
+"""Sparse tables as a plan has them: what a table is, how its rows begin, which ids are admitted, by
+which rules rows are updated.
 
-A table is a map from int64 ids to rows of ``dim`` numbers.  Row ``id`` lives on server ``owner(id, servers)``.  All of this is
-data: the arithmetic is in pserver/sparse.py.
-"""
+A table is a map from int64 ids to rows of ``dim`` numbers.  Row ``id`` lives on server ``owner(id,
+servers)``.  All of this is data: the arithmetic is in pserver/sparse.py."""
 
 from __future__ import annotations
 
@@ -29,8 +29,12 @@ _ADAM = ("lr", "betas", "eps", "weight_decay")
 ROW_RULES: Mapping[str, RowRuleSpec] = MappingProxyType(
     {
         "sgd": RowRuleSpec(("lr", "weight_decay"), ("maximize",)),
-        "momentum": RowRuleSpec(("lr", "momentum", "dampening", "weight_decay"), ("nesterov", "maximize")),
-        "adagrad": RowRuleSpec(("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"), ("maximize",)),
+        "momentum": RowRuleSpec(
+            ("lr", "momentum", "dampening", "weight_decay"), ("nesterov", "maximize")
+        ),
+        "adagrad": RowRuleSpec(
+            ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"), ("maximize",)
+        ),
         "rowwise_adagrad": RowRuleSpec(("lr", "weight_decay", "initial_accumulator_value", "eps")),
         "adam": RowRuleSpec(_ADAM, ("maximize",)),
         "adamw": RowRuleSpec(_ADAM, ("maximize",)),
@@ -49,7 +53,8 @@ class Initial:
     """Where rows begin.  A row's values depend on the table's seed and the row's id alone.
 
     Attributes:
-        kind: "constant" (``low`` everywhere), "uniform" (``low`` to ``high``) or "normal" (mean ``low``, deviation ``high``).
+        kind: "constant" (``low`` everywhere), "uniform" (``low`` to ``high``) or "normal" (mean
+            ``low``, deviation ``high``).
     """
 
     kind: str = "normal"
@@ -102,7 +107,8 @@ class CountFilterEntry:
 
 @dataclass(frozen=True, slots=True)
 class ProbabilityEntry:
-    """An id is admitted with this probability; which ids are depends on the table's seed and the id alone.
+    """An id is admitted with this probability; which ids are depends on the table's seed and the id
+    alone.
 
     Raises:
         TypeError: ``probability`` is not a float.
@@ -113,22 +119,29 @@ class ProbabilityEntry:
 
     def __post_init__(self) -> None:
         if not isinstance(self.probability, float):
-            raise TypeError(f"ProbabilityEntry: expected a float above 0 and below 1, got {self.probability!r}")
+            raise TypeError(
+                f"ProbabilityEntry: expected a float above 0 and below 1, got {self.probability!r}"
+            )
         if not 0.0 < self.probability < 1.0:
-            raise ValueError(f"ProbabilityEntry: expected a number above 0 and below 1, got {self.probability}")
+            raise ValueError(
+                f"ProbabilityEntry: expected a number above 0 and below 1, got {self.probability}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class ShowClickEntry:
-    """Rows know how often their id was shown and clicked; what scores too low learns nothing, and goes.
+    """Rows know how often their id was shown and clicked; what scores too low learns nothing, and
+    goes.
 
-    With score = (show - click) * nonclk_coeff + click * click_coeff, an id is admitted once its score is ``threshold``;
-    ``shrink`` multiplies show and click with ``decay``, and removes rows whose score is below ``delete_threshold`` or that were
-    not pushed for more than ``delete_after_unseen_days`` days.
+    With score = (show - click) * nonclk_coeff + click * click_coeff, an id is admitted once its
+    score is ``threshold``; ``shrink`` multiplies show and click with ``decay``, and removes rows
+    whose score is below ``delete_threshold`` or that were not pushed for more than
+    ``delete_after_unseen_days`` days.
 
     Args:
-        show, click: the names of the two keyword arguments of the embedding's forward that carry the statistics, a number for
-            each id: how often it was shown (1 where absent), and clicked (0 where absent).
+        show, click: the names of the two keyword arguments of the embedding's forward that carry
+            the statistics, a number for each id: how often it was shown (1 where absent), and
+            clicked (0 where absent).
 
     Raises:
         TypeError: a name is not a string.
@@ -149,12 +162,25 @@ class ShowClickEntry:
             if not isinstance(value, str):
                 raise TypeError(f"ShowClickEntry: {name}: expected a name, got {value!r}")
         if not self.show.isidentifier() or not self.click.isidentifier() or self.show == self.click:
-            raise ValueError(f"ShowClickEntry: expected two different names, got {self.show!r} and {self.click!r}")
+            raise ValueError(
+                f"ShowClickEntry: expected two different names, got {self.show!r} and "
+                f"{self.click!r}"
+            )
         if not 0.0 < self.decay <= 1.0:
-            raise ValueError(f"ShowClickEntry: decay: expected a number above 0 and up to 1, got {self.decay}")
-        for name in ("threshold", "nonclk_coeff", "click_coeff", "delete_threshold", "delete_after_unseen_days"):
+            raise ValueError(
+                f"ShowClickEntry: decay: expected a number above 0 and up to 1, got {self.decay}"
+            )
+        for name in (
+            "threshold",
+            "nonclk_coeff",
+            "click_coeff",
+            "delete_threshold",
+            "delete_after_unseen_days",
+        ):
             if not getattr(self, name) >= 0.0:
-                raise ValueError(f"ShowClickEntry: {name}: expected 0 or more, got {getattr(self, name)}")
+                raise ValueError(
+                    f"ShowClickEntry: {name}: expected 0 or more, got {getattr(self, name)}"
+                )
 
 
 TableEntry = CountFilterEntry | ProbabilityEntry | ShowClickEntry
@@ -162,7 +188,9 @@ TableEntry = CountFilterEntry | ProbabilityEntry | ShowClickEntry
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Columns [begin, end) of every row are updated by the rule of parameter group ``group`` of the plan."""
+    """Columns [begin, end) of every row are updated by the rule of parameter group ``group`` of the
+    plan.
+    """
 
     begin: int
     end: int
@@ -178,10 +206,12 @@ class Table:
         segments: that cover all columns, in order.
         lane: index of its lane in the plan.
         seed: of initial values and of probability entries.
-        ttl: seconds after which a row that nobody has pushed to is as if it had never been; None: for ever.
-        capacity: the most rows on all servers together; beyond it the least recently ("lru") or the least often ("lfu")
-            pushed rows are evicted; None: no bound.
-        memory_bytes: of rows that stay in the servers' memory, all together, the rest on their disks; None: all.
+        ttl: seconds after which a row that nobody has pushed to is as if it had never been; None:
+            for ever.
+        capacity: the most rows on all servers together; beyond it the least recently ("lru") or the
+            least often ("lfu") pushed rows are evicted; None: no bound.
+        memory_bytes: of rows that stay in the servers' memory, all together, the rest on their
+            disks; None: all.
     """
 
     name: str
@@ -202,24 +232,49 @@ class Table:
         if not self.name:
             raise ValueError("table: expected a name, got an empty one")
         if not 1 <= self.dim <= MOST_COLUMNS:
-            said = f"expected 1 to {MOST_COLUMNS} numbers in a row, got {self.dim} (dim comes before num_embeddings)"
+            said = (
+                f"expected 1 to {MOST_COLUMNS} numbers in a row, got {self.dim} (dim comes "
+                "before num_embeddings)"
+            )
             raise ValueError(f"table {self.name!r}: dim: {said}")
         if self.dtype not in DTYPES:
-            raise ValueError(f"table {self.name!r}: dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
+            raise ValueError(
+                f"table {self.name!r}: dtype: expected one of {', '.join(DTYPES)}, got "
+                f"{self.dtype!r}"
+            )
         if self.eviction not in EVICTIONS:
-            raise ValueError(f"table {self.name!r}: eviction: expected one of {', '.join(EVICTIONS)}, got {self.eviction!r}")
+            raise ValueError(
+                f"table {self.name!r}: eviction: expected one of {', '.join(EVICTIONS)}, got "
+                f"{self.eviction!r}"
+            )
         if self.eviction != "lru" and self.capacity is None:
-            raise ValueError(f"table {self.name!r}: eviction={self.eviction!r} has no effect without a capacity")
-        bounds = (("rows", self.rows), ("capacity", self.capacity), ("ttl", self.ttl), ("memory_bytes", self.memory_bytes))
+            raise ValueError(
+                f"table {self.name!r}: eviction={self.eviction!r} has no effect without a capacity"
+            )
+        bounds = (
+            ("rows", self.rows),
+            ("capacity", self.capacity),
+            ("ttl", self.ttl),
+            ("memory_bytes", self.memory_bytes),
+        )
         for what, bound in bounds:
             if bound is not None and not bound > 0:
-                raise ValueError(f"table {self.name!r}: {what}: expected a number above 0, got {bound}")
+                raise ValueError(
+                    f"table {self.name!r}: {what}: expected a number above 0, got {bound}"
+                )
         if self.capacity is not None and self.memory_bytes is not None:
-            raise ValueError(f"table {self.name!r}: capacity and memory_bytes: expected one of the two, got both")
+            raise ValueError(
+                f"table {self.name!r}: capacity and memory_bytes: expected one of the two, got both"
+            )
         begin = 0
         for segment in self.segments:
             if segment.begin != begin or segment.end <= begin:
-                raise ValueError(f"table {self.name!r}: expected a segment of columns from {begin} on, got {segment}")
+                raise ValueError(
+                    f"table {self.name!r}: expected a segment of columns from {begin} on, got "
+                    f"{segment}"
+                )
             begin = segment.end
         if begin != self.dim:
-            raise ValueError(f"table {self.name!r}: expected segments of all {self.dim} columns, got {begin}")
+            raise ValueError(
+                f"table {self.name!r}: expected segments of all {self.dim} columns, got {begin}"
+            )

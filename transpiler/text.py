@@ -1,4 +1,5 @@
-"""A program as text for people: a header, then each block with its variables and one line for each op.
+"""A program as text for people: a header, then each block with its variables and one line for each
+op.
 
 ::
 
@@ -12,8 +13,8 @@
       ...
                send(fc.bias@GRAD -> 127.0.0.1:6174)
 
-Arguments that have their default value are left out, and so are the states of an optimizer op, whose result is its parameter.
-"""
+Arguments that have their default value are left out, and so are the states of an optimizer op,
+whose result is its parameter."""
 
 from __future__ import annotations
 
@@ -27,7 +28,18 @@ from transpiler.lanes import describe
 from transpiler.ops import COLLECTIVE, check, is_optimizer, rule_of_op
 from transpiler.phases import BACKWARD, UPDATE, phases
 from transpiler.plan import Deployment
-from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Symbol, Variable, refs
+from transpiler.program import (
+    Argument,
+    Block,
+    Literal,
+    Op,
+    Program,
+    Ref,
+    Role,
+    Symbol,
+    Variable,
+    refs,
+)
 from transpiler.table_ops import SCHEMAS as TABLE_SCHEMAS
 from transpiler.tables import ROW_RULES
 
@@ -56,7 +68,11 @@ def value(argument: Argument) -> str:
         return f"<{argument.dtype}{list(argument.shape)}>"
     if isinstance(argument, tuple):
         return "[" + ", ".join(map(value, argument)) + "]"
-    return f"{argument:g}" if isinstance(argument, float) and float(f"{argument:g}") == argument else repr(argument)
+    return (
+        f"{argument:g}"
+        if isinstance(argument, float) and float(f"{argument:g}") == argument
+        else repr(argument)
+    )
 
 
 def _items(argument: Argument) -> tuple[Argument, ...]:
@@ -67,7 +83,9 @@ def _routes(names: Sequence[str], arrow: str, endpoints: Argument) -> str:
     addresses = [value(item).strip("'") for item in _items(endpoints)]
     if len(names) == 1 and len(addresses) > 1:  # cut at run time
         return f"{names[0]} {arrow} {' + '.join(addresses)}"
-    return ", ".join(f"{name} {arrow} {address}" for name, address in zip(names, addresses, strict=False))
+    return ", ".join(
+        f"{name} {arrow} {address}" for name, address in zip(names, addresses, strict=False)
+    )
 
 
 def _ranges(indices: Sequence[int]) -> str:
@@ -86,13 +104,21 @@ def _exchange(op: Op) -> str | None:
     arguments = op.arguments
     if op.type == "split":
         parts = zip(op.outputs, _items(arguments["sections"]), strict=False)
-        return f"split({op.inputs[0]} -> {', '.join(f'{name} ({value(size)})' for name, size in parts)})"
+        return (
+            f"split({op.inputs[0]} -> "
+            f"{', '.join(f'{name} ({value(size)})' for name, size in parts)})"
+        )
     if op.type in TABLE_SCHEMAS:
         return _of_table(op)
     if op.type == "send":
         if "delta" in arguments:
-            routes = _routes([str(name) for name in _items(arguments["delta"])], "->", arguments["endpoints"])
-            return f"send({routes}, {arguments['mode']}, every {_count(int(str(arguments['k_steps'])), 'step')})"
+            routes = _routes(
+                [str(name) for name in _items(arguments["delta"])], "->", arguments["endpoints"]
+            )
+            return (
+                f"send({routes}, {arguments['mode']}, every "
+                f"{_count(int(str(arguments['k_steps'])), 'step')})"
+            )
         return f"send({_routes(op.inputs, '->', arguments['endpoints'])})"
     if op.type == "concat":
         axis = "" if arguments["axis"] == 0 else f", axis={value(arguments['axis'])}"
@@ -103,10 +129,21 @@ def _exchange(op: Op) -> str | None:
         own = ["half_async"] if arguments.get("half_async") else []
         return f"{op.type}({', '.join([*(value(item).strip(chr(39)) for item in _items(arguments['endpoints'])), *own])})"
     if op.type == "listen_and_serv":
-        blocks = _ranges([index for index in _items(arguments["optimize_blocks"]) if isinstance(index, int)])
+        blocks = _ranges(
+            [index for index in _items(arguments["optimize_blocks"]) if isinstance(index, int)]
+        )
         who = f"{arguments['endpoint']}, {arguments['mode']}, trainers={arguments['trainers']}"
-        lookups = _ranges([index for index in _items(arguments.get("prefetch_blocks", ())) if isinstance(index, int)])
-        return f"listen_and_serv({who}, optimize_blocks={blocks or 'none'}{f', prefetch_blocks={lookups}' if lookups else ''})"
+        lookups = _ranges(
+            [
+                index
+                for index in _items(arguments.get("prefetch_blocks", ()))
+                if isinstance(index, int)
+            ]
+        )
+        return (
+            f"listen_and_serv({who}, "
+            f"optimize_blocks={blocks or 'none'}{f', prefetch_blocks={lookups}' if lookups else ''})"
+        )
     return _among_trainers(op) if op.type in COLLECTIVE else None
 
 
@@ -120,9 +157,16 @@ def _of_table(op: Op) -> str:
     if op.type == "prefetch":
         return f"prefetch({_routes(op.outputs, '<-', arguments['endpoints'])})"
     if op.type == "distributed_lookup_table":
-        said.insert(0, f"<- {' + '.join(value(item).strip(chr(39)) for item in _items(arguments['endpoints']))}")
+        said.insert(
+            0,
+            f"<- {' + '.join(value(item).strip(chr(39)) for item in _items(arguments['endpoints']))}",
+        )
         return f"distributed_lookup_table({', '.join(op.inputs)} {', '.join(said)})"
-    names = [name for name in (*op.inputs,) if op.type != "merge_ids" or name in set(refs(arguments["rows"]))]
+    names = [
+        name
+        for name in (*op.inputs,)
+        if op.type != "merge_ids" or name in set(refs(arguments["rows"]))
+    ]
     return f"{op.type}({', '.join([*names, *said])})"
 
 
@@ -147,12 +191,19 @@ def _defaults(op_type: str) -> dict[str, object]:
 
     if op_type.startswith("aten."):
         arguments = aten_overload(op_type)._schema.arguments
-        return {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+        return {
+            argument.name: argument.default_value
+            for argument in arguments
+            if argument.has_default_value()
+        }
     if op_type in ROW_RULES and op_type not in RULES:
         return {"group": 0}
     if is_optimizer(op_type):
         parameters = inspect.signature(RULES[op_type].cls).parameters.items()
-        return {"group": 0, **{name: parameter.default for name, parameter in parameters if name != "lr"}}
+        return {
+            "group": 0,
+            **{name: parameter.default for name, parameter in parameters if name != "lr"},
+        }
     return {}
 
 
@@ -176,17 +227,28 @@ def _update(op: Op) -> str:
     rule, defaults = rule_of_op(op), _defaults(op.type)
     group = {} if op.arguments.get("group") == 0 else {"group": op.arguments.get("group")}
     numbers = {**rule.numbers, **rule.flags, **group}
-    said = [f"{name}={value(number)}" for name, number in numbers.items() if name not in defaults or defaults[name] != number]
+    said = [
+        f"{name}={value(number)}"
+        for name, number in numbers.items()
+        if name not in defaults or defaults[name] != number
+    ]
     return f"{op.type}({', '.join([value(op.arguments['grad']), *said])})"
 
 
 def call(op: Op) -> str:
-    """The right side of an op's line: ``aten.addmm(fc.bias, x, t)``.  An op that the catalogue refuses prints too."""
+    """The right side of an op's line: ``aten.addmm(fc.bias, x, t)``.
+
+    An op that the catalogue refuses prints too.
+    """
     try:
         check(op)
     except ValueError:
         return f"{op.type}({', '.join(f'{name}={value(argument)}' for name, argument in op.arguments.items())})"
-    return _update(op) if is_optimizer(op.type) else _exchange(op) or f"{op.type}({', '.join(_shown(op))})"
+    return (
+        _update(op)
+        if is_optimizer(op.type)
+        else _exchange(op) or f"{op.type}({', '.join(_shown(op))})"
+    )
 
 
 def results(op: Op) -> str:
@@ -198,12 +260,20 @@ def results(op: Op) -> str:
 
 def extent(variable: Variable) -> str:
     """``float32[batch, 8]``; a size is just ``size``."""
-    return "size" if variable.dtype == "size" else f"{variable.dtype}[{', '.join(map(str, variable.shape))}]"
+    return (
+        "size"
+        if variable.dtype == "size"
+        else f"{variable.dtype}[{', '.join(map(str, variable.shape))}]"
+    )
 
 
 def types(op: Op, block: Block, main: Block) -> str:
     """The types of an op's results, where they are news."""
-    if op.type in ("recv", "split", "split_ids", "prefetch") or op.type in COLLECTIVE or is_optimizer(op.type):
+    if (
+        op.type in ("recv", "split", "split_ids", "prefetch")
+        or op.type in COLLECTIVE
+        or is_optimizer(op.type)
+    ):
         return ""
     found = [block.variables.get(name) or main.variables.get(name) for name in op.outputs if name]
     return ", ".join(extent(variable) for variable in found if variable)
@@ -216,11 +286,17 @@ def _declared(block: Block, made: Collection[str]) -> list[str]:
     """What a block has before its first op runs, by role; ``made`` are the results of all ops."""
     lines: list[str] = []
     for role, title in _TITLES.items():
-        lines += _wrapped(title, [f"{variable.name} {extent(variable)}" for variable in block.variables_of(role)])
+        lines += _wrapped(
+            title, [f"{variable.name} {extent(variable)}" for variable in block.variables_of(role)]
+        )
     received = block.variables_of(Role.GRADIENT, Role.DELTA)
-    lines += _wrapped("receives", [variable.name for variable in received if variable.name not in made])
+    lines += _wrapped(
+        "receives", [variable.name for variable in received if variable.name not in made]
+    )
     states = len(block.variables_of(Role.STATE))
-    return lines + ([f"  states      {_count(states, 'tensor')} of the optimizer"] if states else [])
+    return lines + (
+        [f"  states      {_count(states, 'tensor')} of the optimizer"] if states else []
+    )
 
 
 def _wrapped(title: str, items: Sequence[str]) -> list[str]:
@@ -230,7 +306,12 @@ def _wrapped(title: str, items: Sequence[str]) -> list[str]:
     glued = ", ".join(item.replace(" ", "\0") for item in items)
     indent = f"  {title:<12}"
     lines = textwrap.wrap(
-        glued, WIDTH, initial_indent=indent, subsequent_indent=" " * 14, break_long_words=False, break_on_hyphens=False
+        glued,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=" " * 14,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return [line.replace("\0", " ") for line in lines]
 
@@ -246,13 +327,17 @@ def _op_lines(block: Block, main: Block) -> list[str]:
     lines = []
     for result, right, kind in rows:
         # The equals signs stand in one column.
-        start = f"{result[:-1]:<{max(left - 1, 0)}}= " if result else " " * (left + 1 if left else 0)
+        start = (
+            f"{result[:-1]:<{max(left - 1, 0)}}= " if result else " " * (left + 1 if left else 0)
+        )
         lines.append(f"  {start + right:<{left + middle + 1 if kind else 0}}  {kind}".rstrip())
     return _with_phases(lines, phases(block))
 
 
 def _with_phases(lines: list[str], found: list[str]) -> list[str]:
-    """A comment where backward begins, and where the updates do after it; the rest speaks for itself."""
+    """A comment where backward begins, and where the updates do after it; the rest speaks for
+    itself.
+    """
     out: list[str] = []
     ahead = [BACKWARD, UPDATE] if BACKWARD in found else []
     for line, phase in zip(lines, found, strict=True):
@@ -267,7 +352,12 @@ def _block(block: Block, main: Block, made: Collection[str]) -> str:
     declared = _declared(block, made)
     ops = _op_lines(block, main)
     return "\n".join(
-        [f"block {block.index}: {_count(len(block.ops), 'op')}", *declared, *([""] if declared and ops else []), *ops]
+        [
+            f"block {block.index}: {_count(len(block.ops), 'op')}",
+            *declared,
+            *([""] if declared and ops else []),
+            *ops,
+        ]
     )
 
 
@@ -276,27 +366,43 @@ def _count(number: int, noun: str) -> str:
 
 
 def header(deployment: Deployment | None) -> str:
-    """Whose program it is, and each lane's mode, merge rule and bounds: in one line if there is one lane."""
+    """Whose program it is, and each lane's mode, merge rule and bounds: in one line if there is one
+    lane.
+    """
     if deployment is None:
         return "single-node program"
     plan = deployment.plan
     if plan.collective is not None:
-        who = f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, {_count(plan.collective.rings, 'ring')}"
+        who = (
+            f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, "
+            f"{_count(plan.collective.rings, 'ring')}"
+        )
         return who + (f", in rows of {plan.collective.inner}" if plan.collective.inner else "")
     lines = [describe(lane, plan.trainers) for lane in plan.lanes]
     merged = f": {lines[0]}"
     if len(lines) > 1:
         named = zip(plan.lanes, lines, strict=True)
         said = [f"lane {index}: {lane.mode}, {line}" for index, (lane, line) in enumerate(named)]
-        merged = "".join("\n" + textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 10) for line in said)
+        merged = "".join(
+            "\n" + textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 10)
+            for line in said
+        )
     if deployment.server_index is not None:
-        where = f"server {deployment.server_index} of {plan.servers} ({deployment.endpoints[deployment.server_index]})"
+        where = (
+            f"server {deployment.server_index} of {plan.servers} "
+            f"({deployment.endpoints[deployment.server_index]})"
+        )
         return f"{where}, {plan.mode}, {_count(plan.trainers, 'trainer')}{merged}"
-    return f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, {_count(plan.servers, 'server')}{merged}"
+    return (
+        f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, "
+        f"{_count(plan.servers, 'server')}{merged}"
+    )
 
 
 def text(program: Program) -> str:
     """The whole program; see the module's docstring."""
     main = program.main
     made = {name for block in program.blocks for op in block.ops for name in op.outputs}
-    return "\n\n".join([header(program.deployment), *(_block(block, main, made) for block in program.blocks)])
+    return "\n\n".join(
+        [header(program.deployment), *(_block(block, main, made) for block in program.blocks)]
+    )

@@ -10,10 +10,11 @@ Main program, in sync mode::
 
 Lookups of tables, and the gradients of their rows, are in table_passes.py.
 
-In async mode it is the same without the two barriers; in half_async mode with a send_barrier that is this trainer's own.  In geo
-and diloco mode the optimizer ops stay, and after them there is one send of what changes, and nothing else: parameters arrive
-between steps.  In a job of several lanes each parameter is sent in the form of its lane, and there is each barrier that a lane
-asks for.  Split at run time means no split and no concat: send and recv tell the sections.
+In async mode it is the same without the two barriers; in half_async mode with a send_barrier that
+is this trainer's own.  In geo and diloco mode the optimizer ops stay, and after them there is one
+send of what changes, and nothing else: parameters arrive between steps.  In a job of several lanes
+each parameter is sent in the form of its lane, and there is each barrier that a lane asks for.
+Split at run time means no split and no concat: send and recv tell the sections.
 
 Every pass takes a program and returns another: none changes what it was given.
 """
@@ -30,7 +31,12 @@ from transpiler.placement import name_beside
 from transpiler.plan import Deployment, Placement, Plan
 from transpiler.planning import gradient_of, optimizer_ops, parameter_of
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze, refs
-from transpiler.table_laws import row_gradients_sent_once, rows_pulled_once, rows_updated_in_one_place, tables_declared
+from transpiler.table_laws import (
+    row_gradients_sent_once,
+    rows_pulled_once,
+    rows_updated_in_one_place,
+    tables_declared,
+)
 from transpiler.table_passes import declared_tables, pull_rows, send_row_gradients, table_changes
 from transpiler.trainer_laws import (
     barriers_exactly_where_due,
@@ -71,7 +77,9 @@ def _without(block: Block, dropped: set[str], ops: Iterable[Op]) -> Block:
 
 
 def leave_clipping_to_servers(program: Program, plan: Plan) -> Program:
-    """Where the servers clip the merged gradients, a trainer's clip ops go and its optimizer ops read unclipped gradients."""
+    """Where the servers clip the merged gradients, a trainer's clip ops go and its optimizer ops
+    read unclipped gradients.
+    """
     if not plan.clips_on_servers:
         return program
     raw: dict[str, str] = {}
@@ -97,8 +105,12 @@ def _endpoints(placement: Placement, program: Program) -> tuple[str, ...]:
     return tuple(deployment.endpoints[piece.server] for piece in placement.slices)
 
 
-def _sending(placement: Placement, gradient: str, program: Program, whole: bool) -> tuple[list[Op], list[Variable]]:
-    """The ops that send one gradient, and the slices that they define; ``whole`` leaves the cutting to the send."""
+def _sending(
+    placement: Placement, gradient: str, program: Program, whole: bool
+) -> tuple[list[Op], list[Variable]]:
+    """The ops that send one gradient, and the slices that they define; ``whole`` leaves the cutting
+    to the send.
+    """
     arguments: dict[str, Argument] = {
         "x": (Ref(gradient),),
         "endpoints": _endpoints(placement, program),
@@ -110,7 +122,9 @@ def _sending(placement: Placement, gradient: str, program: Program, whole: bool)
         return [Op("send", {**arguments, "sections": _sections(placement)})], []
     dtype = program.main.variables[gradient].dtype
     slices = [
-        Variable(name_beside(placement, piece, "GRAD"), piece.shape, dtype, Role.GRADIENT, placement.name)
+        Variable(
+            name_beside(placement, piece, "GRAD"), piece.shape, dtype, Role.GRADIENT, placement.name
+        )
         for piece in placement.slices
     ]
     names = tuple(variable.name for variable in slices)
@@ -119,10 +133,25 @@ def _sending(placement: Placement, gradient: str, program: Program, whole: bool)
 
 
 def send_gradients(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """Right after the last op that writes a gradient, the gradient is split if its parameter is sliced, and sent."""
-    placements = {placement.name: placement for placement in plan.placements if not plan.lane_of(placement).local}
-    updated = {gradient_of(op): parameter_of(op) for op in optimizer_ops(program) if parameter_of(op) in placements}
-    final = {name: index for index, op in enumerate(program.main.ops) for name in op.outputs if name in updated}
+    """Right after the last op that writes a gradient, the gradient is split if its parameter is
+    sliced, and sent.
+    """
+    placements = {
+        placement.name: placement
+        for placement in plan.placements
+        if not plan.lane_of(placement).local
+    }
+    updated = {
+        gradient_of(op): parameter_of(op)
+        for op in optimizer_ops(program)
+        if parameter_of(op) in placements
+    }
+    final = {
+        name: index
+        for index, op in enumerate(program.main.ops)
+        for name in op.outputs
+        if name in updated
+    }
     ops: list[Op] = []
     variables: list[Variable] = []
     for index, op in enumerate(program.main.ops):
@@ -136,24 +165,43 @@ def send_gradients(program: Program, plan: Plan, whole: bool = False) -> Program
 
 
 def drop_updates(program: Program, plan: Plan) -> Program:
-    """The optimizer ops of what servers update go, and their states with them: they live on the servers."""
+    """The optimizer ops of what servers update go, and their states with them: they live on the
+    servers.
+    """
     gone = {placement.name for placement in plan.placements if not plan.lane_of(placement).local}
-    states = {variable.name for variable in program.main.variables_of(Role.STATE) if variable.of in gone}
-    kept = [op for op in program.main.ops if not (is_optimizer(op.type) and parameter_of(op) in gone)]
+    states = {
+        variable.name for variable in program.main.variables_of(Role.STATE) if variable.of in gone
+    }
+    kept = [
+        op for op in program.main.ops if not (is_optimizer(op.type) and parameter_of(op) in gone)
+    ]
     return program.with_blocks(_without(program.main, states, kept), *program.blocks[1:])
 
 
 def _sending_changes(lane: int, program: Program, plan: Plan) -> Op:
     """The send of what changes in one lane."""
-    placements = [placement for placement in plan.placements if placement.lane == lane and placement.group is not None]
+    placements = [
+        placement
+        for placement in plan.placements
+        if placement.lane == lane and placement.group is not None
+    ]
     tables = [table for table in plan.tables if table.lane == lane]
     rows = table_changes(tables, _deployment(program).endpoints)
     arguments: dict[str, Argument] = {
         "x": (*(Ref(placement.name) for placement in placements), *rows["x"]),
-        "endpoints": (*(at for placement in placements for at in _endpoints(placement, program)), *rows["endpoints"]),
+        "endpoints": (
+            *(at for placement in placements for at in _endpoints(placement, program)),
+            *rows["endpoints"],
+        ),
         "trainer_id": _deployment(program).trainer_id,
-        "sections": (*(size for placement in placements for size in _sections(placement)), *rows["sections"]),
-        "delta": (*(delta_name(piece) for placement in placements for piece in placement.slices), *rows["delta"]),
+        "sections": (
+            *(size for placement in placements for size in _sections(placement)),
+            *rows["sections"],
+        ),
+        "delta": (
+            *(delta_name(piece) for placement in placements for piece in placement.slices),
+            *rows["delta"],
+        ),
         "mode": plan.lanes[lane].mode,
         "k_steps": plan.lanes[lane].k_steps,
     }
@@ -161,12 +209,22 @@ def _sending_changes(lane: int, program: Program, plan: Plan) -> Op:
 
 
 def send_changes(program: Program, plan: Plan) -> Program:
-    """After the updates that a trainer runs itself there is one send for each such lane, for every ``k_steps`` steps."""
-    sends = [_sending_changes(index, program, plan) for index, lane in enumerate(plan.lanes) if lane.local]
-    return program.with_blocks(_with(program.main, [*program.main.ops, *sends]), *program.blocks[1:])
+    """After the updates that a trainer runs itself there is one send for each such lane, for every
+    ``k_steps`` steps.
+    """
+    sends = [
+        _sending_changes(index, program, plan)
+        for index, lane in enumerate(plan.lanes)
+        if lane.local
+    ]
+    return program.with_blocks(
+        _with(program.main, [*program.main.ops, *sends]), *program.blocks[1:]
+    )
 
 
-def _receiving(placements: Iterable[Placement], program: Program, whole: bool) -> tuple[list[Op], list[Op], list[Variable]]:
+def _receiving(
+    placements: Iterable[Placement], program: Program, whole: bool
+) -> tuple[list[Op], list[Op], list[Variable]]:
     """The ops that receive these variables, those that put slices together, and the slices."""
     receives, concats, slices = [], [], []
     for placement in placements:
@@ -176,39 +234,57 @@ def _receiving(placements: Iterable[Placement], program: Program, whole: bool) -
             "trainer_id": _deployment(program).trainer_id,
         }
         if whole and placement.split:
-            receives.append(Op("recv", {**arguments, "sections": _sections(placement)}, (placement.name,)))
+            receives.append(
+                Op("recv", {**arguments, "sections": _sections(placement)}, (placement.name,))
+            )
             continue
         names = tuple(piece.name for piece in placement.slices)
         receives.append(Op("recv", arguments, names))
         if placement.split:
             slices += [
-                Variable(piece.name, piece.shape, placement.dtype, Role.TEMPORARY, placement.name) for piece in placement.slices
+                Variable(piece.name, piece.shape, placement.dtype, Role.TEMPORARY, placement.name)
+                for piece in placement.slices
             ]
-            concats.append(Op("concat", {"x": tuple(map(Ref, names)), "axis": 0}, (placement.name,)))
+            concats.append(
+                Op("concat", {"x": tuple(map(Ref, names)), "axis": 0}, (placement.name,))
+            )
     return receives, concats, slices
 
 
 def receive_parameters(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """At the end every parameter that servers update is received, after and before the barriers that its lane asks for."""
+    """At the end every parameter that servers update is received, after and before the barriers
+    that its lane asks for.
+    """
     updated = [p for p in plan.placements if p.group is not None and not plan.lane_of(p).local]
     modes = {lane.mode for lane in plan.lanes}
     receives, concats, slices = _receiving(updated, program, whole)
     if "half_async" in modes:
         receives = [Op("send_barrier", {**_place(program), "half_async": True}), *receives]
     if "sync" in modes:
-        receives = [Op("send_barrier", _place(program)), *receives, Op("fetch_barrier", _place(program))]
+        receives = [
+            Op("send_barrier", _place(program)),
+            *receives,
+            Op("fetch_barrier", _place(program)),
+        ]
     ops = [*program.main.ops, *receives, *concats]
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 
 
 def receive_everything(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """A trainer initialises nothing: it receives every variable that servers hold, so that all start from trainer 0's values.
+    """A trainer initialises nothing: it receives every variable that servers hold, so that all
+    start from trainer 0's values.
 
     Tables, which it never holds, are declared.
     """
     receives, concats, slices = _receiving(plan.placements, program, whole)
     kept = [op for op in program.main.ops if op.type != "init"]
-    ops = [*receives, Op("fetch_barrier", _place(program)), *concats, *declared_tables(program), *kept]
+    ops = [
+        *receives,
+        Op("fetch_barrier", _place(program)),
+        *concats,
+        *declared_tables(program),
+        *kept,
+    ]
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 
 
@@ -219,12 +295,20 @@ def trainer_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
         Stage(leave_clipping_to_servers),
         Stage(partial(pull_rows, whole=whole), (rows_pulled_once,)),
         Stage(partial(send_gradients, whole=whole), (sent_exactly_once, sent_when_final)),
-        Stage(partial(send_row_gradients, whole=whole), (row_gradients_sent_once, rows_updated_in_one_place)),
+        Stage(
+            partial(send_row_gradients, whole=whole),
+            (row_gradients_sent_once, rows_updated_in_one_place),
+        ),
         Stage(drop_updates, (updated_in_one_place,)),
         Stage(send_changes, (changes_sent_once,)),
         Stage(
             partial(receive_parameters, whole=whole),
-            (parameters_received_once, received_after_sending, barriers_exactly_where_due, concatenated_after_arrival),
+            (
+                parameters_received_once,
+                received_after_sending,
+                barriers_exactly_where_due,
+                concatenated_after_arrival,
+            ),
         ),
     )
 
@@ -234,7 +318,12 @@ def startup_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
     return (
         Stage(
             partial(receive_everything, whole=split_at_run_time),
-            (parameters_received_once, barriers_exactly_where_due, concatenated_after_arrival, tables_declared),
+            (
+                parameters_received_once,
+                barriers_exactly_where_due,
+                concatenated_after_arrival,
+                tables_declared,
+            ),
         ),
     )
 

@@ -1,8 +1,7 @@
 """Programs are held against laws after every pass; an error names the op, the variable and the law.
 
-The laws stand in ``laws.py`` (all programs, and the plan), ``trainer_laws.py``, ``pserver_laws.py``, ``table_laws.py`` and
-``collective_laws.py``.
-"""
+The laws stand in ``laws.py`` (all programs, and the plan), ``trainer_laws.py``,
+``pserver_laws.py``, ``table_laws.py`` and ``collective_laws.py``."""
 
 from __future__ import annotations
 
@@ -65,7 +64,11 @@ PSERVER: tuple[Law, ...] = (
     table_laws.tables_held,
     table_laws.table_blocks_complete,
 )
-PSERVER_STARTUP: tuple[Law, ...] = (pserver_laws.slices_held, pserver_laws.slices_initialised, pserver_laws.only_server_ops)
+PSERVER_STARTUP: tuple[Law, ...] = (
+    pserver_laws.slices_held,
+    pserver_laws.slices_initialised,
+    pserver_laws.only_server_ops,
+)
 COLLECTIVE_STARTUP: tuple[Law, ...] = (
     collective_laws.ids_drawn_once,
     collective_laws.rings_begin_once,
@@ -77,13 +80,20 @@ SHARED: tuple[Law, ...] = (
     collective_laws.buckets_in_bounds,
     collective_laws.awaited_before_use,
 )
-AVERAGED_GRADIENTS: tuple[Law, ...] = (collective_laws.loss_gradient_scaled, collective_laws.summed_exactly_once, *SHARED)
+AVERAGED_GRADIENTS: tuple[Law, ...] = (
+    collective_laws.loss_gradient_scaled,
+    collective_laws.summed_exactly_once,
+    *SHARED,
+)
 AVERAGED_PARAMETERS: tuple[Law, ...] = (collective_laws.averaged_exactly_once, *SHARED)
 UNSHARED: tuple[Law, ...] = (collective_laws.shares_nothing, collective_laws.updated_once)
 
 
 def _collective_laws_of(program: Program, mode: str) -> tuple[Law, ...]:
-    """The laws of a job without servers.  What ParallelExecutor made of an nccl2 program averages gradients."""
+    """The laws of a job without servers.
+
+    What ParallelExecutor made of an nccl2 program averages gradients.
+    """
     if collective_laws.is_startup(program):
         return (collective_laws.ids_drawn_once,) if mode == "nccl2" else COLLECTIVE_STARTUP
     if mode == "local_sgd":
@@ -127,7 +137,8 @@ def verify(program: Program, plan: Plan) -> None:
 
 
 def verify_servers(programs: Sequence[Program], plan: Plan) -> None:
-    """Every slice is owned by exactly one of the servers' main programs, the one that the plan names.
+    """Every slice is owned by exactly one of the servers' main programs, the one that the plan
+    names.
 
     Raises:
         IllegalProgram: a slice is on two servers, on none, or on another one.

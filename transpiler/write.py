@@ -42,8 +42,17 @@ _SIZE_OPS: Mapping[Any, str] = MappingProxyType(
     }
 )
 _ALIASES = ("aten::detach", "aten::alias")
-# Tracing leaves these behind where eager code needs them and a program does not.  Only ops without any effect may stand here.
-_DROPPABLE = (*_ALIASES, "aten::empty", "aten::t", "aten::view", "aten::transpose", "aten::permute", "aten::sym_size")
+# Tracing leaves these behind where eager code needs them and a program does not.  Only ops without
+# any effect may stand here.
+_DROPPABLE = (
+    *_ALIASES,
+    "aten::empty",
+    "aten::t",
+    "aten::view",
+    "aten::transpose",
+    "aten::permute",
+    "aten::sym_size",
+)
 
 
 @dataclass
@@ -55,7 +64,12 @@ class Written:
 
 
 def write(
-    found: Trace, model: nn.Module, names: Sequence[str], trained: set[str], minimum: int, tables: Sequence[Captured] = ()
+    found: Trace,
+    model: nn.Module,
+    names: Sequence[str],
+    trained: set[str],
+    minimum: int,
+    tables: Sequence[Captured] = (),
 ) -> Written:
     """Writes a trace down.
 
@@ -65,7 +79,8 @@ def write(
         tables: of the model.
 
     Raises:
-        ValueError: an op is not in the catalogue, or changes a tensor that is neither an input nor the model's.
+        ValueError: an op is not in the catalogue, or changes a tensor that is neither an input nor
+            the model's.
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return _Writer(found, names, trained, minimum, device, TableNodes(found, tables)).write(model)
@@ -75,7 +90,13 @@ class _Writer:
     """One run of :func:`write`."""
 
     def __init__(
-        self, found: Trace, names: Sequence[str], trained: set[str], minimum: int, device: torch.device, tables: TableNodes
+        self,
+        found: Trace,
+        names: Sequence[str],
+        trained: set[str],
+        minimum: int,
+        device: torch.device,
+        tables: TableNodes,
     ) -> None:
         self._found = found
         self._tables = tables
@@ -89,7 +110,9 @@ class _Writer:
         self._taken: set[str] = set()
 
     def _name_symbols(self, minimum: int) -> dict[sympy.Symbol, str]:
-        """``batch`` for the first input's free size, ``<input>_rows`` for others; ``batch>=2`` where one row is not enough."""
+        """``batch`` for the first input's free size, ``<input>_rows`` for others; ``batch>=2``
+        where one row is not enough.
+        """
         self._free: dict[sympy.Symbol, str] = {}
         self._suffix = f">={minimum}" if minimum > 1 else ""
         for name, size in zip(self._names, self._found.sizes, strict=True):
@@ -103,7 +126,9 @@ class _Writer:
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}
         self._reserve(model)
         self._inputs()
-        nodes = [node for node in self._found.graph.nodes if node.op in ("call_function", "get_attr")]
+        nodes = [
+            node for node in self._found.graph.nodes if node.op in ("call_function", "get_attr")
+        ]
         unused = self._unused(nodes)
         for node in nodes:
             if node in self._tables.skipped:
@@ -116,19 +141,36 @@ class _Writer:
         return self._written
 
     def _reserve(self, model: nn.Module) -> None:
-        """Chooses which node carries which wanted name; a node wanted twice gets the second name by ``assign``."""
-        held = {*dict(model.named_parameters()), *dict(model.named_buffers()), *self._tables.looked_up}
+        """Chooses which node carries which wanted name; a node wanted twice gets the second name by
+        ``assign``.
+        """
+        held = {
+            *dict(model.named_parameters()),
+            *dict(model.named_buffers()),
+            *self._tables.looked_up,
+        }
         self._targets = {
             **self._found.outputs,
-            **{f"{name}@GRAD": node for name, node in self._found.gradients.items() if name not in self._tables.anchors},
+            **{
+                f"{name}@GRAD": node
+                for name, node in self._found.gradients.items()
+                if name not in self._tables.anchors
+            },
             **self._found.named,
         }
         anchors = sum(name in self._tables.anchors for name in self._found.gradients)
-        if len(self._targets) != sum(map(len, (self._found.outputs, self._found.gradients, self._found.named))) - anchors:
+        if (
+            len(self._targets)
+            != sum(map(len, (self._found.outputs, self._found.gradients, self._found.named)))
+            - anchors
+        ):
             raise ValueError("capture: an output and a tensor named with name() have the same name")
         for name in (*self._names, *self._targets):
             if name in held or (name in self._names and name in self._targets):
-                raise ValueError(f"capture: the name {name!r} belongs to two variables (of inputs, outputs, name(), the model)")
+                raise ValueError(
+                    f"capture: the name {name!r} belongs to two variables (of inputs, outputs, "
+                    "name(), the model)"
+                )
         self._taken = {*held, *self._names, *self._targets}
         for name, node in self._targets.items():
             if node.op == "call_function" and not self._is_alias(node):
@@ -141,7 +183,13 @@ class _Writer:
             if name in self._tables.anchors:
                 self._table(node, self._tables.anchors[name])
                 continue
-            role = Role.INPUT if name in inputs else Role.PARAMETER if name in self._trained else Role.BUFFER
+            role = (
+                Role.INPUT
+                if name in inputs
+                else Role.PARAMETER
+                if name in self._trained
+                else Role.BUFFER
+            )
             self._define(node, name, node.meta["val"], role)
 
     def _table(self, anchor: fx.Node, table: Captured) -> None:
@@ -163,7 +211,9 @@ class _Writer:
         if isinstance(value, Tensor):
             shape = tuple(self._extent(size, role is Role.INPUT) for size in value.shape)
             of = name.removesuffix("@GRAD") if role is Role.GRADIENT else ""
-            self._written.variables[name] = Variable(name, shape, str(value.dtype).removeprefix("torch."), role, of)
+            self._written.variables[name] = Variable(
+                name, shape, str(value.dtype).removeprefix("torch."), role, of
+            )
         else:
             self._written.variables[name] = Variable(name, (), "size", Role.SIZE)
 
@@ -173,8 +223,12 @@ class _Writer:
         expression = size.node.expr
         if expression.is_number:
             return int(expression)
-        renamed = expression.xreplace({symbol: sympy.Symbol(name) for symbol, name in self._symbols.items()})
-        return str(renamed).replace(" ", "") + (self._suffix if suffixed and renamed.is_Symbol else "")
+        renamed = expression.xreplace(
+            {symbol: sympy.Symbol(name) for symbol, name in self._symbols.items()}
+        )
+        return str(renamed).replace(" ", "") + (
+            self._suffix if suffixed and renamed.is_Symbol else ""
+        )
 
     def _is_alias(self, node: fx.Node) -> bool:
         return isinstance(node.target, OpOverload) and node.target._schema.name in _ALIASES
@@ -184,8 +238,14 @@ class _Writer:
         kept = {*self._targets.values()}
         unused: set[fx.Node] = set()
         for node in reversed(nodes):
-            pure = node.op == "get_attr" or node.target in _SIZE_OPS or node.target is operator.getitem
-            pure = pure or isinstance(node.target, OpOverload) and node.target._schema.name in _DROPPABLE
+            pure = (
+                node.op == "get_attr" or node.target in _SIZE_OPS or node.target is operator.getitem
+            )
+            pure = (
+                pure
+                or isinstance(node.target, OpOverload)
+                and node.target._schema.name in _DROPPABLE
+            )
             if pure and node not in kept and all(user in unused for user in node.users):
                 unused.add(node)
         return unused
@@ -203,13 +263,15 @@ class _Writer:
         if wanted is None:
             return self._fresh(otherwise or node.name), Role.TEMPORARY
         role = Role.OUTPUT if wanted in self._found.outputs else Role.TEMPORARY
-        return wanted, Role.GRADIENT if wanted.endswith("@GRAD") else role  # name() refuses an "@", and no output has one
+        # name() refuses an "@", and no output has one
+        return wanted, Role.GRADIENT if wanted.endswith("@GRAD") else role
 
     def _constant(self, node: fx.Node) -> None:
         constant = self._found.constants[str(node.target)].detach()
         if constant.numel() and constant.untyped_storage().data_ptr() in self._storages:
             raise ValueError(
-                "cannot capture this step: it reaches a parameter or buffer of the model by a way that tracing cannot follow, so "
+                "cannot capture this step: it reaches a parameter or buffer of the model by a way "
+                "that tracing cannot follow, so "
                 "its present value would be used for ever"
             )
         tensor = constant.cpu().contiguous()
@@ -230,33 +292,56 @@ class _Writer:
             op_type, arguments = self._type_and_arguments(node)
             self._written.ops.append(Op(op_type, arguments, self._results(node), line))
         except TypeError as error:
-            raise ValueError(f"{line or 'in the backward pass'}: cannot capture this step: {error}") from error
+            raise ValueError(
+                f"{line or 'in the backward pass'}: cannot capture this step: {error}"
+            ) from error
 
     def _type_and_arguments(self, node: fx.Node) -> tuple[str, dict[str, Argument]]:
         target = node.target
         if target in _SIZE_OPS:
-            return _SIZE_OPS[target], {key: self._argument(value) for key, value in zip("ab", node.args, strict=False)}
+            return _SIZE_OPS[target], {
+                key: self._argument(value) for key, value in zip("ab", node.args, strict=False)
+            }
         if kind_of(node):
             return self._tables.lookup(node, self._argument)
         if not isinstance(target, OpOverload) or target.namespace != "aten":
-            raise TypeError(f"a program holds torch's own (aten) ops only, and the step uses {target}")
+            raise TypeError(
+                f"a program holds torch's own (aten) ops only, and the step uses {target}"
+            )
         schema = target._schema
         if schema.name == "aten::sym_size":
-            return "sym.size", {"x": self._argument(node.args[0]), "dim": self._argument(node.args[1])}
-        given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+            return "sym.size", {
+                "x": self._argument(node.args[0]),
+                "dim": self._argument(node.args[1]),
+            }
+        given = (
+            dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
+            | node.kwargs
+        )
         for argument in schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self._refuse_constant(node, given.get(argument.name))
-        defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
+        defaults = {
+            argument.name: argument.default_value
+            for argument in schema.arguments
+            if argument.has_default_value()
+        }
         # pin_memory is about where host memory lies, and means nothing to a program
-        kept = {key: value for key, value in given.items() if key != "pin_memory" and not _is_default(key, value, defaults)}
-        name = schema.name.replace("::", ".") + (f".{schema.overload_name}" if schema.overload_name else "")
+        kept = {
+            key: value
+            for key, value in given.items()
+            if key != "pin_memory" and not _is_default(key, value, defaults)
+        }
+        name = schema.name.replace("::", ".") + (
+            f".{schema.overload_name}" if schema.overload_name else ""
+        )
         return name, {key: self._argument(value) for key, value in kept.items()}
 
     def _refuse_constant(self, node: fx.Node, changed: Any) -> None:
         if isinstance(changed, fx.Node) and changed.op == "get_attr":
             raise TypeError(
-                f"{node.target} changes a tensor that is neither an input nor a parameter or buffer of the model; "
+                f"{node.target} changes a tensor that is neither an input nor a parameter or "
+                "buffer of the model; "
                 "register it as a buffer"
             )
 
@@ -290,10 +375,22 @@ class _Writer:
                 continue
             source = self._written.variables[self._variable_of[node]]
             gradient = name.removesuffix("@GRAD") if name.endswith("@GRAD") else ""
-            role = Role.OUTPUT if name in self._found.outputs else Role.GRADIENT if gradient else Role.TEMPORARY
-            shape = tuple(str(size).split(">")[0] if isinstance(size, str) else size for size in source.shape)
-            self._written.variables[name] = Variable(name, shape, source.dtype, role, gradient if role is Role.GRADIENT else "")
-            self._written.ops.append(Op("assign", {"x": Ref(source.name)}, (name,), self._found.lines.get(node.name, "")))
+            role = (
+                Role.OUTPUT
+                if name in self._found.outputs
+                else Role.GRADIENT
+                if gradient
+                else Role.TEMPORARY
+            )
+            shape = tuple(
+                str(size).split(">")[0] if isinstance(size, str) else size for size in source.shape
+            )
+            self._written.variables[name] = Variable(
+                name, shape, source.dtype, role, gradient if role is Role.GRADIENT else ""
+            )
+            self._written.ops.append(
+                Op("assign", {"x": Ref(source.name)}, (name,), self._found.lines.get(node.name, ""))
+            )
 
     def _argument(self, value: Any) -> Argument:
         if isinstance(value, fx.Node):
@@ -315,4 +412,8 @@ def _is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:
     if name not in defaults or isinstance(value, fx.Node):
         return False
     default = defaults[name]
-    return type(default) is type(value) and bool(default == value) if not isinstance(value, list | tuple) else False
+    return (
+        type(default) is type(value) and bool(default == value)
+        if not isinstance(value, list | tuple)
+        else False
+    )

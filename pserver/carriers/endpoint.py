@@ -1,4 +1,6 @@
-"""HOST:PORT, seen from below: is somebody there, is it free, and who is at the other end of a connection."""
+"""HOST:PORT, seen from below: is somebody there, is it free, and who is at the other end of a
+connection.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def of_peer(peer: str) -> str:
 
 
 def reach(host: str, port: int, deadline_seconds: float) -> None:
-    """Returns if somebody accepts a connection there.  Asked before gRPC is, which retries in silence and says less.
+    """Returns if somebody accepts a connection there.  Asked before gRPC is, which retries in
+    silence and says less.
 
     Raises:
         Unreachable: naming HOST:PORT and the system's reason, within the deadline.
@@ -28,7 +31,10 @@ def reach(host: str, port: int, deadline_seconds: float) -> None:
     try:
         socket.create_connection((host, port), timeout=deadline_seconds).close()
     except OSError as error:
-        raise Unreachable(f"no answer at {spell(host, port)} within {deadline_seconds:g} s: {error.strerror or error}") from error
+        raise Unreachable(
+            f"no answer at {spell(host, port)} within {deadline_seconds:g} s: "
+            f"{error.strerror or error}"
+        ) from error
 
 
 def is_here(host: str) -> bool:
@@ -43,7 +49,8 @@ def is_here(host: str) -> bool:
 
 
 def check_free(host: str, port: int) -> None:
-    """Returns if this process may listen there.  Asked before gRPC is, which answers with a line in the log.
+    """Returns if this process may listen there.  Asked before gRPC is, which answers with a line in
+    the log.
 
     Raises:
         OSError: one sentence that names HOST:PORT and the system's reason.
@@ -58,11 +65,11 @@ def check_free(host: str, port: int) -> None:
 
 
 def cut(peer: str) -> bool:
-    """Shuts this process's connection to ``peer`` (HOST:PORT) down, whoever owns it; False if there is none.
+    """Shuts this process's connection to ``peer`` (HOST:PORT) down, whoever owns it; False if there
+    is none.
 
-    pyarrow gives the accepting end of an exchange nothing to cancel it with, so the line itself is cut: gRPC sees the
-    connection end and every call on it fails at once.
-    """
+    pyarrow gives the accepting end of an exchange nothing to cancel it with, so the line itself is
+    cut: gRPC sees the connection end and every call on it fails at once."""
     port, found = int(peer.rpartition(":")[2]), False
     for name in os.listdir("/dev/fd"):
         copy = _socket_of(int(name))
@@ -92,4 +99,6 @@ def _socket_of(descriptor: int) -> socket.socket | None:
 
 
 def _same_host(address: str, peer: str) -> bool:
-    return address.removeprefix("::ffff:") == peer.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+    return address.removeprefix("::ffff:") == peer.rpartition(":")[0].strip("[]").removeprefix(
+        "::ffff:"
+    )

@@ -1,17 +1,21 @@
 """Arrow Flight's DoExchange: payloads handled in C++, outside the GIL.  The default between hosts.
 
-A frame is one message: its header in ``app_metadata``, its payload as the single uint8 column of a record batch, or no batch
-if there is no payload.  A frame with one buffer is sent from where the buffer lies.  One with several is gathered first: a
-record batch has one body, and 500 columns of a few KB cost more than a copy of 2 MB between warm buffers.
+A frame is one message: its header in ``app_metadata``, its payload as the single uint8 column of a
+record batch, or no batch if there is no payload.  A frame with one buffer is sent from where the
+buffer lies.  One with several is gathered first: a record batch has one body, and 500 columns of a
+few KB cost more than a copy of 2 MB between warm buffers.
 
 [Note: ending an exchange]
 - ``shutdown()`` waits for open exchanges, for ever.  So it runs beside the roster, which ends them.
-- The accepting end has nothing to cancel an exchange with, and may not return while a thread reads.  It cuts the connection
-  instead (:func:`pserver.carriers.endpoint.cut`), which every stream has for itself alone; reads and writes then fail at once.
+- The accepting end has nothing to cancel an exchange with, and may not return while a thread reads.
+  It cuts the connection instead (:func:`pserver.carriers.endpoint.cut`), which every stream has for
+  itself alone; reads and writes then fail at once.
 - A client that was killed reads as a clean end.  ``context.is_cancelled()`` tells the two apart.
-- No read or write has a timeout; ``reader.cancel()`` from another thread ends both at the connecting end.
-- ``writer.done_writing()`` and ``writer.close()`` may finish the call, which reads what is left: beside another thread's read
-  gRPC aborts the process.  So an end closes with a message without header or payload, and whoever reads last finishes the call.
+- No read or write has a timeout; ``reader.cancel()`` from another thread ends both at the
+  connecting end.
+- ``writer.done_writing()`` and ``writer.close()`` may finish the call, which reads what is left:
+  beside another thread's read gRPC aborts the process.  So an end closes with a message without
+  header or payload, and whoever reads last finishes the call.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ from pserver.wire_pb2 import Frame
 _log = logging.getLogger(__name__)
 SCHEMA = pa.schema([pa.field("payload", pa.uint8(), nullable=False)])
 DESCRIPTOR = fl.FlightDescriptor.for_command(b"pserver.Exchange")
-OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]  # see [Note: ending an exchange]
+# see [Note: ending an exchange]
+OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 _GONE = (fl.FlightError, pa.ArrowException, OSError)
 
 
@@ -47,18 +52,24 @@ class FlightStream:
     def __init__(self, peer: str, reader: Any, writer: Any) -> None:
         self.peer = peer
         self._reader, self._writer = reader, writer
-        self._writing = Lock()  # one call into the writer at a time; guards _closed.  A broken call leaves it at once
+        # one call into the writer at a time; guards _closed.  A broken call leaves it at once
+        self._writing = Lock()
         self._cancelled = False
         self._closed = False  # no call into the writer any more
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
         """See :class:`pserver.stream.Stream`."""
-        assert header.kind and not header.payload, "a frame has a kind, and its payload travels beside its header"
+        assert header.kind and not header.payload, (
+            "a frame has a kind, and its payload travels beside its header"
+        )
         head, body = pa.py_buffer(header.SerializeToString()), _gathered(payload)
         try:
             with self._writing:
                 if self._cancelled or self._closed:
-                    raise Unreachable(f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'is closed'}")
+                    raise Unreachable(
+                        f"{self.peer}: the stream "
+                        f"{'was cancelled' if self._cancelled else 'is closed'}"
+                    )
                 if body is None:
                     self._writer.write_metadata(head)
                 else:
@@ -76,7 +87,11 @@ class FlightStream:
         except fl.FlightError as error:
             raise self._broken(error) from error
         except (pa.ArrowException, OSError) as error:  # what came could not be read
-            raise self._broken(error) if self._cancelled else CorruptFrame(f"{self.peer}: {_first_line(error)}") from error
+            raise (
+                self._broken(error)
+                if self._cancelled
+                else CorruptFrame(f"{self.peer}: {_first_line(error)}")
+            ) from error
         if chunk.app_metadata is not None and not chunk.app_metadata.size and chunk.data is None:
             return None
         if chunk.app_metadata is None:
@@ -112,7 +127,10 @@ class _Accepted(FlightStream):
         self._context = context
 
     def close(self) -> None:
-        """See :class:`pserver.stream.Stream`.  Waits for another thread's send: after the handler's return it would crash."""
+        """See :class:`pserver.stream.Stream`.
+
+        Waits for another thread's send: after the handler's return it would crash.
+        """
         with self._writing:
             self._closed = True
 
@@ -126,7 +144,10 @@ class _Accepted(FlightStream):
 
 
 class _Connected(FlightStream):
-    """The client's end.  The peer's last frame, or ``cancel``, releases the connection: see [Note: ending an exchange]."""
+    """The client's end.
+
+    The peer's last frame, or ``cancel``, releases the connection: see [Note: ending an exchange].
+    """
 
     def __init__(self, peer: str, client: Any, reader: Any, writer: Any) -> None:
         super().__init__(peer, reader, writer)
@@ -170,7 +191,9 @@ class _Connected(FlightStream):
             raise self._broken(error or ConnectionError())
 
     def _release(self, reading: bool = False) -> Exception | None:
-        """Takes the call's status, once, and lets the connection go; left to the thread that reads (``reading``), if one does."""
+        """Takes the call's status, once, and lets the connection go; left to the thread that reads
+        (``reading``), if one does.
+        """
         with self._state:
             if self._released or self._reading != reading:
                 return None
@@ -200,7 +223,9 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """One exchange, in a thread that Flight made for it."""
         if descriptor.command != DESCRIPTOR.command:
-            raise fl.FlightServerError(f"expected an exchange {DESCRIPTOR.command!r}, got {descriptor.command!r}")
+            raise fl.FlightServerError(
+                f"expected an exchange {DESCRIPTOR.command!r}, got {descriptor.command!r}"
+            )
         writer.begin(SCHEMA)
         self._roster.run(_Accepted(context, reader, writer))
 
@@ -241,13 +266,16 @@ def connect(host: str, port: int, *, deadline_seconds: float) -> FlightStream:
     """
     reach(host, port, deadline_seconds)
     client = fl.FlightClient(f"grpc+tcp://{spell(host, port)}", generic_options=OPTIONS)
-    try:  # an exchange has no deadline, so let a call that has one find out whether the connection works
+    # an exchange has no deadline, so let a call that has one find out whether the connection works
+    try:
         list(client.list_flights(options=fl.FlightCallOptions(timeout=deadline_seconds)))
         writer, reader = client.do_exchange(DESCRIPTOR)
     except _GONE as error:
         client.close()
         reason = _first_line(error)
-        raise Unreachable(f"no answer at {spell(host, port)} within {deadline_seconds:g} s: {reason}") from error
+        raise Unreachable(
+            f"no answer at {spell(host, port)} within {deadline_seconds:g} s: {reason}"
+        ) from error
     with suppress(*_GONE):  # the peer has ended the stream already: what it sent can still be read
         writer.begin(SCHEMA)
     return _Connected(spell(host, port), client, reader, writer)
@@ -263,7 +291,9 @@ def _gathered(payload: Sequence[Buffer]) -> Buffer | None:
 
 def _batch(body: Buffer) -> Any:
     """A record batch whose only buffer is ``body``, not copied."""
-    column = pa.Array.from_buffers(pa.uint8(), memoryview(body).nbytes, [None, pa.py_buffer(body)], null_count=0)
+    column = pa.Array.from_buffers(
+        pa.uint8(), memoryview(body).nbytes, [None, pa.py_buffer(body)], null_count=0
+    )
     return pa.RecordBatch.from_arrays([column], schema=SCHEMA)
 
 
@@ -276,7 +306,9 @@ def _payload(batch: Any) -> memoryview:
     if batch is None:
         return memoryview(b"")
     if [field.type for field in batch.schema] != [pa.uint8()] or batch.column(0).null_count:
-        raise CorruptFrame(f"expected one column of uint8 without nulls, got {batch.schema.to_string()!r}")
+        raise CorruptFrame(
+            f"expected one column of uint8 without nulls, got {batch.schema.to_string()!r}"
+        )
     column = batch.column(0)
     start, body = column.offset, column.buffers()[1]
     view = memoryview(b"" if body is None else body).cast("B")[start : start + len(column)]

@@ -1,11 +1,13 @@
-"""``ParameterServer.Exchange`` over plain grpcio, on the control port: for one-port deployments and clients in other languages.
+"""``ParameterServer.Exchange`` over plain grpcio, on the control port: for one-port deployments and
+clients in other languages.
 
-grpcio hands a message over as ``bytes`` and no other way, so sending joins header and payload once; receiving copies nothing.
+grpcio hands a message over as ``bytes`` and no other way, so sending joins header and payload once;
+receiving copies nothing.
 
-[Note: two threads a stream, on the accepting end]  grpcio pulls what we send out of an iterator in a thread of its pool, and
-the handler wants to send whenever it likes, so the handler has a thread of its own and a :class:`Pipe` stands between.  The
-pool must have a thread for every stream besides those for control calls: see ``POOL_THREADS``.
-"""
+[Note: two threads a stream, on the accepting end]  grpcio pulls what we send out of an iterator in
+a thread of its pool, and the handler wants to send whenever it likes, so the handler has a thread
+of its own and a :class:`Pipe` stands between.  The pool must have a thread for every stream besides
+those for control calls: see ``POOL_THREADS``."""
 
 from __future__ import annotations
 
@@ -26,13 +28,16 @@ from pserver.wire_pb2 import Frame
 SERVICE = "pserver.ParameterServer"
 POOL_THREADS = 512  # made only when needed; as many streams and waiting calls at once
 SETTLE_SECONDS = 0.05
-MESSAGE_BYTES = 2**26  # frames are a few MB; a program with many slices may be larger than grpcio's default of 4 MB
+# frames are a few MB; a program with many slices may be larger than grpcio's default of 4 MB
+MESSAGE_BYTES = 2**26
 OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),  # a cluster's hosts are not behind the proxy that fetches packages
+    # a cluster's hosts are not behind the proxy that fetches packages
+    ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),  # two servers on one port are a mistake
-    ("grpc.use_local_subchannel_pool", 1),  # a connection for each stream: see architecture, tensors never starve a heartbeat
+    # a connection for each stream: see architecture, tensors never starve a heartbeat
+    ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
@@ -51,8 +56,15 @@ class GrpcStream:
         self._over = Event()  # the call has ended, for whatever reason
         self._cancelled = False
 
-    def attach(self, incoming: Iterator[bytes], end: Callable[[], object], release: Callable[[], object] | None) -> None:
-        """Gives the stream its call: what arrives, how to cancel it, and (connecting end only) what to do last."""
+    def attach(
+        self,
+        incoming: Iterator[bytes],
+        end: Callable[[], object],
+        release: Callable[[], object] | None,
+    ) -> None:
+        """Gives the stream its call: what arrives, how to cancel it, and (connecting end only) what
+        to do last.
+        """
         self._incoming, self._end, self._accepting = incoming, end, release is None
         self._release = release or (lambda: None)
 
@@ -70,7 +82,8 @@ class GrpcStream:
             raise self._broken(_reason(error)) from error
         if message is not None:
             return decode(message)
-        if self._accepting and self._over.wait(SETTLE_SECONDS):  # grpcio may tell the end of input before the cancellation
+        # grpcio may tell the end of input before the cancellation
+        if self._accepting and self._over.wait(SETTLE_SECONDS):
             raise self._broken("the peer is gone or has cancelled it")
         self._release()
         return None
@@ -82,7 +95,8 @@ class GrpcStream:
     def cancel(self) -> None:
         """See :class:`pserver.stream.Stream`."""
         self._cancelled = True
-        self._end()  # before the pipe breaks: the accepting end's call must not end as if all were well
+        # before the pipe breaks: the accepting end's call must not end as if all were well
+        self._end()
         self.ended()
         self._release()
 
@@ -94,7 +108,9 @@ class GrpcStream:
 
     def _broken(self, reason: str) -> Unreachable:
         self._release()
-        return Unreachable(f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'broke: ' + reason}")
+        return Unreachable(
+            f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'broke: ' + reason}"
+        )
 
 
 class Exchanges:
@@ -105,8 +121,11 @@ class Exchanges:
 
     def add_to(self, server: grpc.Server) -> None:
         """Adds the method, beside whatever else the server has of the service."""
-        method = grpc.stream_stream_rpc_method_handler(self.exchange)  # no serializers: bytes in and out
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Exchange": method}),))
+        # no serializers: bytes in and out
+        method = grpc.stream_stream_rpc_method_handler(self.exchange)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Exchange": method}),)
+        )
 
     def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """One call.  See [Note: two threads a stream, on the accepting end]."""
@@ -114,11 +133,15 @@ class Exchanges:
         stream.attach(requests, context.cancel, None)
         if not context.add_callback(stream.ended):
             return
-        Thread(target=self._roster.run, args=(stream,), name=f"exchange {stream.peer}", daemon=True).start()
+        Thread(
+            target=self._roster.run, args=(stream,), name=f"exchange {stream.peer}", daemon=True
+        ).start()
         yield from stream.outgoing.drain()
 
     def close(self, grace_seconds: float) -> None:
-        """Ends all open exchanges as :meth:`pserver.stream.Listener.close` says; the server itself goes on."""
+        """Ends all open exchanges as :meth:`pserver.stream.Listener.close` says; the server itself
+        goes on.
+        """
         self._roster.close(grace_seconds)
 
 
@@ -163,7 +186,10 @@ def connect(host: str, port: int, *, deadline_seconds: float) -> GrpcStream:
         grpc.channel_ready_future(channel).result(timeout=deadline_seconds)
     except grpc.FutureTimeoutError as error:
         channel.close()
-        raise Unreachable(f"no answer at {spell(host, port)} within {deadline_seconds:g} s: it does not speak gRPC") from error
+        raise Unreachable(
+            f"no answer at {spell(host, port)} within {deadline_seconds:g} s: it does not speak "
+            "gRPC"
+        ) from error
     stream = GrpcStream(spell(host, port))
     call = channel.stream_stream(f"/{SERVICE}/Exchange")(stream.outgoing.drain())
     stream.attach(call, call.cancel, channel.close)

@@ -1,4 +1,5 @@
-"""The twin for tests: streams between threads of one process, with the semantics of the carriers that cross a network.
+"""The twin for tests: streams between threads of one process, with the semantics of the carriers
+that cross a network.
 
 A "port" is a number in a table of this module.  Payloads are copied on sending, as a network does.
 """
@@ -23,7 +24,10 @@ _ports = itertools.count(1_000_000)  # no TCP port, so that a mix-up shows
 
 
 class InprocessStream:
-    """One end of a pair of pipes.  The accepting end's ``close`` ends both directions, as the end of an RPC does."""
+    """One end of a pair of pipes.
+
+    The accepting end's ``close`` ends both directions, as the end of an RPC does.
+    """
 
     carrier = "inprocess"
 
@@ -71,7 +75,9 @@ class InprocessListener:
         here = spell(self.host, self.port)
         up, down = Pipe(), Pipe()
         stream = InprocessStream(here, up, down, accepting=True)
-        Thread(target=self._roster.run, args=(stream,), name=f"exchange {here}", daemon=True).start()
+        Thread(
+            target=self._roster.run, args=(stream,), name=f"exchange {here}", daemon=True
+        ).start()
         return InprocessStream(here, down, up, accepting=False)
 
     def close(self, grace_seconds: float) -> None:
@@ -88,7 +94,9 @@ def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> Inprocess
         ValueError: a certain port is asked for.
     """
     if port:
-        raise ValueError(f"port: expected 0, because ports in one process are numbers of its own, got {port}")
+        raise ValueError(
+            f"port: expected 0, because ports in one process are numbers of its own, got {port}"
+        )
     return InprocessListener(handle, host)
 
 
@@ -101,5 +109,8 @@ def connect(host: str, port: int, *, deadline_seconds: float) -> InprocessStream
     with _lock:
         listener = _listeners.get(port)
     if listener is None:
-        raise Unreachable(f"no answer at {spell(host, port)} within {deadline_seconds:g} s: nobody in this process listens there")
+        raise Unreachable(
+            f"no answer at {spell(host, port)} within {deadline_seconds:g} s: nobody in this "
+            "process listens there"
+        )
     return listener.accept()

@@ -13,11 +13,12 @@ LIMIT_ITEMS = 256
 
 
 class Pipe:
-    """One direction of a stream: messages of bytes in order, then an end (``close``) or a break (``break_``).
+    """One direction of a stream: messages of bytes in order, then an end (``close``) or a break
+    (``break_``).
 
-    ``put`` waits while ``LIMIT_BYTES`` or ``LIMIT_ITEMS`` are waiting, ``get`` while nothing is; there is no deadline, because
-    whoever owns the stream breaks it when a peer has been silent for too long.
-    """
+    ``put`` waits while ``LIMIT_BYTES`` or ``LIMIT_ITEMS`` are waiting, ``get`` while nothing is;
+    there is no deadline, because whoever owns the stream breaks it when a peer has been silent for
+    too long."""
 
     def __init__(self) -> None:
         self._changed = Condition()  # guards everything below; nothing blocks under it
@@ -75,7 +76,9 @@ class Pipe:
             self._changed.notify_all()
 
     def break_(self, reason: str) -> None:
-        """Everyone who waits, or comes later, gets ``Unreachable(reason)``; the first reason stays."""
+        """Everyone who waits, or comes later, gets ``Unreachable(reason)``; the first reason
+        stays.
+        """
         with self._changed:
             self._broken = self._broken or reason
             self._changed.notify_all()

@@ -1,18 +1,20 @@
-"""A segment of memory that two processes of one host share, and the slots in it that payloads travel in.
+"""A segment of memory that two processes of one host share, and the slots in it that payloads
+travel in.
 
 ::
 
     one memfd:   | slot | slot | slot ...  from the connecting end | slot | slot ...  to it |
 
-A segment has no name: it lives as long as a process holds it, so one that was killed leaves nothing behind, and the size of
-/dev/shm does not matter.  A slot is as long as what it holds; it stands behind the one before it, or at the direction's begin
-where the rest is too short.  So both ends know where each is, and nothing has to be said but how many were filled, how long they
-are, and how many were read.
+A segment has no name: it lives as long as a process holds it, so one that was killed leaves nothing
+behind, and the size of /dev/shm does not matter.  A slot is as long as what it holds; it stands
+behind the one before it, or at the direction's begin where the rest is too short.  So both ends
+know where each is, and nothing has to be said but how many were filled, how long they are, and how
+many were read.
 
-[Note: a segment may come from a stranger]  Whoever maps a file that another process can shorten dies of a bus error when that
-happens.  So the end that makes a segment seals its size, and the end that takes it looks at the seals before it maps.
-Its pages are allocated when it is made: where there is no room for them, that is an error there, and not a crash later.
-"""
+[Note: a segment may come from a stranger]  Whoever maps a file that another process can shorten
+dies of a bus error when that happens.  So the end that makes a segment seals its size, and the end
+that takes it looks at the seals before it maps. Its pages are allocated when it is made: where
+there is no room for them, that is an error there, and not a crash later."""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from collections.abc import Iterator, Sequence
 from pserver.codec import copy_bytes
 
 SLOT_BYTES = 2**21  # the longest: a frame of codec.CHUNK_BYTES
-SLOTS = 2  # of that length a direction: one is filled while another is read.  More were no faster, and are memory of both ends
+# of that length a direction: one is filled while another is read.  More were no faster, and are
+# memory of both ends
+SLOTS = 2
 WAY_BYTES = SLOTS * SLOT_BYTES
 SEGMENT_BYTES = 2 * WAY_BYTES
 ALIGNMENT = 64  # of a slot's begin: a line of the processor's caches
@@ -50,12 +54,17 @@ def make() -> int:
 
 
 def attach(descriptor: int) -> tuple[memoryview, memoryview]:
-    """The two halves of a segment: what the connecting end writes, and what it reads.  They live as long as a view of them.
+    """The two halves of a segment: what the connecting end writes, and what it reads.  They live as
+    long as a view of them.
 
     Raises:
-        OSError: it is no sealed segment of our size (see [Note: a segment may come from a stranger]), or cannot be mapped.
+        OSError: it is no sealed segment of our size (see [Note: a segment may come from a
+            stranger]), or cannot be mapped.
     """
-    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() != _seals() or os.fstat(descriptor).st_size != SEGMENT_BYTES:
+    if (
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() != _seals()
+        or os.fstat(descriptor).st_size != SEGMENT_BYTES
+    ):
         raise OSError(f"expected a sealed segment of {SEGMENT_BYTES} bytes")
     memory = memoryview(mmap.mmap(descriptor, SEGMENT_BYTES, mmap.MAP_SHARED))
     return memory[:WAY_BYTES], memory[WAY_BYTES:]
@@ -71,7 +80,8 @@ class Ring:
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         self._next = 0
-        self._taken: deque[int] = deque()  # bytes of each slot that is in use, with what had to be left out before it
+        # bytes of each slot that is in use, with what had to be left out before it
+        self._taken: deque[int] = deque()
         self._left = WAY_BYTES
 
     @property

@@ -18,12 +18,16 @@ class Roster:
 
     def __init__(self, handle: Handler) -> None:
         self._handle = handle
-        self._changed = Condition()  # guards the two below; neither handlers nor cancel run under it
+        # guards the two below; neither handlers nor cancel run under it
+        self._changed = Condition()
         self._open: set[Stream] = set()
         self._closing = False
 
     def run(self, stream: Stream) -> None:
-        """The handler, to its end, in this thread; what it raises is logged and breaks the stream.  Nothing runs once closing."""
+        """The handler, to its end, in this thread; what it raises is logged and breaks the stream.
+
+        Nothing runs once closing.
+        """
         with self._changed:
             refused = self._closing
             if not refused:
@@ -46,7 +50,9 @@ class Roster:
                 self._changed.notify_all()
 
     def close(self, grace_seconds: float) -> None:
-        """Refuses new streams, waits this long for the open ones, then cancels them and waits ``CANCEL_SECONDS`` more."""
+        """Refuses new streams, waits this long for the open ones, then cancels them and waits
+        ``CANCEL_SECONDS`` more.
+        """
         with self._changed:
             self._closing = True
             self._wait_until_empty(grace_seconds)
@@ -55,7 +61,10 @@ class Roster:
             stream.cancel()
         with self._changed:
             if not self._wait_until_empty(CANCEL_SECONDS if late else 0):
-                _log.error("handlers still running after cancel: %s", ", ".join(stream.peer for stream in self._open))
+                _log.error(
+                    "handlers still running after cancel: %s",
+                    ", ".join(stream.peer for stream in self._open),
+                )
 
     def _wait_until_empty(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -1,19 +1,21 @@
-"""Shared memory between processes of one host: payloads in a segment that both ends map, everything else over unix sockets.
+"""Shared memory between processes of one host: payloads in a segment that both ends map, everything
+else over unix sockets.
 
 ::
 
     sender      copies a payload into the next slot; says so on the socket, with the frame's header
     receiver    reads the header, gives out a view of the slot; says that the slot is free when it is asked for the next frame
 
-A stream has two sockets, one a direction: frames go down a socket and free slots come back up it, so that a thread that sends
-and a thread that receives never read each other's news.  Whoever waits waits in the kernel, for a socket: the sender for a
-free slot, the receiver for a frame.  A peer that dies closes its sockets, which ends every wait at once.  A payload too
-small for a slot to be worth its while travels behind its header.
+A stream has two sockets, one a direction: frames go down a socket and free slots come back up it,
+so that a thread that sends and a thread that receives never read each other's news.  Whoever waits
+waits in the kernel, for a socket: the sender for a free slot, the receiver for a frame.  A peer
+that dies closes its sockets, which ends every wait at once.  A payload too small for a slot to be
+worth its while travels behind its header.
 
-[Note: finding each other]  The listener's "port" is a random number, and its socket has a name made of it in the abstract
-namespace: no file, gone with the process.  That namespace is as wide as the network namespace, so a trainer on another
-host, or in a container with a network of its own, finds nobody there, and takes the next carrier.
-"""
+[Note: finding each other]  The listener's "port" is a random number, and its socket has a name made
+of it in the abstract namespace: no file, gone with the process.  That namespace is as wide as the
+network namespace, so a trainer on another host, or in a container with a network of its own, finds
+nobody there, and takes the next carrier."""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ GREETING = b"pserver shm 1"  # with the segment and the socket of the other dire
 WELCOME = b"ok"
 GREETING_SECONDS = 5.0
 RETRY_SECONDS = 0.1
-PRELUDE = struct.Struct("<BIQ")  # of a frame: how its payload travels, bytes of header, bytes of payload
+# of a frame: how its payload travels, bytes of header, bytes of payload
+PRELUDE = struct.Struct("<BIQ")
 END, INLINE, IN_SLOTS = 0, 1, 2
 FILLED = b"+"  # one more slot of the same payload
 FREE = b"-"  # one for each slot that has been read
@@ -65,8 +68,10 @@ class ShmStream:
         self._in, self._reading = incoming
         self._file = self._in.makefile("rb", 2**16)
         self._accepting = accepting
-        self._sending = RLock()  # held while a frame leaves; guards _out.  A broken stream lets go of it at once
-        self._receiving = RLock()  # held while one arrives; guards _in and _file.  Taken before _sending, never after
+        # held while a frame leaves; guards _out.  A broken stream lets go of it at once
+        self._sending = RLock()
+        # held while one arrives; guards _in and _file.  Taken before _sending, never after
+        self._receiving = RLock()
         self._state = Lock()  # guards the two below; nothing blocks under it
         self._cancelled = False
         self._closed = False  # nothing leaves any more
@@ -78,19 +83,33 @@ class ShmStream:
         Raises:
             ValueError: the frame has more than 64 MB.
         """
-        assert header.kind and not header.payload, "a frame has a kind, and its payload travels beside its header"
-        head, pieces = header.SerializeToString(), [memoryview(piece).cast("B") for piece in payload]
+        assert header.kind and not header.payload, (
+            "a frame has a kind, and its payload travels beside its header"
+        )
+        head, pieces = (
+            header.SerializeToString(),
+            [memoryview(piece).cast("B") for piece in payload],
+        )
         size = sum(piece.nbytes for piece in pieces)
         if max(len(head), size) > FRAME_BYTES:
-            raise ValueError(f"expected a frame of at most {FRAME_BYTES} bytes, got {len(head)} of header, {size} of payload")
+            raise ValueError(
+                f"expected a frame of at most {FRAME_BYTES} bytes, got {len(head)} of header, "
+                f"{size} of payload"
+            )
         with self._sending:
             if self._closed or self._cancelled:
-                raise Unreachable(f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'is closed'}")
+                raise Unreachable(
+                    f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'is closed'}"
+                )
             try:
                 if size <= INLINE_BYTES:
-                    self._out.sendall(b"".join((PRELUDE.pack(INLINE, len(head), size), head, *pieces)))
+                    self._out.sendall(
+                        b"".join((PRELUDE.pack(INLINE, len(head), size), head, *pieces))
+                    )
                 else:
-                    self._send_in_slots(PRELUDE.pack(IN_SLOTS, len(head), size) + head, pieces, size)
+                    self._send_in_slots(
+                        PRELUDE.pack(IN_SLOTS, len(head), size) + head, pieces, size
+                    )
             except OSError as error:
                 raise self._broken(error) from error
 
@@ -116,12 +135,14 @@ class ShmStream:
                 return self._frame()
             except OSError as error:
                 self._hang_up()
-                raise self._broken(error) from error  # no name for it: a cycle would keep the last payload, hence the segment
+                # no name for it: a cycle would keep the last payload, hence the segment
+                raise self._broken(error) from error
 
     def _give_back(self) -> None:
         """The slots that the last frame was read from."""
         if self._reading.used:
-            with suppress(BrokenPipeError, ConnectionResetError):  # the peer has ended; what it sent can still be read
+            # the peer has ended; what it sent can still be read
+            with suppress(BrokenPipeError, ConnectionResetError):
                 self._in.sendall(FREE * self._reading.used)
             self._reading.free(self._reading.used)
 
@@ -133,7 +154,9 @@ class ShmStream:
                 self._hang_up()
             return None
         if kind not in (INLINE, IN_SLOTS) or max(head_size, size) > FRAME_BYTES:
-            raise CorruptFrame(f"{self.peer}: expected a frame, got kind {kind} of {head_size} and {size} bytes")
+            raise CorruptFrame(
+                f"{self.peer}: expected a frame, got kind {kind} of {head_size} and {size} bytes"
+            )
         head = parse_header(self._exactly(head_size))
         if kind == INLINE:
             return head, memoryview(self._exactly(size))
@@ -142,11 +165,15 @@ class ShmStream:
         return head, self._joined(size)
 
     def _joined(self, size: int) -> memoryview:
-        """A payload of several slots; each is given back as soon as it is read, so that it may be larger than all of them."""
+        """A payload of several slots; each is given back as soon as it is read, so that it may be
+        larger than all of them.
+        """
         whole, position = memoryview(bytearray(size)), 0
         for filled in ring.slots_of(size):
             if position and self._exactly(len(FILLED)) != FILLED:
-                raise CorruptFrame(f"{self.peer}: expected the next slot of a payload of {size} bytes")
+                raise CorruptFrame(
+                    f"{self.peer}: expected the next slot of a payload of {size} bytes"
+                )
             copy_bytes(whole[position : position + filled], self._reading.take(filled))
             self._give_back()
             position += filled
@@ -175,7 +202,10 @@ class ShmStream:
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Ends both sockets, and gives them back when nobody waits for them any more.  The peer still reads what has left."""
+        """Ends both sockets, and gives them back when nobody waits for them any more.
+
+        The peer still reads what has left.
+        """
         with self._state:
             self._closed = True
         for end in (self._out, self._in):
@@ -190,7 +220,9 @@ class ShmStream:
             self._filling.release()
 
     def _broken(self, error: Exception) -> Unreachable:
-        return Unreachable(f"{self.peer}: the stream {'was cancelled' if self._cancelled else f'broke: {error}'}")
+        return Unreachable(
+            f"{self.peer}: the stream {'was cancelled' if self._cancelled else f'broke: {error}'}"
+        )
 
 
 class ShmListener:
@@ -207,7 +239,9 @@ class ShmListener:
             self._socket.listen()
         except OSError as error:
             self._socket.close()
-            raise OSError(f"cannot listen on shared memory's number {self.port}: {error.strerror or error}") from error
+            raise OSError(
+                f"cannot listen on shared memory's number {self.port}: {error.strerror or error}"
+            ) from error
         self._thread = Thread(target=self._accept, name=f"shm {self.port}", daemon=True)
         self._thread.start()
 
@@ -218,9 +252,15 @@ class ShmListener:
             except OSError as error:
                 if self._closing.wait(RETRY_SECONDS):
                     return
-                _log.warning("shared memory: cannot accept a stream: %s", error)  # no descriptor is left, and may be soon
+                # no descriptor is left, and may be soon
+                _log.warning("shared memory: cannot accept a stream: %s", error)
                 continue
-            Thread(target=self._serve, args=(connection,), name=f"exchange shm {self.port}", daemon=True).start()
+            Thread(
+                target=self._serve,
+                args=(connection,),
+                name=f"exchange shm {self.port}",
+                daemon=True,
+            ).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -242,7 +282,8 @@ class ShmListener:
 
 
 def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> ShmListener:
-    """Accepts streams from this host; ``port`` is a number of our own, 0 a random one, and ``host`` does not matter.
+    """Accepts streams from this host; ``port`` is a number of our own, 0 a random one, and ``host``
+    does not matter.
 
     Raises:
         OSError: this system cannot, or has no room for it; one sentence.
@@ -254,7 +295,8 @@ def connect(host: str, port: int, *, deadline_seconds: float) -> ShmStream:
     """Opens a stream.
 
     Raises:
-        Unreachable: nobody of that number is on this host, or there is no room for a segment at one of the ends.
+        Unreachable: nobody of that number is on this host, or there is no room for a segment at one
+            of the ends.
     """
     here = spell(host, port)
     near, far = socket.socketpair()
@@ -272,7 +314,9 @@ def connect(host: str, port: int, *, deadline_seconds: float) -> ShmStream:
         for end in (near, outgoing):
             end.close()
         reason = error.strerror or error
-        raise Unreachable(f"no shared memory with {here} within {deadline_seconds:g} s: {reason}") from error
+        raise Unreachable(
+            f"no shared memory with {here} within {deadline_seconds:g} s: {reason}"
+        ) from error
     finally:
         far.close()
         if segment >= 0:
@@ -287,10 +331,19 @@ def _greeted(connection: socket.socket) -> ShmStream:
         OSError: who called is none of us, or what it gave cannot be used.
     """
     connection.settimeout(GREETING_SECONDS)
-    greeting, descriptors, _, _ = socket.recv_fds(connection, len(GREETING), 2, socket.MSG_CMSG_CLOEXEC)
+    greeting, descriptors, _, _ = socket.recv_fds(
+        connection, len(GREETING), 2, socket.MSG_CMSG_CLOEXEC
+    )
     try:
-        if greeting != GREETING or len(descriptors) != 2 or not stat.S_ISSOCK(os.fstat(descriptors[1]).st_mode):
-            raise OSError(f"expected {GREETING!r} with a segment and a socket, got {greeting!r} with {len(descriptors)}")
+        if (
+            greeting != GREETING
+            or len(descriptors) != 2
+            or not stat.S_ISSOCK(os.fstat(descriptors[1]).st_mode)
+        ):
+            raise OSError(
+                f"expected {GREETING!r} with a segment and a socket, got {greeting!r} with "
+                f"{len(descriptors)}"
+            )
         theirs, ours = ring.attach(descriptors[0])
         back = socket.socket(fileno=os.dup(descriptors[1]))
     finally:
@@ -304,7 +357,12 @@ def _greeted(connection: socket.socket) -> ShmStream:
     connection.settimeout(None)
     back.settimeout(None)
     pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    return ShmStream(f"process {pid} of this host", (back, Ring(ours)), (connection, Ring(theirs)), accepting=True)
+    return ShmStream(
+        f"process {pid} of this host",
+        (back, Ring(ours)),
+        (connection, Ring(theirs)),
+        accepting=True,
+    )
 
 
 def _name(port: int) -> str:

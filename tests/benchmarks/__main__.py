@@ -1,7 +1,7 @@
 """``make bench [ONLY=wire]``: measures, prints one table of ratios and writes build/bench.json.
 
-Each group of rows runs in a process of its own, with an end to its patience; what could not be measured says why.
-"""
+Each group of rows runs in a process of its own, with an end to its patience; what could not be
+measured says why."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ LOG = OUTPUT.with_suffix(".log")  # what torch, Flight and the servers say meanw
 
 def promises(group: str, only: str) -> list[Promise]:
     """The rows of a group whose names begin with ``only``."""
-    return [promise for promise in importlib.import_module(group).PROMISES if promise.name.startswith(only)]
+    return [
+        promise
+        for promise in importlib.import_module(group).PROMISES
+        if promise.name.startswith(only)
+    ]
 
 
 def measured(group: str, arguments: argparse.Namespace) -> list[Row]:
@@ -40,7 +44,16 @@ def measured(group: str, arguments: argparse.Namespace) -> list[Row]:
         return []
     LOG.parent.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile() as file, open(LOG, "a") as log:
-        command = [sys.executable, str(HERE), "--group", group, "--output", file.name, "--only", arguments.only]
+        command = [
+            sys.executable,
+            str(HERE),
+            "--group",
+            group,
+            "--output",
+            file.name,
+            "--only",
+            arguments.only,
+        ]
         command += ["--runs", str(arguments.runs), *(["--tiny"] if arguments.tiny else [])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
@@ -52,9 +65,14 @@ def measured(group: str, arguments: argparse.Namespace) -> list[Row]:
             why = f"the measurement did not end within {PATIENCE_SECONDS:g} s"
         finally:
             _end(process)
-        found = {facts.pop("name"): facts for facts in map(json.loads, Path(file.name).read_text().splitlines())}
+        found = {
+            facts.pop("name"): facts
+            for facts in map(json.loads, Path(file.name).read_text().splitlines())
+        }
     missing = Row(wanted[0], skipped=why or "nothing was measured")
-    return [Row(p, **found[p.name]) if p.name in found else replace(missing, promise=p) for p in wanted]
+    return [
+        Row(p, **found[p.name]) if p.name in found else replace(missing, promise=p) for p in wanted
+    ]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -70,8 +88,15 @@ def run_group(arguments: argparse.Namespace) -> None:
     """The process of one group: a line for each row."""
     module = importlib.import_module(arguments.group)
     with open(arguments.output, "a") as file:
-        for row in module.measure(promises(arguments.group, arguments.only), arguments.runs, arguments.tiny):
-            facts = {"value": row.value, "baseline": row.baseline, "runs": row.runs, "skipped": row.skipped}
+        for row in module.measure(
+            promises(arguments.group, arguments.only), arguments.runs, arguments.tiny
+        ):
+            facts = {
+                "value": row.value,
+                "baseline": row.baseline,
+                "runs": row.runs,
+                "skipped": row.skipped,
+            }
             print(json.dumps({"name": row.promise.name, **facts}), file=file, flush=True)
 
 
@@ -80,10 +105,17 @@ def table(rows: Sequence[Row]) -> Table:
     drawn = Table("row", "ours", "baseline", "compared with", "ratio", "target", "")
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        target = "" if row.promise.target is None else f"{'<=' if row.promise.most else '>='} {row.promise.target:g}"
+        target = (
+            ""
+            if row.promise.target is None
+            else f"{'<=' if row.promise.most else '>='} {row.promise.target:g}"
+        )
         verdict = {True: "[green]met", False: "[red]missed", None: ""}[row.met]
         against = f"not measured: {row.skipped}" if row.skipped else row.promise.against
-        values = [f"{value:.4g} {row.promise.unit}" if value is not None else "" for value in (row.value, row.baseline)]
+        values = [
+            f"{value:.4g} {row.promise.unit}" if value is not None else ""
+            for value in (row.value, row.baseline)
+        ]
         drawn.add_row(row.promise.name, *values, against, ratio, target, verdict)
     return drawn
 
@@ -93,7 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measures, and prints one table of ratios.")
     parser.add_argument("--only", default="", help="rows whose names begin so")
     parser.add_argument("--runs", type=int, default=9, help="of each contender")
-    parser.add_argument("--tiny", action="store_true", help="sizes that show only that the benchmark itself works")
+    parser.add_argument(
+        "--tiny", action="store_true", help="sizes that show only that the benchmark itself works"
+    )
     parser.add_argument("--group", help=argparse.SUPPRESS)
     parser.add_argument("--output", default=str(OUTPUT), help="the JSON file")
     arguments = parser.parse_args(argv)

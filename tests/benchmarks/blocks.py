@@ -1,4 +1,6 @@
-"""Rows: an optimizer block as a server runs it, and a captured program's step, beside torch itself; all in one process."""
+"""Rows: an optimizer block as a server runs it, and a captured program's step, beside torch itself;
+all in one process.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,20 @@ from transpiler import capture
 from transpiler.optimizers import SliceUpdater, row_of, rule_of
 
 SETTING = "one process, 1 thread, 16 M elements of float32"
-FUSED = Promise("wire/block Adam(fused=True) 64 MB", "one call of torch's fused kernel on the same memory", 0.95, setting=SETTING)
-DEFAULT = Promise("wire/block Adam 64 MB", "torch.optim.Adam in its default form", 2, setting=SETTING)
+FUSED = Promise(
+    "wire/block Adam(fused=True) 64 MB",
+    "one call of torch's fused kernel on the same memory",
+    0.95,
+    setting=SETTING,
+)
+DEFAULT = Promise(
+    "wire/block Adam 64 MB", "torch.optim.Adam in its default form", 2, setting=SETTING
+)
 PROGRAM = Promise(
-    "wire/program step", "the eager loop", 0.95, setting="one process, 1 thread, MLP of three layers of 256, Adam, batch 32"
+    "wire/program step",
+    "the eager loop",
+    0.95,
+    setting="one process, 1 thread, MLP of three layers of 256, Adam, batch 32",
 )
 PROMISES = (FUSED, DEFAULT, PROGRAM)
 
@@ -49,11 +61,24 @@ def _fused(elements: int, runs: int) -> Row:
     def kernel() -> None:
         torch._foreach_add_(steps, 1)
         torch._fused_adam_(
-            [values], [gradient], averages, squares, [], steps,
-            lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
-        )  # fmt: skip
+            [values],
+            [gradient],
+            averages,
+            squares,
+            [],
+            steps,
+            lr=1e-3,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
 
-    medians = alternate({"ours": timed(lambda: updater.update(gradient, row)), "torch": timed(kernel)}, runs)
+    medians = alternate(
+        {"ours": timed(lambda: updater.update(gradient, row)), "torch": timed(kernel)}, runs
+    )
     return Row(FUSED, medians["ours"], medians["torch"], runs)
 
 
@@ -63,13 +88,17 @@ def _default(elements: int, runs: int) -> Row:
     parameter = torch.zeros(elements)
     optimizer = torch.optim.Adam([parameter])
     parameter.grad = gradient
-    medians = alternate({"ours": timed(lambda: updater.update(gradient, row)), "torch": timed(optimizer.step)}, runs)
+    medians = alternate(
+        {"ours": timed(lambda: updater.update(gradient, row)), "torch": timed(optimizer.step)}, runs
+    )
     return Row(DEFAULT, medians["ours"], medians["torch"], runs)
 
 
 def _net(width: int) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(width, width), nn.ReLU())))
+    return nn.Sequential(
+        *(layer for _ in range(3) for layer in (nn.Linear(width, width), nn.ReLU()))
+    )
 
 
 def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Rows: a step's gradients pushed and its parameters pulled, over each carrier, beside the same bytes by other means."""
+"""Rows: a step's gradients pushed and its parameters pulled, over each carrier, beside the same
+bytes by other means.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,24 @@ MEDIUM = (  # 16 MB in 20 tensors
     Promise("wire/shm 16 MB, rpc", OWN, 1.5, setting=SETTING),
 )
 SMALL = (  # 300 of 1 KB
-    Promise("wire/flight 300 x 1 KB, rpc", "torch.distributed.rpc held to TCP, one call per tensor", 10, setting=SETTING),
-    Promise("wire/flight 300 x 1 KB, rpc at once", "the same, all calls at once", None, setting=SETTING),
+    Promise(
+        "wire/flight 300 x 1 KB, rpc",
+        "torch.distributed.rpc held to TCP, one call per tensor",
+        10,
+        setting=SETTING,
+    ),
+    Promise(
+        "wire/flight 300 x 1 KB, rpc at once", "the same, all calls at once", None, setting=SETTING
+    ),
 )
-BASELINES = {RAW: "raw", BARE: "bare", TCP: "rpc", OWN: "own", SMALL[0].against: "each", SMALL[1].against: "at once"}
+BASELINES = {
+    RAW: "raw",
+    BARE: "bare",
+    TCP: "rpc",
+    OWN: "own",
+    SMALL[0].against: "each",
+    SMALL[1].against: "at once",
+}
 PROMISES = (*LARGE, *MEDIUM, *SMALL)
 
 
@@ -42,7 +58,11 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     """All rows of this file that are wanted."""
     torch.set_num_threads(1)
     keep_memory()
-    for promises, count, elements in ((LARGE, 100, 160_000), (MEDIUM, 20, 200_000), (SMALL, 300, 256)):
+    for promises, count, elements in (
+        (LARGE, 100, 160_000),
+        (MEDIUM, 20, 200_000),
+        (SMALL, 300, 256),
+    ):
         chosen = [promise for promise in promises if promise in wanted]
         if chosen:
             yield from _block(chosen, 3 if tiny else count, 64 if tiny else elements, runs)
@@ -52,7 +72,9 @@ def _block(promises: list[Promise], count: int, elements: int, runs: int) -> Ite
     """The rows of one size, measured together."""
     size, port = count * elements * 4, free_port()
     others = Peer("raw", size), Peer("flight", size)
-    rpcs = [Peer("rpc", rank, port + 1 - tcp, tcp, count, elements) for tcp in (1, 0) for rank in (1, 0)]
+    rpcs = [
+        Peer("rpc", rank, port + 1 - tcp, tcp, count, elements) for tcp in (1, 0) for rank in (1, 0)
+    ]
     with (
         peers(*others, *rpcs) as ports,
         server("flight") as (_, flight_endpoint),
@@ -115,7 +137,9 @@ def _bare(port: int, size: int) -> Contender:
 
 
 def free_port() -> int:
-    """Two ports that nobody uses at the moment, the second behind the first: torch's rpc wants to be told."""
+    """Two ports that nobody uses at the moment, the second behind the first: torch's rpc wants to
+    be told.
+    """
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = int(one.getsockname()[1])
         with socket.create_server(("127.0.0.1", port + 1)):

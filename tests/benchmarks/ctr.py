@@ -1,4 +1,6 @@
-"""Rows: a click model whose embeddings are on a server, beside plain torch and DDP; and rows pulled and pushed, beside Flight."""
+"""Rows: a click model whose embeddings are on a server, beside plain torch and DDP; and rows pulled
+and pushed, beside Flight.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +23,46 @@ from transpiler.plan import Deployment, Rule
 from transpiler.tables import Segment, Table, Uniform
 
 COUNT = SLOTS * BATCH
-MODEL = "26 slots, batch 512, rows of 16, network of 400-400-1, Zipf 1.2 over 10 M ids, Adagrad, 1 thread each"
+MODEL = (
+    "26 slots, batch 512, rows of 16, network of 400-400-1, Zipf 1.2 over 10 M ids, Adagrad, "
+    "1 thread each"
+)
 ALONE = "the same model in plain torch, local nn.Embedding(sparse=True)"
 EXCHANGE = Promise(
-    "table/pull + push, Flight", "the same bytes through a bare Arrow Flight exchange", 0.7,
+    "table/pull + push, Flight",
+    "the same bytes through a bare Arrow Flight exchange",
+    0.7,
     setting="1 trainer, 1 server, 26 x 512 different ids of 16 floats, Adagrad, 1 thread each",
-)  # fmt: skip
+)
 STEPS = tuple(
     Promise(
-        f"table/CTR async step, {carrier}", ALONE, target, setting=f"1 trainer, 1 server, until every step is applied; {MODEL}"
+        f"table/CTR async step, {carrier}",
+        ALONE,
+        target,
+        setting=f"1 trainer, 1 server, until every step is applied; {MODEL}",
     )
     for carrier, target in (("shm", 0.95), ("flight", None))
 )
 CPU = Promise(
-    "table/CPU per million samples", f"{ALONE}, one process", 1.4, "s", True, f"2 trainers, 1 server, all processes; {MODEL}"
+    "table/CPU per million samples",
+    f"{ALONE}, one process",
+    1.4,
+    "s",
+    True,
+    f"2 trainers, 1 server, all processes; {MODEL}",
 )
-BESIDE = {"async": "everything on the server, async", "sync": "everything on the server, sync", "ddp": "DDP, rows not exchanged"}
+BESIDE = {
+    "async": "everything on the server, async",
+    "sync": "everything on the server, sync",
+    "ddp": "DDP, rows not exchanged",
+}
 MIXED = tuple(
-    Promise(f"mixed/CTR step, {name}", against, None, setting=f"2 trainers, 1 server: rows async, the network averaged; {MODEL}")
+    Promise(
+        f"mixed/CTR step, {name}",
+        against,
+        None,
+        setting=f"2 trainers, 1 server: rows async, the network averaged; {MODEL}",
+    )
     for name, against in BESIDE.items()
 )
 PROMISES = (EXCHANGE, *STEPS, CPU, *MIXED)
@@ -55,26 +79,35 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
         alone = {"alone": [Peer("ctr_plain", 0, rows)]}
         with _cast(alone, {name: (1, name, "async") for name in carriers}, rows) as groups:
             medians = alternate({name: _turn(group, steps) for name, group in groups.items()}, runs)
-        yield from (Row(promise, medians[name], medians["alone"], runs) for name, promise in carriers.items())
+        yield from (
+            Row(promise, medians[name], medians["alone"], runs)
+            for name, promise in carriers.items()
+        )
     if CPU in wanted:
         yield _cpu(rows, steps, runs)
     if chosen := [promise for promise in MIXED if promise in wanted]:
         yield from _mixed(chosen, rows, steps, runs)
 
 
-# ---- whole models --------------------------------------------------------------------------------------------------------
+# ---- whole models ----
 
 
 @contextmanager
 def _cast(
     others: Mapping[str, Sequence[Peer]], ours: Mapping[str, tuple[int, str, str]], rows: int
 ) -> Iterator[dict[str, Sequence[Peer]]]:
-    """Processes that are ready, by contender.  ``ours``: how many trainers, over which carrier, and in which mode."""
+    """Processes that are ready, by contender.
+
+    ``ours``: how many trainers, over which carrier, and in which mode.
+    """
     with ExitStack() as stack:
         groups = dict(others)
         for name, (trainers, carrier, place) in ours.items():
             _, endpoint = stack.enter_context(server(carrier))
-            groups[name] = [Peer("ctr_trainer", number, trainers, endpoint, carrier, place, rows) for number in range(trainers)]
+            groups[name] = [
+                Peer("ctr_trainer", number, trainers, endpoint, carrier, place, rows)
+                for number in range(trainers)
+            ]
         stack.enter_context(peers(*(peer for group in groups.values() for peer in group)))
         yield groups
 
@@ -92,21 +125,36 @@ def _turn(group: Sequence[Peer], steps: int) -> Contender:
 
 def _mixed(chosen: Sequence[Promise], rows: int, steps: int, runs: int) -> Iterator[Row]:
     port, names = free_port(), {promise.name.rpartition(" ")[2]: promise for promise in chosen}
-    others = {"ddp": [Peer("ctr_ddp", rank, 2, port, rows) for rank in range(2)]} if "ddp" in names else {}
-    ours = {place: (2, "auto", place) for place in ("mixed", "async", "sync") if place == "mixed" or place in names}
+    others = (
+        {"ddp": [Peer("ctr_ddp", rank, 2, port, rows) for rank in range(2)]}
+        if "ddp" in names
+        else {}
+    )
+    ours = {
+        place: (2, "auto", place)
+        for place in ("mixed", "async", "sync")
+        if place == "mixed" or place in names
+    }
     with _cast(others, ours, rows) as groups:
         medians = alternate({name: _turn(group, steps) for name, group in groups.items()}, runs)
-    yield from (Row(promise, medians["mixed"], medians[name], runs) for name, promise in names.items())
+    yield from (
+        Row(promise, medians["mixed"], medians[name], runs) for name, promise in names.items()
+    )
 
 
 def _cpu(rows: int, steps: int, runs: int) -> Row:
-    """CPU seconds of all processes for a million samples; what they compute before the first step does not count."""
+    """CPU seconds of all processes for a million samples; what they compute before the first step
+    does not count.
+    """
     with ExitStack() as stack:
         number, endpoint = stack.enter_context(server())
         ours = [Peer("ctr_trainer", rank, 2, endpoint, "auto", "async", rows) for rank in range(2)]
         alone = Peer("ctr_plain", 0, rows)
         stack.enter_context(peers(*ours, alone))
-        contenders = {"ours": _spending(ours, [number], steps), "alone": _spending([alone], [], steps * 2)}
+        contenders = {
+            "ours": _spending(ours, [number], steps),
+            "alone": _spending([alone], [], steps * 2),
+        }
         medians = alternate(contenders, runs)
     samples = steps * 2 * BATCH / 1e6
     return Row(CPU, medians["ours"] / samples, medians["alone"] / samples, runs)
@@ -124,18 +172,22 @@ def _spending(group: Sequence[Peer], servers: Sequence[int], steps: int) -> Cont
     return run
 
 
-# ---- rows alone ----------------------------------------------------------------------------------------------------------
+# ---- rows alone ----
 
 
 def _exchange(runs: int) -> Row:
     table = Table("emb", DIM, (Segment(0, DIM, 0),), initial=Uniform(-0.01, 0.01))
-    plan = plan_parameters([], [Rule("adagrad", {"lr": 0.05})], trainers=1, servers=1, tables=[table])
+    plan = plan_parameters(
+        [], [Rule("adagrad", {"lr": 0.05})], trainers=1, servers=1, tables=[table]
+    )
     up, down = COUNT * 8, COUNT * DIM * 4
     bare = Peer("flight_answers", down, 1)
     with ExitStack() as stack:
         (port,) = stack.enter_context(peers(bare))
         _, endpoint = stack.enter_context(server("flight"))
-        joined = Communicator(Deployment(plan, (endpoint,), trainer_id=0), {}, None, Connection(transport="flight"))
+        joined = Communicator(
+            Deployment(plan, (endpoint,), trainer_id=0), {}, None, Connection(transport="flight")
+        )
         joined.start()
         stack.callback(joined.leave)
         writer, reader = flight_client(int(port))

@@ -1,8 +1,7 @@
 """Processes of the click benchmarks: each answers lines, as those of peers.py do.
 
-A line is a number of steps; the answer: the seconds that they took, until every step was applied, and the CPU seconds since the
-process began.
-"""
+A line is a number of steps; the answer: the seconds that they took, until every step was applied,
+and the CPU seconds since the process began."""
 
 from __future__ import annotations
 
@@ -54,8 +53,12 @@ def network() -> nn.Sequential:
     """Two wide layers and a logit."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(SLOTS * DIM, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)
-    )  # fmt: skip
+        nn.Linear(SLOTS * DIM, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, 1),
+    )
 
 
 def stepping(model: nn.Module, optimizers: list[Any], seed: int, rows: int) -> Callable[[], None]:
@@ -96,7 +99,9 @@ def ddp(rank: int, world: int, port: int, rows: int) -> None:
     """One rank of DDP for the network; its rows are its own: nobody exchanges them."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
+    )
     model = Clicks(nn.Embedding(rows, DIM, sparse=True))
     model.net = nn.parallel.DistributedDataParallel(model.net)  # type: ignore[assignment]
     embedding = torch.optim.Adagrad(model.emb.parameters(), lr=RATE)
@@ -104,7 +109,15 @@ def ddp(rank: int, world: int, port: int, rows: int) -> None:
     dist.destroy_process_group()
 
 
-def trainer(number: int, trainers: int, endpoint: str, carrier: str, place: str, rows: int, rule: str = "adagrad") -> None:
+def trainer(
+    number: int,
+    trainers: int,
+    endpoint: str,
+    carrier: str,
+    place: str,
+    rows: int,
+    rule: str = "adagrad",
+) -> None:
     """One of ours.  ``rule``: of the network, and where it is "sgd" of the rows."""
     from trainer import DistributedEmbedding, Uniform, fleet
     from trainer.row_optimizers import SGD, Adagrad
@@ -112,9 +125,14 @@ def trainer(number: int, trainers: int, endpoint: str, carrier: str, place: str,
     os.environ["PSERVER_TRANSPORT"] = carrier
     strategy = fleet.DistributedStrategy()
     strategy.a_sync, strategy.a_sync_configs = PLACES[place] is not None, PLACES[place] or {}
-    fleet.init(fleet.UserDefinedRoleMaker(number, worker_num=trainers, server_endpoints=[endpoint]), strategy=strategy)
+    fleet.init(
+        fleet.UserDefinedRoleMaker(number, worker_num=trainers, server_endpoints=[endpoint]),
+        strategy=strategy,
+    )
     own = SGD(lr=RATE) if rule == "sgd" else Adagrad(lr=RATE)
-    model = fleet.distributed_model(Clicks(DistributedEmbedding(DIM, init=Uniform(-0.01, 0.01), optimizer=own)))
+    model = fleet.distributed_model(
+        Clicks(DistributedEmbedding(DIM, init=Uniform(-0.01, 0.01), optimizer=own))
+    )
     optimizer = fleet.distributed_optimizer(OPTIMIZERS[rule](model.parameters()))
 
     def drain() -> None:
@@ -126,7 +144,7 @@ def trainer(number: int, trainers: int, endpoint: str, carrier: str, place: str,
     fleet.finish()
 
 
-# ---- rows alone ----------------------------------------------------------------------------------------------------------
+# ---- rows alone ----
 
 SCHEMA = pa.schema([pa.field("payload", pa.uint8(), nullable=False)])
 
@@ -134,7 +152,9 @@ SCHEMA = pa.schema([pa.field("payload", pa.uint8(), nullable=False)])
 def message(memory: Any) -> Any:
     """Bytes as one record batch, not copied."""
     held = pa.py_buffer(memory)
-    return pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.uint8(), held.size, [None, held], null_count=0)], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [pa.Array.from_buffers(pa.uint8(), held.size, [None, held], null_count=0)], schema=SCHEMA
+    )
 
 
 class _Answers(fl.FlightServerBase):
@@ -163,5 +183,8 @@ def answers(*sizes: int) -> None:
 
 
 ROLES: dict[str, Callable[..., None]] = {
-    "ctr_plain": plain, "ctr_ddp": ddp, "ctr_trainer": trainer, "flight_answers": answers,
-}  # fmt: skip
+    "ctr_plain": plain,
+    "ctr_ddp": ddp,
+    "ctr_trainer": trainer,
+    "flight_answers": answers,
+}

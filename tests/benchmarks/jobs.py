@@ -1,4 +1,6 @@
-"""A trainer in this process, for benchmarks: parameters of given sizes, and a step of all their gradients."""
+"""A trainer in this process, for benchmarks: parameters of given sizes, and a step of all their
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,25 @@ class Trainer:
     """
 
     def __init__(
-        self, endpoints: Sequence[str], elements: Sequence[int], transport: str, number: int = 0, trainers: int = 1
+        self,
+        endpoints: Sequence[str],
+        elements: Sequence[int],
+        transport: str,
+        number: int = 0,
+        trainers: int = 1,
     ) -> None:
         self.parameters = {f"w{index}": torch.zeros(count) for index, count in enumerate(elements)}
         self.gradients = {name: torch.ones_like(value) for name, value in self.parameters.items()}
-        listed = [(name, tuple(value.shape), "float32", 0) for name, value in self.parameters.items()]
-        plan = plan_parameters(listed, [Rule("sgd", SGD)], trainers=trainers, servers=len(endpoints))
+        listed = [
+            (name, tuple(value.shape), "float32", 0) for name, value in self.parameters.items()
+        ]
+        plan = plan_parameters(
+            listed, [Rule("sgd", SGD)], trainers=trainers, servers=len(endpoints)
+        )
         connection = Connection(transport=transport)
-        self.communicator = Communicator(Deployment(plan, tuple(endpoints), trainer_id=number), self.parameters, None, connection)
+        self.communicator = Communicator(
+            Deployment(plan, tuple(endpoints), trainer_id=number), self.parameters, None, connection
+        )
 
     def step(self) -> None:
         """Pushes every gradient and pulls every parameter."""

@@ -1,6 +1,6 @@
 """Rows: two hosts joined by links of 1 Gbit/s.  Each host is a network namespace of this machine.
 
-    bench0 10.77.0.1 --veth, tbf-- bridge --veth, tbf-- bench1 10.77.0.2
+bench0 10.77.0.1 --veth, tbf-- bridge --veth, tbf-- bench1 10.77.0.2
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ from harness import Promise, Row, alternate
 from processes import Peer, peers, server
 from steps import together
 
-SETTING = "2 network namespaces, 1 trainer and 1 server each; 16 MB model of two wide layers, batch 16, SGD, 1 thread each"
-SYNC = Promise("wire/flight 1 Gbit/s sync step", "DDP on gloo, 2 ranks, same links", 0.9, setting=SETTING)
-GEO = Promise("wire/flight 1 Gbit/s k-step, k = 50", "DDP on gloo, 2 ranks, same links", 7, setting=SETTING)
+SETTING = (
+    "2 network namespaces, 1 trainer and 1 server each; 16 MB model of two wide layers, "
+    "batch 16, SGD, 1 thread each"
+)
+SYNC = Promise(
+    "wire/flight 1 Gbit/s sync step", "DDP on gloo, 2 ranks, same links", 0.9, setting=SETTING
+)
+GEO = Promise(
+    "wire/flight 1 Gbit/s k-step, k = 50", "DDP on gloo, 2 ranks, same links", 7, setting=SETTING
+)
 PROMISES = (SYNC, GEO)
 HOSTS = ("10.77.0.1", "10.77.0.2")
 BRIDGE = "pserverbench"
@@ -32,7 +39,10 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
         return
     with _hosts() as prefixes, ExitStack() as stack:
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-        ranks = [Peer("ddp", rank, 2, HOSTS[0], 29700, width, prefix=prefix) for rank, prefix in enumerate(prefixes)]
+        ranks = [
+            Peer("ddp", rank, 2, HOSTS[0], 29700, width, prefix=prefix)
+            for rank, prefix in enumerate(prefixes)
+        ]
         stack.enter_context(peers(*ranks))
         contenders = {"others": together(ranks, 3)}
         for promise, configs, steps in ((SYNC, "", 3), (GEO, "k_steps=50", 100)):
@@ -42,7 +52,10 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
                 stack.enter_context(server("flight", prefix=prefix, host=host))[1]
                 for prefix, host in zip(prefixes, HOSTS, strict=True)
             )
-            own = [Peer("trainer", n, 2, endpoints, "flight", width, configs, prefix=p) for n, p in enumerate(prefixes)]
+            own = [
+                Peer("trainer", n, 2, endpoints, "flight", width, configs, prefix=p)
+                for n, p in enumerate(prefixes)
+            ]
             stack.enter_context(peers(*own))
             contenders[promise.name] = together(own, steps)
         medians = alternate(contenders, runs)
@@ -70,7 +83,9 @@ def _do(command: str, check: bool = True) -> None:
 
 @contextmanager
 def _hosts() -> Iterator[list[list[str]]]:
-    """How to run a command on each of the two hosts; they are gone afterwards, and what an earlier run left before."""
+    """How to run a command on each of the two hosts; they are gone afterwards, and what an earlier
+    run left before.
+    """
     _remove()
     try:
         _do(f"ip link add {BRIDGE} type bridge")
@@ -80,7 +95,11 @@ def _hosts() -> Iterator[list[list[str]]]:
             _do(f"ip netns add {name}")
             _do(f"ip link add {link} type veth peer name eth0 netns {name}")
             _do(f"ip link set {link} master {BRIDGE} up")
-            for command in (f"ip addr add {host}/24 dev eth0", "ip link set eth0 up", "ip link set lo up"):
+            for command in (
+                f"ip addr add {host}/24 dev eth0",
+                "ip link set eth0 up",
+                "ip link set lo up",
+            ):
                 _do(f"ip netns exec {name} {command}")
             for prefix, device in ((f"ip netns exec {name} ", "eth0"), ("", link)):  # both ways
                 _do(f"{prefix}tc qdisc add dev {device} root tbf rate 1gbit burst 1mb latency 50ms")

@@ -1,9 +1,10 @@
-"""PaddlePaddle 2.6.2's parameter server on this host, for comparisons: started by environment variables, asked line by line.
+"""PaddlePaddle 2.6.2's parameter server on this host, for comparisons: started by environment
+variables, asked line by line.
 
-Paddle lives in a virtual environment of its own (its protobuf and numpy are not ours).  A script that compares has two lives:
-run by our interpreter it starts ours and, with :class:`PaddleCluster`, itself under Paddle's; there it calls :func:`play` with
-the model to train.  So this module imports nothing but the standard library, and Paddle where that is the interpreter.
-"""
+Paddle lives in a virtual environment of its own (its protobuf and numpy are not ours).  A script
+that compares has two lives: run by our interpreter it starts ours and, with :class:`PaddleCluster`,
+itself under Paddle's; there it calls :func:`play` with the model to train.  So this module imports
+nothing but the standard library, and Paddle where that is the interpreter."""
 
 from __future__ import annotations
 
@@ -23,23 +24,31 @@ READY = "ready"
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 
-Build = Callable[[Any], tuple[Any, Callable[[], dict[str, Any]]]]  # paddle -> the loss, and what feeds a step
+# paddle -> the loss, and what feeds a step
+Build = Callable[[Any], tuple[Any, Callable[[], dict[str, Any]]]]
 
 
 def environment(at: Path) -> Path:
-    """The interpreter of a virtual environment with Paddle in it; made, with pip, where there is none."""
+    """The interpreter of a virtual environment with Paddle in it; made, with pip, where there is
+    none.
+    """
     python = at / "bin" / "python"
-    if subprocess.run([python, "-c", "import paddle"], capture_output=True).returncode if python.exists() else True:
+    if (
+        subprocess.run([python, "-c", "import paddle"], capture_output=True).returncode
+        if python.exists()
+        else True
+    ):
         subprocess.run([sys.executable, "-m", "venv", str(at)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
     return python
 
 
-# ---- from our interpreter ----------------------------------------------------------------------------------------------
+# ---- from our interpreter ----
 
 
 class PaddleCluster:
-    """One server and one trainer or more, each a process of ``script`` under Paddle's interpreter; a context manager.
+    """One server and one trainer or more, each a process of ``script`` under Paddle's interpreter;
+    a context manager.
 
     Args:
         arguments: of the script.
@@ -47,7 +56,13 @@ class PaddleCluster:
     """
 
     def __init__(
-        self, python: Path, script: str, arguments: Sequence[str], servers: int = 1, trainers: int = 1, threads: int = 1
+        self,
+        python: Path,
+        script: str,
+        arguments: Sequence[str],
+        servers: int = 1,
+        trainers: int = 1,
+        threads: int = 1,
     ) -> None:
         self._command = [str(python), script, *arguments]
         self._counts = {"PSERVER": servers, "TRAINER": trainers}
@@ -57,13 +72,28 @@ class PaddleCluster:
 
     def __enter__(self) -> PaddleCluster:
         ports = {role: _free_ports(count) for role, count in self._counts.items()}
-        lists = {role: ",".join(f"127.0.0.1:{port}" for port in found) for role, found in ports.items()}
+        lists = {
+            role: ",".join(f"127.0.0.1:{port}" for port in found) for role, found in ports.items()
+        }
         for role, found in ports.items():
             for number, port in enumerate(found):
-                own = {ROLE: role, "POD_IP": "127.0.0.1", "PADDLE_PORT": str(port), "PADDLE_TRAINER_ID": str(number)}
-                own |= {"PADDLE_PSERVERS_IP_PORT_LIST": lists["PSERVER"], "PADDLE_TRAINER_ENDPOINTS": lists["TRAINER"]}
-                own |= {"PADDLE_TRAINERS_NUM": str(self._counts["TRAINER"]), "OMP_NUM_THREADS": str(self._threads)}
-                self._processes[role].append(self._start({**os.environ, **own, "GLOG_v": "0", "PYTHONPATH": ""}))
+                own = {
+                    ROLE: role,
+                    "POD_IP": "127.0.0.1",
+                    "PADDLE_PORT": str(port),
+                    "PADDLE_TRAINER_ID": str(number),
+                }
+                own |= {
+                    "PADDLE_PSERVERS_IP_PORT_LIST": lists["PSERVER"],
+                    "PADDLE_TRAINER_ENDPOINTS": lists["TRAINER"],
+                }
+                own |= {
+                    "PADDLE_TRAINERS_NUM": str(self._counts["TRAINER"]),
+                    "OMP_NUM_THREADS": str(self._threads),
+                }
+                self._processes[role].append(
+                    self._start({**os.environ, **own, "GLOG_v": "0", "PYTHONPATH": ""})
+                )
         try:
             for trainer in self._processes["TRAINER"]:
                 self._heard(trainer, READY)
@@ -79,7 +109,13 @@ class PaddleCluster:
 
     def _start(self, environment: dict[str, str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self._command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1
+            self._command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            bufsize=1,
         )
 
     def _heard(self, process: subprocess.Popen[str], word: str) -> str:
@@ -89,7 +125,9 @@ class PaddleCluster:
             if line.startswith(word):
                 return line.removeprefix(word).strip()
         self._log.seek(0)
-        raise RuntimeError(f"Paddle ended with status {process.wait()}:\n{self._log.read()[-3000:]}")
+        raise RuntimeError(
+            f"Paddle ended with status {process.wait()}:\n{self._log.read()[-3000:]}"
+        )
 
     def seconds(self, steps: int) -> float:
         """All trainers take so many steps: the seconds of the slowest."""
@@ -122,7 +160,7 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-# ---- under Paddle's interpreter ------------------------------------------------------------------------------------------
+# ---- under Paddle's interpreter ----
 
 
 def is_played() -> bool:
@@ -131,7 +169,10 @@ def is_played() -> bool:
 
 
 def play(
-    build: Build, rule: Callable[[Any], Any], configs: dict[str, Any], configure: Callable[[Any], None] | None = None
+    build: Build,
+    rule: Callable[[Any], Any],
+    configs: dict[str, Any],
+    configure: Callable[[Any], None] | None = None,
 ) -> None:
     """Serves, or trains as many steps as each line of the input says.
 

@@ -1,11 +1,12 @@
 """Ours beside PaddlePaddle 2.6.2: async and k-step training of one dense model, samples a second.
 
-    python tests/benchmarks/paddle_dense.py --venv DIRECTORY      makes Paddle's virtual environment there, where there is none
+    python tests/benchmarks/paddle_dense.py --venv DIRECTORY      makes Paddle's virtual environment
+    there, where there is none
 
-Both train a multi-layer perceptron of two wide layers (mean squared error, SGD) with 1 trainer and 1 server, processes of this
-host, of the same number of threads.  They take turns, and the medians are compared.  Ours waits after each turn until the servers
-have applied every step; Paddle has no such call.  Not a part of ``make bench``: Paddle is a gigabyte.
-"""
+Both train a multi-layer perceptron of two wide layers (mean squared error, SGD) with 1 trainer and
+1 server, processes of this host, of the same number of threads.  They take turns, and the medians
+are compared.  Ours waits after each turn until the servers have applied every step; Paddle has no
+such call.  Not a part of ``make bench``: Paddle is a gigabyte."""
 
 from __future__ import annotations
 
@@ -45,15 +46,26 @@ def compare(python: Path, width: int, k_steps: int, runs: int) -> tuple[float, f
         ours = Peer("trainer", 0, 1, endpoint, "auto", width, f"k_steps={k_steps}")
         stack.enter_context(peers(ours))
         turns = [(theirs.seconds(STEPS), float(ours.ask(STEPS))) for _ in range(runs + 1)]
-    paddle_seconds, our_seconds = (statistics.median(turn[side] for turn in turns[1:]) for side in (0, 1))
+    paddle_seconds, our_seconds = (
+        statistics.median(turn[side] for turn in turns[1:]) for side in (0, 1)
+    )
     return STEPS * ROWS / paddle_seconds, STEPS * ROWS / our_seconds
 
 
 def main() -> None:
     """Measures each mode and prints a line for it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venv", type=Path, help="Paddle's virtual environment, outside of this repository")
-    parser.add_argument("--width", type=int, default=2048, help="of the hidden layer; its square is the number of weights")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--venv", type=Path, help="Paddle's virtual environment, outside of this repository"
+    )
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=2048,
+        help="of the hidden layer; its square is the number of weights",
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--k-steps", type=int, default=10)
     words = parser.parse_args()
@@ -69,7 +81,11 @@ def main() -> None:
     python = environment(words.venv.absolute())
     for name, k_steps in (("async", 0), (f"k-step, k = {words.k_steps}", words.k_steps)):
         theirs, ours = compare(python, words.width, k_steps, words.runs)
-        print(f"{name}: ours {ours:.0f} samples/s, PaddlePaddle {theirs:.0f}, ratio {ours / theirs:.2f}", flush=True)
+        print(
+            f"{name}: ours {ours:.0f} samples/s, PaddlePaddle {theirs:.0f}, ratio "
+            f"{ours / theirs:.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What we are compared with, and trainers beside ours: each role is a process that answers lines.  See processes.py.
+"""What we are compared with, and trainers beside ours: each role is a process that answers lines.
+See processes.py.
 
 python tests/benchmarks/peers.py ROLE ARGUMENTS...
 """
@@ -50,10 +51,12 @@ def timed(step: Callable[[], object]) -> Callable[[str], float]:
     return run
 
 
-# ---- bytes -----------------------------------------------------------------------------------------------------------
+# ---- bytes ----
 
 
-def raw_exchange(connection: socket.socket, outgoing: Sequence[memoryview], incoming: Sequence[memoryview]) -> None:
+def raw_exchange(
+    connection: socket.socket, outgoing: Sequence[memoryview], incoming: Sequence[memoryview]
+) -> None:
     """Sends all bytes, then receives as many."""
     for piece in outgoing:
         connection.sendall(piece)
@@ -126,19 +129,23 @@ def flight(size: int) -> None:
 
 def flight_client(port: int) -> tuple[Any, Any]:
     """The other end: a writer and a reader."""
-    client = fl.FlightClient(f"grpc+tcp://127.0.0.1:{port}", generic_options=[("grpc.enable_http_proxy", 0)])
+    client = fl.FlightClient(
+        f"grpc+tcp://127.0.0.1:{port}", generic_options=[("grpc.enable_http_proxy", 0)]
+    )
     writer, reader = client.do_exchange(EXCHANGE)
     writer.begin(SCHEMA)
     return writer, reader
 
 
-# ---- torch.distributed.rpc -------------------------------------------------------------------------------------------
+# ---- torch.distributed.rpc ----
 
 _held: dict[int, torch.Tensor] = {}  # of the process that serves
 
 
 def apply_and_return(numbers: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What a parameter server on torch's rpc does: takes gradients, applies SGD, returns parameters."""
+    """What a parameter server on torch's rpc does: takes gradients, applies SGD, returns
+    parameters.
+    """
     for number, gradient in zip(numbers, gradients, strict=True):
         if number not in _held:
             _held[number] = torch.zeros_like(gradient)
@@ -147,7 +154,10 @@ def apply_and_return(numbers: list[int], gradients: list[torch.Tensor]) -> list[
 
 
 def rpc(rank: int, port: int, tcp: int, count: int, elements: int) -> None:
-    """One of two processes: 0 asks, "all" in one call or "each" in a call per tensor, 1 serves.  ``tcp``: no other transport."""
+    """One of two processes: 0 asks, "all" in one call or "each" in a call per tensor, 1 serves.
+
+    ``tcp``: no other transport.
+    """
     import torch.distributed.rpc as torch_rpc
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -161,11 +171,19 @@ def rpc(rank: int, port: int, tcp: int, count: int, elements: int) -> None:
 
         def step(way: str) -> None:
             if way == "all":
-                landed = torch_rpc.rpc_sync("peer1", apply_and_return, (list(range(count)), gradients))
+                landed = torch_rpc.rpc_sync(
+                    "peer1", apply_and_return, (list(range(count)), gradients)
+                )
             elif way == "each":
-                landed = [torch_rpc.rpc_sync("peer1", apply_and_return, ([n], [g]))[0] for n, g in enumerate(gradients)]
+                landed = [
+                    torch_rpc.rpc_sync("peer1", apply_and_return, ([n], [g]))[0]
+                    for n, g in enumerate(gradients)
+                ]
             else:
-                calls = [torch_rpc.rpc_async("peer1", apply_and_return, ([n], [g])) for n, g in enumerate(gradients)]
+                calls = [
+                    torch_rpc.rpc_async("peer1", apply_and_return, ([n], [g]))
+                    for n, g in enumerate(gradients)
+                ]
                 landed = [call.wait()[0] for call in calls]
             for parameter, value in zip(parameters, landed, strict=True):
                 parameter.copy_(value)
@@ -175,7 +193,7 @@ def rpc(rank: int, port: int, tcp: int, count: int, elements: int) -> None:
     os._exit(0)  # its shutdown would wait for the other, which ends at the same moment
 
 
-# ---- training --------------------------------------------------------------------------------------------------------
+# ---- training ----
 
 
 def loop(model: nn.Module, optimizer: Any, width: int) -> Callable[[], None]:
@@ -227,8 +245,11 @@ def data_parallel(rank: int, world: int, host: str, port: int, width: int) -> No
     leave_parallel_env()
 
 
-def trainer(number: int, trainers: int, endpoints: str, transport: str, width: int, configs: str = "") -> None:
-    """One trainer of ours; ``configs`` is "" for sync, otherwise a_sync_configs as "key=number,...".
+def trainer(
+    number: int, trainers: int, endpoints: str, transport: str, width: int, configs: str = ""
+) -> None:
+    """One trainer of ours; ``configs`` is "" for sync, otherwise a_sync_configs as
+    "key=number,...".
 
     Lines: a number of steps; "drain", which waits until every step has been applied; "memory".
     """
@@ -241,8 +262,15 @@ def trainer(number: int, trainers: int, endpoints: str, transport: str, width: i
     strategy = DistributedStrategy()
     strategy.a_sync = bool(configs)
     if configs:
-        strategy.a_sync_configs = {key: int(value) for key, value in (pair.split("=") for pair in configs.split(","))}
-    fleet.init(fleet.UserDefinedRoleMaker(number, worker_num=trainers, server_endpoints=endpoints.split(",")), strategy=strategy)
+        strategy.a_sync_configs = {
+            key: int(value) for key, value in (pair.split("=") for pair in configs.split(","))
+        }
+    fleet.init(
+        fleet.UserDefinedRoleMaker(
+            number, worker_num=trainers, server_endpoints=endpoints.split(",")
+        ),
+        strategy=strategy,
+    )
     model = fleet.distributed_model(wide_model(width))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), **copy.copy(SGD)))
     run = timed(loop(model, optimizer, width))
@@ -270,9 +298,15 @@ def sharded(*arguments: Any) -> None:
 
 
 ROLES: dict[str, Callable[..., None]] = {
-    "raw": raw, "flight": flight, "rpc": rpc, "plain": plain, "ddp": ddp, "trainer": trainer,
-    "data_parallel": data_parallel, "sharded": sharded,
-}  # fmt: skip
+    "raw": raw,
+    "flight": flight,
+    "rpc": rpc,
+    "plain": plain,
+    "ddp": ddp,
+    "trainer": trainer,
+    "data_parallel": data_parallel,
+    "sharded": sharded,
+}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -280,7 +314,9 @@ def main(arguments: Sequence[str]) -> None:
     from ctr_roles import ROLES as CLICKS
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    (ROLES | CLICKS)[arguments[0]](*(int(word) if word.lstrip("-").isdigit() else word for word in arguments[1:]))
+    (ROLES | CLICKS)[arguments[0]](
+        *(int(word) if word.lstrip("-").isdigit() else word for word in arguments[1:])
+    )
 
 
 if __name__ == "__main__":

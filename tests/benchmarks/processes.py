@@ -1,4 +1,5 @@
-"""The other processes of a benchmark: parameter servers, and peers that do what is asked of them line by line.
+"""The other processes of a benchmark: parameter servers, and peers that do what is asked of them
+line by line.
 
 A peer ends when its standard input does, so that none outlives the benchmark.
 """
@@ -18,13 +19,22 @@ READY = "ready"
 
 
 class Peer:
-    """A process that says "ready ..." first, and then answers each line that it is told with one line of its own."""
+    """A process that says "ready ..." first, and then answers each line that it is told with one
+    line of its own.
+    """
 
-    def __init__(self, role: str, *arguments: object, prefix: Sequence[str] = (), threads: int = 1) -> None:
+    def __init__(
+        self, role: str, *arguments: object, prefix: Sequence[str] = (), threads: int = 1
+    ) -> None:
         command = [*prefix, sys.executable, str(HERE / "peers.py"), role, *map(str, arguments)]
         environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
         self.pid = self._process.pid
 
@@ -84,10 +94,22 @@ def server(
     transport: str = "auto", threads: int = 1, prefix: Sequence[str] = (), host: str = "127.0.0.1"
 ) -> Iterator[tuple[int, str]]:
     """A parameter server's process number and endpoint."""
-    command = [*prefix, sys.executable, "-m", "pserver", "serve", "--transport", transport, "--threads", str(threads)]
+    command = [
+        *prefix,
+        sys.executable,
+        "-m",
+        "pserver",
+        "serve",
+        "--transport",
+        transport,
+        "--threads",
+        str(threads),
+    ]
     command += ["--endpoint", f"{host}:0"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         assert process.stdout is not None
         ready = re.search(r"ready at (\S+)", process.stdout.readline())
@@ -110,6 +132,8 @@ def cpu_seconds(pid: int) -> float:
 
 def memory_bytes(pid: int) -> int:
     """Main memory that a process holds for itself, and its part of what it shares."""
-    found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    found = re.search(
+        r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE
+    )
     assert found is not None, "Linux says how much memory a process holds"
     return int(found[1]) * 1024

@@ -1,4 +1,6 @@
-"""Rows: what a server computes and holds, and what a trainer holds beyond what training alone needs."""
+"""Rows: what a server computes and holds, and what a trainer holds beyond what training alone
+needs.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,31 @@ from pserver.codec import buffer_of
 from pserver.control import ControlClient
 
 CPU = Promise(
-    "wire/flight server CPU", "a raw socket server's, moving the same bytes", 3, "s/GB", most=True,
-    setting="GB pushed, applied and pulled; 64 MB in 100 tensors, SGD, 1 trainer, 1 server, 1 thread each",
-)  # fmt: skip
+    "wire/flight server CPU",
+    "a raw socket server's, moving the same bytes",
+    3,
+    "s/GB",
+    most=True,
+    setting="GB pushed, applied and pulled; 64 MB in 100 tensors, SGD, 1 trainer, 1 server, 1 "
+    "thread each",
+)
 SERVER_MEMORY = Promise(
-    "wire/flight server memory", "bytes held + 2 x bytes of its parameters", 1.15, "MB", most=True,
+    "wire/flight server memory",
+    "bytes held + 2 x bytes of its parameters",
+    1.15,
+    "MB",
+    most=True,
     setting="beyond an empty server; 64 MB in 100 tensors, SGD, sync, 2 trainers, 1 thread each",
-)  # fmt: skip
+)
 TRAINER_MEMORY = Promise(
-    "wire/shm trainer memory", "bytes of its parameters", 1.5, "MB", most=True,
-    setting="async with the default queue, beyond the plain loop; 16 MB model of two wide layers, batch 16, SGD, 1 thread each",
-)  # fmt: skip
+    "wire/shm trainer memory",
+    "bytes of its parameters",
+    1.5,
+    "MB",
+    most=True,
+    setting="async with the default queue, beyond the plain loop; 16 MB model of two wide layers, "
+    "batch 16, SGD, 1 thread each",
+)
 PROMISES = (CPU, SERVER_MEMORY, TRAINER_MEMORY)
 MB = 1e6
 
@@ -63,31 +79,46 @@ def _burnt(pid: int, step: Callable[[], object], size: int, tiny: bool) -> Conte
 def _cpu(shape: list[int], runs: int, tiny: bool) -> Row:
     size = sum(shape) * 4
     raw = Peer("raw", size)
-    with peers(raw) as ports, server("flight") as (pid, endpoint), trainer(endpoint, shape, "flight") as ours:
+    with (
+        peers(raw) as ports,
+        server("flight") as (pid, endpoint),
+        trainer(endpoint, shape, "flight") as ours,
+    ):
         connection = socket.create_connection(("127.0.0.1", int(ports[0])))
         outgoing = [buffer_of(gradient) for gradient in ours.gradients.values()]
         incoming = [buffer_of(torch.zeros_like(value)) for value in ours.parameters.values()]
         contenders = {
             "ours": _burnt(pid, ours.step, size, tiny),
-            "raw": _burnt(raw.pid, lambda: raw_exchange(connection, outgoing, incoming), size, tiny),
+            "raw": _burnt(
+                raw.pid, lambda: raw_exchange(connection, outgoing, incoming), size, tiny
+            ),
         }
         medians = alternate(contenders, runs)
     return Row(CPU, medians["ours"], medians["raw"], runs)
 
 
 def _server_memory(shape: list[int]) -> Row:
-    with server("flight") as (empty, _), server("flight") as (pid, endpoint), ThreadPoolExecutor(2) as pool:
+    with (
+        server("flight") as (empty, _),
+        server("flight") as (pid, endpoint),
+        ThreadPoolExecutor(2) as pool,
+    ):
         job = [Trainer([endpoint], shape, "flight", number, 2) for number in range(2)]
         list(pool.map(lambda trainer: trainer.communicator.start(), job))
         for _ in range(10):
             list(pool.map(Trainer.step, job))
-        held, beyond = ControlClient(endpoint, 10.0).status().bytes_held, memory_bytes(pid) - memory_bytes(empty)
+        held, beyond = (
+            ControlClient(endpoint, 10.0).status().bytes_held,
+            memory_bytes(pid) - memory_bytes(empty),
+        )
         list(pool.map(lambda trainer: trainer.communicator.leave(), job))
     return Row(SERVER_MEMORY, beyond / MB, (held + 2 * sum(shape) * 4) / MB, 1)
 
 
 def _trainer_memory(width: int, runs: int) -> Row:
-    """Medians of pairs: where malloc puts gradients differs from run to run by half of them, in the plain loop too."""
+    """Medians of pairs: where malloc puts gradients differs from run to run by half of them, in the
+    plain loop too.
+    """
     beyond = statistics.median(_beyond(width) for _ in range(runs))
     return Row(TRAINER_MEMORY, beyond / MB, 2 * width * (width // 2) * 4 / MB, runs)
 

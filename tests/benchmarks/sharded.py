@@ -1,4 +1,6 @@
-"""Rows: what sharding costs beyond torch's own, and what a rank holds at each level against the theory."""
+"""Rows: what sharding costs beyond torch's own, and what a rank holds at each level against the
+theory.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,21 @@ SETTING = "2 ranks on gloo, 12 layers of 1 MB, batch 16, AdamW, 1 thread each"
 STEP = Promise("collective/p_g_os", "bare FSDP2, the same units", 0.95, setting=SETTING)
 MEMORY = {
     (level, ranks): Promise(
-        f"collective/{level} memory, {ranks} ranks", formula, 1.15, "MB", most=True,
-        setting="bytes that tensors hold after a backward and after a step; 12 layers of 1 MB, Adam",
+        f"collective/{level} memory, {ranks} ranks",
+        formula,
+        1.15,
+        "MB",
+        most=True,
+        setting="bytes that tensors hold after a backward and after a step; 12 layers of 1 MB, "
+        "Adam",
     )
-    for level, formula in (("os", "P + G + 2P/n"), ("os_g", "P + (G + 2P)/n"), ("p_g_os", "(P + G + 2P)/n + a layer"))
+    for level, formula in (
+        ("os", "P + G + 2P/n"),
+        ("os_g", "P + (G + 2P)/n"),
+        ("p_g_os", "(P + G + 2P)/n + a layer"),
+    )
     for ranks in (2, 4)
-}  # fmt: skip
+}
 PROMISES = (STEP, *MEMORY.values())
 LAYERS = 12
 
@@ -34,7 +45,9 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     for (level, ranks), promise in MEMORY.items():
         if promise in wanted:
             shared = {"os": 2, "os_g": 3, "p_g_os": 4}[level]
-            theory = (4 - shared) * whole + shared * whole / ranks + (layer if level == "p_g_os" else 0)
+            theory = (
+                (4 - shared) * whole + shared * whole / ranks + (layer if level == "p_g_os" else 0)
+            )
             yield Row(promise, _held(level, ranks, width) / 1e6, theory / 1e6, 1)
 
 

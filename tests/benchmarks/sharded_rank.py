@@ -39,13 +39,19 @@ def made(level: str, width: int) -> tuple[nn.Module, Any]:
             fully_shard(layer)
         fully_shard(model)
         return model, torch.optim.AdamW(model.parameters())
-    options: dict[str, Any] = {"segment_size": 1} if level == "p_g_os" else {"buffer_max_size": width * (width + 1)}
-    return group_sharded_parallel(model, torch.optim.AdamW(model.parameters()), level, **options)[:2]
+    options: dict[str, Any] = (
+        {"segment_size": 1} if level == "p_g_os" else {"buffer_max_size": width * (width + 1)}
+    )
+    return group_sharded_parallel(model, torch.optim.AdamW(model.parameters()), level, **options)[
+        :2
+    ]
 
 
 def sharded(rank: int, ranks: int, port: int, level: str, width: int) -> None:
     """Lines: a number of steps; "memory", which answers the most bytes held in two steps."""
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
+    )
     gc.collect()
     gc.freeze()
     model, optimizer = made(level, width)

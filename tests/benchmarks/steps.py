@@ -15,17 +15,30 @@ from processes import Peer, peers, server
 MODEL = "16 MB model of two wide layers, batch 16, SGD, 1 thread each"
 DDP, PLAIN = "DDP on gloo, 2 ranks", "plain torch loop"
 SYNC = tuple(
-    Promise(f"wire/{carrier} sync step, 2 trainers", DDP, target, setting=f"2 trainers, 1 server; {MODEL}")
+    Promise(
+        f"wire/{carrier} sync step, 2 trainers",
+        DDP,
+        target,
+        setting=f"2 trainers, 1 server; {MODEL}",
+    )
     for carrier, target in (("shm", 1.2), ("flight", None))
 )
 ASYNC = tuple(
-    Promise(f"wire/{carrier} async step", PLAIN, target, setting=f"1 trainer, 1 server, until every step is applied; {MODEL}")
+    Promise(
+        f"wire/{carrier} async step",
+        PLAIN,
+        target,
+        setting=f"1 trainer, 1 server, until every step is applied; {MODEL}",
+    )
     for carrier, target in (("shm", 0.95), ("flight", None))
 )
 THREADS = Promise(
-    "wire/shm 16 client threads", "16 times the step with 1", 1, most=True,
+    "wire/shm 16 client threads",
+    "16 times the step with 1",
+    1,
+    most=True,
     setting="2 servers, sync, 4 tensors of 100, 1 thread each",
-)  # fmt: skip
+)
 AVERAGING = Promise("collective/DataParallel", DDP, 0.97, setting=f"2 ranks on gloo; {MODEL}")
 PROMISES = (*SYNC, *ASYNC, THREADS, AVERAGING)
 
@@ -36,7 +49,13 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     width = 64 if tiny else 2048
     if chosen := [promise for promise in SYNC if promise in wanted]:
         port = free_port()
-        yield from _training(chosen, 2, [Peer("ddp", rank, 2, "127.0.0.1", port, width) for rank in range(2)], width, runs)
+        yield from _training(
+            chosen,
+            2,
+            [Peer("ddp", rank, 2, "127.0.0.1", port, width) for rank in range(2)],
+            width,
+            runs,
+        )
     if chosen := [promise for promise in ASYNC if promise in wanted]:
         yield from _training(chosen, 1, [Peer("plain", width)], width, runs, "k_steps=0")
     if THREADS in wanted:
@@ -57,16 +76,26 @@ def together(group: Sequence[Peer], steps: int) -> Contender:
 
 
 def _training(
-    promises: list[Promise], trainers: int, others: list[Peer], width: int, runs: int, configs: str = ""
+    promises: list[Promise],
+    trainers: int,
+    others: list[Peer],
+    width: int,
+    runs: int,
+    configs: str = "",
 ) -> Iterator[Row]:
     """Our trainers over each carrier, in turn with other processes that train the same model."""
     steps = 20 if configs else 10
     with ExitStack() as stack:
         stack.enter_context(peers(*others))
         contenders = {"others": together(others, steps)}
-        for carrier in (promise.name.removeprefix("wire/").partition(" ")[0] for promise in promises):
+        for carrier in (
+            promise.name.removeprefix("wire/").partition(" ")[0] for promise in promises
+        ):
             _, endpoint = stack.enter_context(server(carrier))
-            own = [Peer("trainer", number, trainers, endpoint, carrier, width, configs) for number in range(trainers)]
+            own = [
+                Peer("trainer", number, trainers, endpoint, carrier, width, configs)
+                for number in range(trainers)
+            ]
             stack.enter_context(peers(*own))
             contenders[carrier] = together(own, steps)
         medians = alternate(contenders, runs)
@@ -88,15 +117,21 @@ def _averaging(width: int, runs: int) -> Row:
 
 
 def _threads(count: int, runs: int) -> Row:
-    """A step of one trainer, and one of many in this process; each job has two servers of its own."""
+    """A step of one trainer, and one of many in this process; each job has two servers of its
+    own.
+    """
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(count))
         contenders = {}
         for trainers in (1, count):
             endpoints = [stack.enter_context(server("shm"))[1] for _ in range(2)]
-            job = [Trainer(endpoints, [100] * 4, "shm", number, trainers) for number in range(trainers)]
+            job = [
+                Trainer(endpoints, [100] * 4, "shm", number, trainers) for number in range(trainers)
+            ]
             list(pool.map(lambda trainer: trainer.communicator.start(), job))
-            stack.callback(lambda job=job: list(pool.map(lambda trainer: trainer.communicator.leave(), job)))
+            stack.callback(
+                lambda job=job: list(pool.map(lambda trainer: trainer.communicator.leave(), job))
+            )
             contenders[f"{trainers}"] = timed(lambda job=job: list(pool.map(Trainer.step, job)))
         medians = alternate(contenders, runs)
     return Row(THREADS, medians[f"{count}"], medians["1"] * count, runs)

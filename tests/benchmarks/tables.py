@@ -1,4 +1,6 @@
-"""Rows: a sparse table beside a plain torch tensor that is indexed by row number; its memory, and its pauses while it grows."""
+"""Rows: a sparse table beside a plain torch tensor that is indexed by row number; its memory, and
+its pauses while it grows.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,27 @@ DIM, BATCH, BATCHES = 16, 26 * 512, 40
 ADAGRAD = Rule("adagrad", {"lr": 0.05})
 TABLE = Table("bench", DIM, (Segment(0, DIM, 0),), initial=Uniform(-0.01, 0.01))
 SMALL, LARGE, BEGIN = 10_000_000, 50_000_000, 1_000_000
-SETTING = "one process, 1 thread, rows of 16 float32 with Adagrad, batches of 26 x 512 ids, Zipf 1.2"
+SETTING = (
+    "one process, 1 thread, rows of 16 float32 with Adagrad, batches of 26 x 512 ids, Zipf 1.2"
+)
 TORCH = "a plain torch tensor indexed by row number, its fastest operations"
 AT_SMALL = Promise("table/lookup + Adagrad, 10 M rows", TORCH, 0.8, setting=SETTING)
 AT_LARGE = Promise("table/lookup + Adagrad, 50 M rows", TORCH, 0.7, setting=SETTING)
 BYTES = Promise(
-    "table/bytes per row", "values and state alone, 128 bytes", 1.35, "bytes", True, "memory of the process, 10 M rows"
+    "table/bytes per row",
+    "values and state alone, 128 bytes",
+    1.35,
+    "bytes",
+    True,
+    "memory of the process, 10 M rows",
 )
 PAUSE = Promise(
-    "table/longest pause", "100 ms", 1, "ms", True, "CPU time of updates with 26 x 512 new ids each, from 1 M to 50 M rows"
+    "table/longest pause",
+    "100 ms",
+    1,
+    "ms",
+    True,
+    "CPU time of updates with 26 x 512 new ids each, from 1 M to 50 M rows",
 )
 PROMISES = (AT_SMALL, AT_LARGE, BYTES, PAUSE)
 NEEDED = 320  # bytes of memory for a row here and in torch
@@ -43,7 +57,9 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
             yield from _at(timed, kept, wanted, count // 1000 if tiny else count, runs)
 
 
-def _at(timed: Promise, kept: Promise, wanted: Collection[Promise], count: int, runs: int) -> Iterator[Row]:
+def _at(
+    timed: Promise, kept: Promise, wanted: Collection[Promise], count: int, runs: int
+) -> Iterator[Row]:
     """A table of this many rows: what is timed, and what is measured while it grows."""
     missing = count * NEEDED - _available()
     if missing > 0:
@@ -61,12 +77,15 @@ def _at(timed: Promise, kept: Promise, wanted: Collection[Promise], count: int, 
 
 
 def _grown(count: int) -> tuple[SparseTable, float]:
-    """A table with a row for every id below ``count``; and the longest update beyond 1 M rows, in ms of this thread's time."""
+    """A table with a row for every id below ``count``; and the longest update beyond 1 M rows, in
+    ms of this thread's time.
+    """
     table, longest = SparseTable(TABLE, [ADAGRAD]), 0.0
     gradient = np.zeros((BATCH, DIM), np.float32)
     order = np.arange(0, count, BATCH)
     for begin in order:
-        ids = np.arange(begin, min(begin + BATCH, count)) * 2654435761 % count  # 2654435761 is a prime: all ids, scattered
+        # 2654435761 is a prime: all ids, scattered
+        ids = np.arange(begin, min(begin + BATCH, count)) * 2654435761 % count
         began = time.thread_time()
         table.update(ids, gradient[: len(ids)], [{}])
         if begin >= min(BEGIN, count // 50):
@@ -75,7 +94,9 @@ def _grown(count: int) -> tuple[SparseTable, float]:
 
 
 def zipf(count: int, below: int, random: np.random.Generator) -> np.ndarray:
-    """int64[count]: ranks by Zipf's law with exponent 1.2, cut off at ``below``; rank r is id r * 2654435761 mod ``below``."""
+    """int64[count]: ranks by Zipf's law with exponent 1.2, cut off at ``below``; rank r is id r *
+    2654435761 mod ``below``.
+    """
     power = 1 - 1.2
     drawn = (random.random(count) * ((below + 1.0) ** power - 1) + 1) ** (1 / power)
     return np.minimum(drawn.astype(np.int64) - 1, below - 1) * 2654435761 % below

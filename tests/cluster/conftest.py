@@ -1,4 +1,6 @@
-"""Servers and trainers as real processes, started by hand: a test has each one's pid, its output as it comes, and its end."""
+"""Servers and trainers as real processes, started by hand: a test has each one's pid, its output as
+it comes, and its end.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,12 @@ PATIENCE = 60.0  # seconds, for what takes a few on an idle machine
 class Started:
     """One process, and what it has said so far."""
 
-    def __init__(self, name: str, command: list[str], role: dict[str, str], cwd: Path, company: list[Started]) -> None:
+    def __init__(
+        self, name: str, command: list[str], role: dict[str, str], cwd: Path, company: list[Started]
+    ) -> None:
         self.name = name
-        self._company = company  # itself among them: what they have said explains what this one has not
+        # itself among them: what they have said explains what this one has not
+        self._company = company
         self.lines: list[str] = []
         self.ended_at = 0.0  # of the clock that every process on this machine shares
         self._changed = threading.Condition()
@@ -57,7 +62,9 @@ class Started:
         """The first line from number ``begin`` on that holds the pattern; waits for it."""
 
         def found() -> re.Match[str] | None:
-            return next((match for line in self.lines[begin:] if (match := re.search(pattern, line))), None)
+            return next(
+                (match for line in self.lines[begin:] if (match := re.search(pattern, line))), None
+            )
 
         with self._changed:
             self._changed.wait_for(lambda: found() is not None or self.ended_at > 0, patience)
@@ -114,11 +121,23 @@ class Processes:
         servers = [self.python(f"server {number}", *command) for number in range(count)]
         return [(server, server.said(r"pserver ready at (\S+)")[1]) for server in servers]
 
-    def trainers(self, count: int, endpoints: list[str], deadline: float, *arguments: str) -> list[Started]:
+    def trainers(
+        self, count: int, endpoints: list[str], deadline: float, *arguments: str
+    ) -> list[Started]:
         """Trainers of one job."""
-        job = {"TRAINING_ROLE": "TRAINER", "TRAINERS": str(count), "PSERVER_ENDPOINTS": ",".join(endpoints)}
+        job = {
+            "TRAINING_ROLE": "TRAINER",
+            "TRAINERS": str(count),
+            "PSERVER_ENDPOINTS": ",".join(endpoints),
+        }
         return [
-            self.python(f"trainer {number}", *arguments, **job, TRAINER_ID=str(number), PSERVER_DEADLINE=str(deadline))
+            self.python(
+                f"trainer {number}",
+                *arguments,
+                **job,
+                TRAINER_ID=str(number),
+                PSERVER_DEADLINE=str(deadline),
+            )
             for number in range(count)
         ]
 

@@ -1,4 +1,6 @@
-"""Jobs without servers as a user starts them: one script, started by three means, and what happens to one process told by all."""
+"""Jobs without servers as a user starts them: one script, started by three means, and what happens
+to one process told by all.
+"""
 
 from __future__ import annotations
 
@@ -78,12 +80,14 @@ def values(path: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in one.items()
+    )
 
 
 def test_one_script_runs_alone_under_launch_and_under_torchrun(processes: Processes) -> None:
-    """Two trainers give the same parameters to the bit by either means, near those of one process on the joint batches; what they
-    save is loaded again, and exported."""
+    """Two trainers give the same parameters to the bit by either means, near those of one process
+    on the joint batches; what they save is loaded again, and exported."""
     (processes.path / "smallest.py").write_text(SMALLEST)
     starts = {
         "alone": (),
@@ -111,10 +115,24 @@ def test_one_script_runs_alone_under_launch_and_under_torchrun(processes: Proces
 def test_a_trainer_killed_under_launch_is_named_by_the_others(tmp_path: Path) -> None:
     """Status 137 within seconds, the others' own logs say who is lost, and nobody is left."""
     (tmp_path / "endless.py").write_text(ENDLESS)
-    command = [sys.executable, "-m", "pserver", "launch", "--nccl2", "--trainers", "2", "endless.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pserver",
+        "launch",
+        "--nccl2",
+        "--trainers",
+        "2",
+        "endless.py",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as launched:
         pids: dict[str, int] = {}
         assert launched.stdout is not None
@@ -129,17 +147,33 @@ def test_a_trainer_killed_under_launch_is_named_by_the_others(tmp_path: Path) ->
 
     assert launched.returncode == 137 and "trainer 1 failed with status 137" in err, err
     assert time.monotonic() - killed < 20
-    assert "pserver.errors.TrainerLost: trainer 1 is lost: its connection ended without a goodbye" in log
+    assert (
+        "pserver.errors.TrainerLost: trainer 1 is lost: its connection ended without a goodbye"
+        in log
+    )
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
 
 
 def test_a_trainer_that_falls_silent_is_named_by_the_others(processes: Processes) -> None:
-    """Stopped, not dead: its connections stay open, so only the deadline ends the wait, in the midst of backward."""
+    """Stopped, not dead: its connections stay open, so only the deadline ends the wait, in the
+    midst of backward.
+    """
     (processes.path / "endless.py").write_text(ENDLESS)
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PSERVER_DEADLINE": "2"}
+    job = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "PSERVER_DEADLINE": "2",
+    }
     trainers = [
         processes.python(
-            f"trainer {rank}", "endless.py", "say", RANK=str(rank), LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo", **job
+            f"trainer {rank}",
+            "endless.py",
+            "say",
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            GLOO_SOCKET_IFNAME="lo",
+            **job,
         )
         for rank in range(2)
     ]

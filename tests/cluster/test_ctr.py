@@ -1,4 +1,6 @@
-"""The example of clicks under ``pserver launch``: several trainers learn one model from one stream of clicks."""
+"""The example of clicks under ``pserver launch``: several trainers learn one model from one stream
+of clicks.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,29 @@ import pytest
 import torch
 
 SCRIPT = Path(__file__).parent.parent.parent / "trainer" / "examples" / "ctr.py"
-SMALL = "--samples 12800 --batch 64 --categories 20 --dim 4 --hidden 16 --rate 0.03 --linear-rate 0.1 --every 50".split()
+SMALL = (
+    "--samples 12800 --batch 64 --categories 20 --dim 4 --hidden 16 --rate 0.03 "
+    "--linear-rate 0.1 --every 50"
+).split()
 
 pytestmark = pytest.mark.cluster
 
 
 def test_two_trainers_learn_together(tmp_path: Path) -> None:
-    """Asynchronously: near the truth's AUC; rows are counted on the servers; what they hold is exported."""
-    command = [sys.executable, "-m", "pserver", "launch", "--servers", "1", "--trainers", "2", str(SCRIPT)]
+    """Asynchronously: near the truth's AUC; rows are counted on the servers; what they hold is
+    exported.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "pserver",
+        "launch",
+        "--servers",
+        "1",
+        "--trainers",
+        "2",
+        str(SCRIPT),
+    ]
     done = subprocess.run(
         [*command, *SMALL, "--export", str(tmp_path / "model.pt")],
         cwd=tmp_path,

@@ -18,7 +18,15 @@ import torch
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "trainer" / "examples"
 DEADLINE = 100.0
-CLUSTER = ("TRAINING_ROLE", "PSERVER_ENDPOINTS", "TRAINERS", "TRAINER_ID", "CURRENT_ENDPOINT", "RANK", "WORLD_SIZE")
+CLUSTER = (
+    "TRAINING_ROLE",
+    "PSERVER_ENDPOINTS",
+    "TRAINERS",
+    "TRAINER_ID",
+    "CURRENT_ENDPOINT",
+    "RANK",
+    "WORLD_SIZE",
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -29,7 +37,9 @@ def environment(**role: str) -> dict[str, str]:
 
 
 def run(*command: str, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=DEADLINE)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=DEADLINE
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -40,7 +50,9 @@ def accuracy(text: str) -> float:
 
 @pytest.mark.parametrize("flags", [(), ("--program",)], ids=["eager", "program"])
 def test_digits_learns_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """Plain ``python digits.py`` trains in one process to at least 97 %; its last line is the accuracy."""
+    """Plain ``python digits.py`` trains in one process to at least 97 %; its last line is the
+    accuracy.
+    """
     out = run(sys.executable, str(EXAMPLES / "digits.py"), *flags, cwd=tmp_path)
 
     assert out.splitlines()[-1].startswith("accuracy") and accuracy(out) >= 0.97
@@ -48,7 +60,9 @@ def test_digits_learns_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--program",)], ids=["eager", "program"])
 def test_digits_learns_on_a_cluster(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """Two servers and two trainers reach at least 97 %, eagerly and as a program; the last line of trainer 0's log says so."""
+    """Two servers and two trainers reach at least 97 %, eagerly and as a program; the last line of
+    trainer 0's log says so.
+    """
     command = "-m pserver launch --servers 2 --trainers 2".split()
     out = run(sys.executable, *command, str(EXAMPLES / "digits.py"), *flags, cwd=tmp_path)
     log = (tmp_path / "logs" / "trainer-0.log").read_text()
@@ -65,7 +79,13 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def started(command: list[str], **role: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(command, env=environment(**role), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        env=environment(**role),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     try:
         yield process
     finally:
@@ -75,14 +95,25 @@ def started(command: list[str], **role: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_transpiler_by_hand_runs_as_four_processes() -> None:
-    """Two PSERVER and two TRAINER roles of one script fit the line, the same on both trainers; SIGTERM ends the servers."""
+    """Two PSERVER and two TRAINER roles of one script fit the line, the same on both trainers;
+    SIGTERM ends the servers.
+    """
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(2)]
     command = [sys.executable, str(EXAMPLES / "transpiler_by_hand.py")]
     job = {"PSERVER_ENDPOINTS": ",".join(endpoints), "TRAINERS": "2"}
     with ExitStack() as stack:
-        servers = [stack.enter_context(started(command, TRAINING_ROLE="PSERVER", CURRENT_ENDPOINT=at, **job)) for at in endpoints]
-        trainers = [stack.enter_context(started(command, TRAINING_ROLE="TRAINER", TRAINER_ID=str(i), **job)) for i in (0, 1)]
-        for server in servers:  # one that has ended says why, before a trainer's deadline ends its wait for it
+        servers = [
+            stack.enter_context(
+                started(command, TRAINING_ROLE="PSERVER", CURRENT_ENDPOINT=at, **job)
+            )
+            for at in endpoints
+        ]
+        trainers = [
+            stack.enter_context(started(command, TRAINING_ROLE="TRAINER", TRAINER_ID=str(i), **job))
+            for i in (0, 1)
+        ]
+        # one that has ended says why, before a trainer's deadline ends its wait for it
+        for server in servers:
             assert server.stdout is not None
             said_first = server.stdout.readline()
             assert "pserver ready at" in said_first, said_first + server.stdout.read()
@@ -110,8 +141,18 @@ def test_the_transpiler_by_hand_names_a_missing_variable() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("flags", [(), ("--program",)], ids=["eager", "program"])
 def test_digits_learns_on_a_gpu(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """Two trainers on one GPU reach at least 97 %: gradients and parameters cross between GPU and host."""
+    """Two trainers on one GPU reach at least 97 %: gradients and parameters cross between GPU and
+    host.
+    """
     command = "-m pserver launch --servers 2 --trainers 2".split()
-    run(sys.executable, *command, str(EXAMPLES / "digits.py"), "--device", "cuda", *flags, cwd=tmp_path)
+    run(
+        sys.executable,
+        *command,
+        str(EXAMPLES / "digits.py"),
+        "--device",
+        "cuda",
+        *flags,
+        cwd=tmp_path,
+    )
 
     assert accuracy((tmp_path / "logs" / "trainer-0.log").read_text()) >= 0.97

@@ -1,7 +1,8 @@
-"""Processes that die or fall silent in the middle of a step: everybody else knows in time, says who, and ends.
+"""Processes that die or fall silent in the middle of a step: everybody else knows in time, says
+who, and ends.
 
-The fault happens at a named place: trainer 1 reaches step 3, its gradients are on their way, and the step is not committed.
-"""
+The fault happens at a named place: trainer 1 reaches step 3, its gradients are on their way, and
+the step is not committed."""
 
 from __future__ import annotations
 
@@ -69,15 +70,21 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def survivors(lasting: Processes, script: str) -> Iterator[list[tuple[Started, str]]]:
-    """Two servers that outlive every lost trainer of this file: each test is another job for them, and a good one comes last."""
+    """Two servers that outlive every lost trainer of this file: each test is another job for them,
+    and a good one comes last.
+    """
     servers = lasting.servers(2, DEADLINE)
     yield servers
     assert_serves_another_job(lasting, servers, script)
 
 
-def start(processes: Processes, servers: list[tuple[Started, str]], script: str, *arguments: str) -> list[Started]:
+def start(
+    processes: Processes, servers: list[tuple[Started, str]], script: str, *arguments: str
+) -> list[Started]:
     """Two trainers of a job on these servers."""
-    return processes.trainers(2, [endpoint for _, endpoint in servers], DEADLINE, script, *arguments)
+    return processes.trainers(
+        2, [endpoint for _, endpoint in servers], DEADLINE, script, *arguments
+    )
 
 
 def assert_knows(trainer: Started, fault_at: float, error: str, who: str) -> None:
@@ -92,7 +99,9 @@ def fault_time(trainer: Started) -> float:
     return float(trainer.said(r"fault at (\S+)")[1])
 
 
-def assert_serves_another_job(processes: Processes, servers: list[tuple[Started, str]], script: str) -> None:
+def assert_serves_another_job(
+    processes: Processes, servers: list[tuple[Started, str]], script: str
+) -> None:
     """Two new trainers train on the same servers, which have not been restarted."""
     for trainer in start(processes, servers, script, "3", "sync", "none"):
         assert trainer.status() == 0, f"{processes.all}"
@@ -103,7 +112,9 @@ def assert_serves_another_job(processes: Processes, servers: list[tuple[Started,
 def test_a_killed_trainer_is_named_by_everybody(
     processes: Processes, survivors: list[tuple[Started, str]], script: str, mode: str
 ) -> None:
-    """kill -9 of a trainer in mid-step: the other ends with TrainerLost; the servers say who, and serve the next job."""
+    """kill -9 of a trainer in mid-step: the other ends with TrainerLost; the servers say who, and
+    serve the next job.
+    """
     begin = [len(server.lines) for server, _ in survivors]
     other, killed = start(processes, survivors, script, FOREVER, mode, "SIGKILL")
 
@@ -117,7 +128,9 @@ def test_a_killed_trainer_is_named_by_everybody(
 def test_a_stopped_trainer_is_named_and_is_told_when_it_goes_on(
     processes: Processes, survivors: list[tuple[Started, str]], script: str
 ) -> None:
-    """SIGSTOP of a trainer for longer than the deadline: as if it had been killed; after SIGCONT it learns of it and ends too."""
+    """SIGSTOP of a trainer for longer than the deadline: as if it had been killed; after SIGCONT it
+    learns of it and ends too.
+    """
     other, stopped = start(processes, survivors, script, FOREVER, "sync", "SIGSTOP")
 
     assert_knows(other, fault_time(stopped), "TrainerLost", "trainer 1 has shown no heartbeat")
@@ -129,17 +142,28 @@ def test_a_stopped_trainer_is_named_and_is_told_when_it_goes_on(
 def test_a_trainer_that_raises_ends_the_job_for_the_others_at_once(
     processes: Processes, survivors: list[tuple[Started, str]], script: str
 ) -> None:
-    """An ordinary exception in one training loop: the others end with its message, without waiting for a deadline."""
+    """An ordinary exception in one training loop: the others end with its message, without waiting
+    for a deadline.
+    """
     other, raising = start(processes, survivors, script, FOREVER, "sync", "raise")
 
     at = fault_time(raising)
-    assert_knows(other, at, "JobFailed", "trainer 1 ended the job: ArithmeticError: the data of trainer 1 are gone")
+    assert_knows(
+        other,
+        at,
+        "JobFailed",
+        "trainer 1 ended the job: ArithmeticError: the data of trainer 1 are gone",
+    )
     assert other.ended_at - at < KNOWN_WITHIN  # a deadline's end would have said TrainerLost
-    assert raising.status() == 1 and any("ArithmeticError" in line for line in raising.lines), raising
+    assert raising.status() == 1 and any("ArithmeticError" in line for line in raising.lines), (
+        raising
+    )
 
 
 def test_a_killed_server_is_named_by_every_trainer(processes: Processes, script: str) -> None:
-    """kill -9 of a server in mid-step: both trainers end with ServerLost and its endpoint; the other server serves on."""
+    """kill -9 of a server in mid-step: both trainers end with ServerLost and its endpoint; the
+    other server serves on.
+    """
     servers = processes.servers(2, DEADLINE)
     victim, endpoint = servers[1]
     trainers = start(processes, servers, script, FOREVER, "sync", "SIGKILL", str(victim.pid))
@@ -147,13 +171,17 @@ def test_a_killed_server_is_named_by_every_trainer(processes: Processes, script:
     at = fault_time(trainers[1])
     for trainer in trainers:
         assert_knows(trainer, at, "(ServerLost|JobFailed)", f"server 1 at {endpoint}")
-    assert any("pserver.errors.ServerLost" in line for trainer in trainers for line in trainer.lines), f"{trainers}"
+    assert any(
+        "pserver.errors.ServerLost" in line for trainer in trainers for line in trainer.lines
+    ), f"{trainers}"
     assert victim.status() == -signal.SIGKILL
     assert_serves_another_job(processes, servers[:1], script)
 
 
 def test_a_stopped_server_is_named_by_every_trainer(processes: Processes, script: str) -> None:
-    """SIGSTOP of a server for longer than the deadline: as if it had been killed; after SIGCONT it takes the next job."""
+    """SIGSTOP of a server for longer than the deadline: as if it had been killed; after SIGCONT it
+    takes the next job.
+    """
     servers = processes.servers(2, DEADLINE)
     victim, endpoint = servers[1]
     trainers = start(processes, servers, script, FOREVER, "sync", "SIGSTOP", str(victim.pid))
@@ -169,7 +197,9 @@ def test_a_stopped_server_is_named_by_every_trainer(processes: Processes, script
 def test_a_stop_that_is_shorter_than_the_deadline_loses_nobody(
     processes: Processes, survivors: list[tuple[Started, str]], script: str
 ) -> None:
-    """A deadline means silence, not slowness: a trainer that stood still for a third of it goes on, and the job ends well."""
+    """A deadline means silence, not slowness: a trainer that stood still for a third of it goes on,
+    and the job ends well.
+    """
     slow, other = start(processes, survivors, script, "500", "sync", "none")
     slow.said("joined")
     slow.send(signal.SIGSTOP)

@@ -1,7 +1,8 @@
-"""What a job of two trainers promises, with real processes: two servers and two trainers play one scene after another.
+"""What a job of two trainers promises, with real processes: two servers and two trainers play one
+scene after another.
 
-The scenes are in ``two_trainers.py``; each is a job of its own, so the servers take all these jobs without a restart.
-"""
+The scenes are in ``two_trainers.py``; each is a job of its own, so the servers take all these jobs
+without a restart."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class Cast:
         """Both play it at the same time."""
         begun = [self.begin(number, scene, endpoints) for number in (0, 1)]
         ends = [self.end(number, each) for number, each in enumerate(begun)]
-        assert ends == [result, result], "\n".join(self.said(number, line) for number, (line, _) in enumerate(begun))
+        assert ends == [result, result], "\n".join(
+            self.said(number, line) for number, (line, _) in enumerate(begun)
+        )
 
     def said(self, number: int, line: int) -> str:
         return f"---- trainer {number}\n" + "\n".join(self.trainers[number].lines[line:])
@@ -55,11 +58,17 @@ class Cast:
 def cast(lasting: Processes) -> Cast:
     servers = lasting.servers(2, DEADLINE)
     endpoints = [endpoint for _, endpoint in servers]
-    return Cast(endpoints, [server for server, _ in servers], lasting.trainers(2, endpoints, DEADLINE, str(SCENES)))
+    return Cast(
+        endpoints,
+        [server for server, _ in servers],
+        lasting.trainers(2, endpoints, DEADLINE, str(SCENES)),
+    )
 
 
 def test_two_trainers_compute_what_one_node_computes(cast: Cast) -> None:
-    """Parameters equal those of plain torch that steps with the mean of both gradients, to the bit, on both trainers."""
+    """Parameters equal those of plain torch that steps with the mean of both gradients, to the bit,
+    on both trainers.
+    """
     cast.both("together")
 
 
@@ -69,7 +78,9 @@ def test_an_overflow_on_one_trainer_skips_the_step_on_all(cast: Cast) -> None:
 
 
 def test_all_start_from_trainer_0s_values(cast: Cast) -> None:
-    """Different seeds: parameters, frozen parameters and batch-norm buffers are trainer 0's; one warning names the first."""
+    """Different seeds: parameters, frozen parameters and batch-norm buffers are trainer 0's; one
+    warning names the first.
+    """
     cast.both("start_values")
     cast.both("same_start_values")
 
@@ -91,18 +102,24 @@ def test_barrier_worker_waits_for_everybody(cast: Cast) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_saved_job_of_two_trainers_resumes_to_the_bit(cast: Cast, count: int) -> None:
-    """Saved on two servers, loaded on as many or on one: parameters, optimizer state, settings and step."""
+    """Saved on two servers, loaded on as many or on one: parameters, optimizer state, settings and
+    step.
+    """
     cast.both("save")
     cast.both("resume", cast.endpoints[:count])
 
 
 def test_one_different_learning_rate_is_told_in_words(cast: Cast) -> None:
-    """FingerprintMismatch on the trainer that has it; its model keeps its values; with the right rate it takes part."""
+    """FingerprintMismatch on the trainer that has it; its model keeps its values; with the right
+    rate it takes part.
+    """
     cast.both("other_rate")
 
 
 def test_rates_that_move_apart_end_a_sync_job(cast: Cast) -> None:
-    """Both trainers get FingerprintMismatch, which names group and key; the servers take the next job."""
+    """Both trainers get FingerprintMismatch, which names group and key; the servers take the next
+    job.
+    """
     cast.both("rate_moves_apart", result="failed with FingerprintMismatch")
     cast.both("together")
 
@@ -128,8 +145,16 @@ def test_a_second_job_on_busy_servers_is_refused_and_disturbs_nothing(cast: Cast
 def test_a_script_whose_role_is_pserver_serves(cast: Cast, processes: Processes) -> None:
     """``fleet.run_server()``: a server like any other, until SIGTERM ends it with 0."""
     endpoint = f"127.0.0.1:{free_port()}"
-    code = "from trainer import fleet; fleet.init(); assert fleet.is_server(); fleet.init_server(); fleet.run_server()"
-    role = {"TRAINING_ROLE": "PSERVER", "TRAINERS": "1", "PSERVER_ENDPOINTS": endpoint, "CURRENT_ENDPOINT": endpoint}
+    code = (
+        "from trainer import fleet; fleet.init(); assert fleet.is_server(); "
+        "fleet.init_server(); fleet.run_server()"
+    )
+    role = {
+        "TRAINING_ROLE": "PSERVER",
+        "TRAINERS": "1",
+        "PSERVER_ENDPOINTS": endpoint,
+        "CURRENT_ENDPOINT": endpoint,
+    }
     server = processes.python("server", "-c", code, **role)
     server.said("pserver ready at")
 

@@ -1,4 +1,6 @@
-"""``pserver launch`` with real servers and trainers: whatever happens to one process, the others end, and say why."""
+"""``pserver launch`` with real servers and trainers: whatever happens to one process, the others
+end, and say why.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,27 @@ class Launched:
 
     def __init__(self, path: Path, *arguments: str) -> None:
         (path / "script.py").write_text(SCRIPT)
-        command = [sys.executable, "-m", "pserver", "launch", "--servers", "2", "--trainers", "2", "--deadline", "5", "script.py"]
+        command = [
+            sys.executable,
+            "-m",
+            "pserver",
+            "launch",
+            "--servers",
+            "2",
+            "--trainers",
+            "2",
+            "--deadline",
+            "5",
+            "script.py",
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.popen = subprocess.Popen(
-            [*command, *arguments], cwd=path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, *arguments],
+            cwd=path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.logs = path / "logs"
 
@@ -58,11 +77,16 @@ class Launched:
             time.sleep(0.05)
 
     def children(self, word: str) -> list[int]:
-        """The processes with this word in their command line, in the order in which they were started."""
+        """The processes with this word in their command line, in the order in which they were
+        started.
+        """
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
-                parent, command = int(stat.read_text().rpartition(")")[2].split()[1]), (stat.parent / "cmdline").read_text()
+                parent, command = (
+                    int(stat.read_text().rpartition(")")[2].split()[1]),
+                    (stat.parent / "cmdline").read_text(),
+                )
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if parent == self.popen.pid and word in command.split("\0"):
@@ -111,9 +135,15 @@ def test_servers_end_when_the_trainers_have_finished(launched: type[Launched]) -
     assert free(re.findall(r"pserver ready at (\S+)", out))
 
 
-@pytest.mark.parametrize(("word", "number", "name"), [("serve", 1, "server 1"), ("script.py", 1, "trainer 1")])
-def test_a_process_killed_with_9_ends_the_job(launched: type[Launched], word: str, number: int, name: str) -> None:
-    """kill -9 in mid-step of a server, or of a trainer: status 137 within seconds, the guilty process named, nobody left."""
+@pytest.mark.parametrize(
+    ("word", "number", "name"), [("serve", 1, "server 1"), ("script.py", 1, "trainer 1")]
+)
+def test_a_process_killed_with_9_ends_the_job(
+    launched: type[Launched], word: str, number: int, name: str
+) -> None:
+    """kill -9 in mid-step of a server, or of a trainer: status 137 within seconds, the guilty
+    process named, nobody left.
+    """
     one = launched("100000000")
     one.under_way()
     everyone = one.children("serve") + one.children("script.py")
@@ -132,7 +162,10 @@ def test_a_trainer_that_raises_ends_the_job_with_its_traceback(launched: type[La
     status, out, err = launched("100000000", "raise").end()
 
     assert status == 1
-    assert "RuntimeError: the data of trainer 1 are gone" in err and "trainer 1 failed with status 1" in err
+    assert (
+        "RuntimeError: the data of trainer 1 are gone" in err
+        and "trainer 1 failed with status 1" in err
+    )
 
 
 def test_ctrl_c_ends_the_job(launched: type[Launched]) -> None:

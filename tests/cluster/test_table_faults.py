@@ -1,7 +1,8 @@
-"""Tables when processes die in the middle of a step: who is left learns who it was, and a job that was saved goes on to the bit.
+"""Tables when processes die in the middle of a step: who is left learns who it was, and a job that
+was saved goes on to the bit.
 
-Servers and trainers are real processes; what two trainers have trained they print as a digest of every bit.
-"""
+Servers and trainers are real processes; what two trainers have trained they print as a digest of
+every bit."""
 
 from __future__ import annotations
 
@@ -97,21 +98,29 @@ def survivors(lasting: Processes) -> list[tuple[Started, str]]:
     return lasting.servers(1, DEADLINE, "--data-dir", str(lasting.path / "data"))
 
 
-def start(processes: Processes, servers: list[tuple[Started, str]], script: str, *arguments: str) -> list[Started]:
-    return processes.trainers(2, [endpoint for _, endpoint in servers], DEADLINE, script, *arguments)
+def start(
+    processes: Processes, servers: list[tuple[Started, str]], script: str, *arguments: str
+) -> list[Started]:
+    return processes.trainers(
+        2, [endpoint for _, endpoint in servers], DEADLINE, script, *arguments
+    )
 
 
 def assert_knows(trainer: Started, fault_at: float, errors: str, who: str) -> None:
     """It ended in time, and its last lines say what happened and who was the cause."""
     assert trainer.status(KNOWN_WITHIN + 30) not in (0, -signal.SIGKILL), trainer
     assert trainer.ended_at - fault_at < KNOWN_WITHIN, trainer
-    assert re.search(rf"pserver\.errors\.({errors}): .*{re.escape(who)}", "\n".join(trainer.lines[-4:])), trainer
+    assert re.search(
+        rf"pserver\.errors\.({errors}): .*{re.escape(who)}", "\n".join(trainer.lines[-4:])
+    ), trainer
 
 
 def test_a_trainer_killed_between_its_rows_and_their_commit_is_named_by_everybody(
     processes: Processes, survivors: list[tuple[Started, str]], script: str
 ) -> None:
-    """kill -9 of a trainer in mid-step: the other ends with TrainerLost and its number; the servers say who it was."""
+    """kill -9 of a trainer in mid-step: the other ends with TrainerLost and its number; the servers
+    say who it was.
+    """
     begin = [len(server.lines) for server, _ in survivors]
     other, killed = start(processes, survivors, script, FOREVER, "in a step", "")
 
@@ -125,18 +134,21 @@ def test_a_trainer_killed_between_its_rows_and_their_commit_is_named_by_everybod
 def test_a_job_whose_server_is_killed_is_told_and_goes_on_to_the_bit(
     processes: Processes, survivors: list[tuple[Started, str]], tmp_path: Path, script: str
 ) -> None:
-    """Sync: a server is killed with -9 while rows are looked up there, and every trainer says which one it was; from what was
-    saved before, one other server ends with the numbers of a job that nothing happened to.
+    """Sync: a server is killed with -9 while rows are looked up there, and every trainer says which
+    one it was; from what was saved before, one other server ends with the numbers of a job that
+    nothing happened to.
 
-    That job had its servers save their own files, tables too, and load them after steps that were thus undone.
-    """
+    That job had its servers save their own files, tables too, and load them after steps that were
+    thus undone."""
     path, servers = str(tmp_path / "checkpoint"), processes.servers(2, DEADLINE)
     victim, endpoint = servers[1]
     half = start(processes, servers, script, FOREVER, "in a lookup", path, str(victim.pid))
     at = float(half[1].said(r"fault at (\S+)")[1])
     for trainer in half:
         assert_knows(trainer, at, "ServerLost|JobFailed", f"server 1 at {endpoint}")
-    assert any("pserver.errors.ServerLost" in line for trainer in half for line in trainer.lines), f"{half}"
+    assert any("pserver.errors.ServerLost" in line for trainer in half for line in trainer.lines), (
+        f"{half}"
+    )
 
     resumed = start(processes, survivors, script, "3-6 0-6", "none", path)
     for trainer in resumed:

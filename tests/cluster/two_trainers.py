@@ -1,8 +1,9 @@
-"""One of two trainers, told by its test which scene to play next: a process that imports torch once and takes part in many jobs.
+"""One of two trainers, told by its test which scene to play next: a process that imports torch once
+and takes part in many jobs.
 
-It reads ``SCENE ENDPOINTS`` from its input and answers ``played SCENE: ok``, or ``played SCENE: failed`` below a traceback.  What
-a scene asserts it computes by itself: each knows the data of both, and trains the whole job alone, with plain torch.
-"""
+It reads ``SCENE ENDPOINTS`` from its input and answers ``played SCENE: ok``, or ``played SCENE:
+failed`` below a traceback.  What a scene asserts it computes by itself: each knows the data of
+both, and trains the whole job alone, with plain torch."""
 
 from __future__ import annotations
 
@@ -36,14 +37,23 @@ def net(seed: int = 3) -> nn.Sequential:
 def batches(trainer: int, count: int = 6, seed: int = 1) -> list[Batch]:
     """The data of one trainer."""
     generator = torch.Generator().manual_seed(100 * seed + trainer)
-    return [(torch.randn(8, 6, generator=generator), torch.randint(0, 2, (8,), generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(8, 6, generator=generator), torch.randint(0, 2, (8,), generator=generator))
+        for _ in range(count)
+    ]
 
 
 def adam(model: nn.Module, lr: float = 0.01) -> torch.optim.Adam:
     return torch.optim.Adam(model.parameters(), lr=lr)
 
 
-def join(endpoints: Sequence[str], model: nn.Module, optimizer: torch.optim.Optimizer, trainers: int = 2, **options: Any) -> Any:
+def join(
+    endpoints: Sequence[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    trainers: int = 2,
+    **options: Any,
+) -> Any:
     number = ME if trainers == 2 else 0
     fleet.init(fleet.UserDefinedRoleMaker(number, worker_num=trainers, server_endpoints=endpoints))
     fleet.distributed_model(model)
@@ -57,8 +67,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Bat
         optimizer.step()
 
 
-def train_for_all(model: nn.Module, optimizer: torch.optim.Optimizer, rounds: Sequence[Sequence[Batch]]) -> None:
-    """Plain torch doing a sync job's steps: in each, the mean of the gradients of those who take part, in trainer order."""
+def train_for_all(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rounds: Sequence[Sequence[Batch]]
+) -> None:
+    """Plain torch doing a sync job's steps: in each, the mean of the gradients of those who take
+    part, in trainer order.
+    """
     for batches_of_a_round in rounds:
         total: dict[str, torch.Tensor] = {}
         for x, y in batches_of_a_round:
@@ -66,20 +80,28 @@ def train_for_all(model: nn.Module, optimizer: torch.optim.Optimizer, rounds: Se
             F.cross_entropy(model(x), y).backward()
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
-                    total[name] = total[name] + parameter.grad if name in total else parameter.grad.clone()
+                    total[name] = (
+                        total[name] + parameter.grad if name in total else parameter.grad.clone()
+                    )
         for name, parameter in model.named_parameters():
-            parameter.grad = total[name] * (1.0 / len(batches_of_a_round)) if name in total else None
+            parameter.grad = (
+                total[name] * (1.0 / len(batches_of_a_round)) if name in total else None
+            )
         optimizer.step()
 
 
 def both(count: int = 6, seed: int = 1) -> list[list[Batch]]:
-    return [list(pair) for pair in zip(batches(0, count, seed), batches(1, count, seed), strict=True)]
+    return [
+        list(pair) for pair in zip(batches(0, count, seed), batches(1, count, seed), strict=True)
+    ]
 
 
 def assert_equal(model: nn.Module, reference: nn.Module) -> None:
     theirs = reference.state_dict()
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, theirs[name]), f"{name}: {(tensor.double() - theirs[name].double()).abs().max()}"
+        assert torch.equal(tensor, theirs[name]), (
+            f"{name}: {(tensor.double() - theirs[name].double()).abs().max()}"
+        )
 
 
 @torch.no_grad()
@@ -87,7 +109,7 @@ def loss(model: nn.Module, data: Sequence[Batch]) -> float:
     return sum(F.cross_entropy(model(x), y).item() for x, y in data)
 
 
-# ---- scenes ------------------------------------------------------------------------------------------------------------
+# ---- scenes ----
 
 
 def together(endpoints: Sequence[str]) -> None:
@@ -99,9 +121,14 @@ def together(endpoints: Sequence[str]) -> None:
 
 
 def overflow(endpoints: Sequence[str]) -> None:
-    """Trainer 1's gradient is infinite in step 2: nobody takes that step, and every other is taken."""
+    """Trainer 1's gradient is infinite in step 2: nobody takes that step, and every other is
+    taken.
+    """
     mine, reference = net(), net()
-    optimizer, scaler = join(endpoints, mine, adam(mine)), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer, scaler = (
+        join(endpoints, mine, adam(mine)),
+        torch.amp.GradScaler("cpu", init_scale=1024.0),
+    )
     for number, (x, y) in enumerate(batches(ME)):
         before = copy.deepcopy(mine.state_dict())
         optimizer.zero_grad()
@@ -110,7 +137,9 @@ def overflow(endpoints: Sequence[str]) -> None:
             mine[0].weight.grad[0, 0] = float("inf")
         scaler.step(optimizer)
         scaler.update()
-        changed = any(not torch.equal(before[name], tensor) for name, tensor in mine.state_dict().items())
+        changed = any(
+            not torch.equal(before[name], tensor) for name, tensor in mine.state_dict().items()
+        )
         assert changed == (number != 2), number
     assert optimizer.steps == 5
     rounds = both()
@@ -130,7 +159,9 @@ class Warnings(logging.Handler):
 
 
 def start_values(endpoints: Sequence[str]) -> None:
-    """Seeds differ, yet all start from trainer 0's parameters, frozen parameters and buffers; trainer 1 is warned, once."""
+    """Seeds differ, yet all start from trainer 0's parameters, frozen parameters and buffers;
+    trainer 1 is warned, once.
+    """
 
     def make(seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -144,7 +175,9 @@ def start_values(endpoints: Sequence[str]) -> None:
     logging.getLogger().addHandler(seen)
     mine = make(seed=7 + ME)
     strides = [parameter.data_ptr() for parameter in mine.parameters()]
-    join(endpoints, mine, torch.optim.SGD([p for p in mine.parameters() if p.requires_grad], lr=0.1))
+    join(
+        endpoints, mine, torch.optim.SGD([p for p in mine.parameters() if p.requires_grad], lr=0.1)
+    )
     logging.getLogger().removeHandler(seen)
 
     assert_equal(mine, make(seed=7))
@@ -164,17 +197,25 @@ def same_start_values(endpoints: Sequence[str]) -> None:
 
 
 def early_finish(endpoints: Sequence[str]) -> None:
-    """Trainer 1 has three batches, trainer 0 six: the last three steps are those of trainer 0 alone, divided by one."""
+    """Trainer 1 has three batches, trainer 0 six: the last three steps are those of trainer 0
+    alone, divided by one.
+    """
     mine, reference = net(), net()
     data = batches(ME)
     train(mine, join(endpoints, mine, adam(mine)), data[:3] if ME else data)
     rounds = both()
-    train_for_all(reference, adam(reference), rounds[:3] if ME else rounds[:3] + [pair[:1] for pair in rounds[3:]])
+    train_for_all(
+        reference,
+        adam(reference),
+        rounds[:3] if ME else rounds[:3] + [pair[:1] for pair in rounds[3:]],
+    )
     assert_equal(mine, reference)
 
 
 def long_evaluation(endpoints: Sequence[str]) -> None:
-    """Trainer 0 computes, without a step, for longer than the deadline while trainer 1 waits in a step: slow, and not lost."""
+    """Trainer 0 computes, without a step, for longer than the deadline while trainer 1 waits in a
+    step: slow, and not lost.
+    """
     mine, reference = net(), net()
     optimizer = join(endpoints, mine, adam(mine))
     train(mine, optimizer, batches(ME)[:3])
@@ -209,7 +250,9 @@ def save(endpoints: Sequence[str]) -> None:
 
 
 def resume(endpoints: Sequence[str]) -> None:
-    """The second half, from the file, other initial values and settings notwithstanding: the whole job to the bit."""
+    """The second half, from the file, other initial values and settings notwithstanding: the whole
+    job to the bit.
+    """
     mine, reference = net(seed=50 + ME), net()
     optimizer = join(endpoints, mine, adam(mine, lr=0.5))
     assert fleet.load("saved") == 3
@@ -225,7 +268,9 @@ def resume(endpoints: Sequence[str]) -> None:
 
 
 def other_rate(endpoints: Sequence[str]) -> None:
-    """Trainer 1 has another learning rate: it is told so, its model keeps its values; with the right one it takes part."""
+    """Trainer 1 has another learning rate: it is told so, its model keeps its values; with the
+    right one it takes part.
+    """
     mine, reference = net(), net()
     if ME == 1:
         before = net(seed=9)
@@ -258,7 +303,9 @@ def rate_moves_apart(endpoints: Sequence[str]) -> None:
 
 
 def absent(endpoints: Sequence[str]) -> None:
-    """A gradient that one trainer lacks counts as zero; one that all lack leaves the parameter and its step count alone."""
+    """A gradient that one trainer lacks counts as zero; one that all lack leaves the parameter and
+    its step count alone.
+    """
     mine, reference = net(), net()
     optimizer, plain = join(endpoints, mine, adam(mine)), adam(reference)
     for number, (x, y) in enumerate(batches(ME)):
@@ -274,7 +321,9 @@ def absent(endpoints: Sequence[str]) -> None:
         for x, y in pair:
             reference.zero_grad()
             F.cross_entropy(reference(x), y).backward()
-            gradients.append({name: parameter.grad.clone() for name, parameter in reference.named_parameters()})
+            gradients.append(
+                {name: parameter.grad.clone() for name, parameter in reference.named_parameters()}
+            )
         for name, parameter in reference.named_parameters():
             parameter.grad = (gradients[0][name] + gradients[1][name]) * 0.5
         reference[0].bias.grad = gradients[0]["0.bias"] * 0.5
@@ -282,11 +331,18 @@ def absent(endpoints: Sequence[str]) -> None:
             reference[2].bias.grad = None
         plain.step()
     assert_equal(mine, reference)
-    assert [int(state["step"]) for state in optimizer.state_dict()["state"].values()] == [6, 6, 6, 3]
+    assert [int(state["step"]) for state in optimizer.state_dict()["state"].values()] == [
+        6,
+        6,
+        6,
+        3,
+    ]
 
 
 def apart(endpoints: Sequence[str]) -> None:
-    """An async job: each trainer's steps count as they come, both learn, and the one who is done first leaves the other alone."""
+    """An async job: each trainer's steps count as they come, both learn, and the one who is done
+    first leaves the other alone.
+    """
     strategy = DistributedStrategy()
     strategy.a_sync = True
     mine, data = net(), [(x, (x[:, 0] > 0).long()) for x, _ in batches(ME, 150)]
@@ -314,7 +370,9 @@ def let_go(endpoints: Sequence[str]) -> None:
 
 
 def second_job(endpoints: Sequence[str]) -> None:
-    """A job for servers that have one: refused as busy, whether it is the same program or another."""
+    """A job for servers that have one: refused as busy, whether it is the same program or
+    another.
+    """
     for rate in (0.01, 0.02):
         mine = net()
         try:
@@ -337,7 +395,18 @@ def alone(endpoints: Sequence[str]) -> None:
 SCENES: dict[str, Callable[[Sequence[str]], None]] = {
     scene.__name__: scene
     for scene in (
-        *(together, overflow, start_values, same_start_values, early_finish, long_evaluation, barrier, save, resume, other_rate),
+        *(
+            together,
+            overflow,
+            start_values,
+            same_start_values,
+            early_finish,
+            long_evaluation,
+            barrier,
+            save,
+            resume,
+            other_rate,
+        ),
         *(rate_moves_apart, absent, apart, hold, let_go, second_job, alone),
     )
 }

@@ -1,7 +1,8 @@
-"""What a real server does with bytes and calls that should not be: a clear error, nothing half-done, and the next job is fine.
+"""What a real server does with bytes and calls that should not be: a clear error, nothing
+half-done, and the next job is fine.
 
-Every test that has a ``stranger`` ends with a good job on the same server, equal to plain torch to the bit.
-"""
+Every test that has a ``stranger`` ends with a good job on the same server, equal to plain torch to
+the bit."""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ from pserver import codec
 from pserver.carriers import CARRIERS
 from pserver.config import ServerConfig
 from pserver.control import ControlClient
-from pserver.errors import Busy, CorruptFrame, FingerprintMismatch, PServerError, Refused, TimedOut, Unreachable, from_wire
+from pserver.errors import (
+    Busy,
+    CorruptFrame,
+    FingerprintMismatch,
+    PServerError,
+    Refused,
+    TimedOut,
+    Unreachable,
+    from_wire,
+)
 from pserver.server import Server
 from pserver.stream import Stream
 from pserver.wire_pb2 import (
@@ -50,14 +60,22 @@ Servers = Callable[[int], str]
 
 
 def plan_of(trainers: int = 1, lr: float = 0.5) -> Plan:
-    named = [("w", (2, 3), "float32", 0), ("b", (3,), "float32", 0), ("mean", (3,), "float32", None)]
-    return plan_parameters(named, [Rule("sgd", {**RULE, "lr": lr}, {})], mode="sync", trainers=trainers, servers=1)
+    named = [
+        ("w", (2, 3), "float32", 0),
+        ("b", (3,), "float32", 0),
+        ("mean", (3,), "float32", None),
+    ]
+    return plan_parameters(
+        named, [Rule("sgd", {**RULE, "lr": lr}, {})], mode="sync", trainers=trainers, servers=1
+    )
 
 
 class Stranger:
     """A peer that speaks the protocol frame by frame, right or wrong."""
 
-    def __init__(self, endpoint: str, carrier: str, plan: Plan | None = None, number: int = 0) -> None:
+    def __init__(
+        self, endpoint: str, carrier: str, plan: Plan | None = None, number: int = 0
+    ) -> None:
         self.plan, self.number, self.carrier = plan or plan_of(), number, carrier
         self.control = ControlClient(endpoint, DEADLINE)
         self.reply = self.control.join(self.request())
@@ -65,17 +83,35 @@ class Stranger:
         self.streams: list[Stream] = []
 
     def request(self, **changed: Any) -> JoinRequest:
-        known = dict(protocol=1, trainer_id=self.number, incarnation="stranger", carriers=[self.carrier])
-        return JoinRequest(**{**known, "fingerprint": self.plan.fingerprint(), "manifest": self.plan.manifest(), **changed})
+        known = dict(
+            protocol=1, trainer_id=self.number, incarnation="stranger", carriers=[self.carrier]
+        )
+        return JoinRequest(
+            **{
+                **known,
+                "fingerprint": self.plan.fingerprint(),
+                "manifest": self.plan.manifest(),
+                **changed,
+            }
+        )
 
     def connect(self) -> Stream:
         """A stream that has not said HELLO."""
-        self.streams.append(CARRIERS[self.carrier].connect("127.0.0.1", self.port, deadline_seconds=DEADLINE))
+        self.streams.append(
+            CARRIERS[self.carrier].connect("127.0.0.1", self.port, deadline_seconds=DEADLINE)
+        )
         return self.streams[-1]
 
     def hello(self, **changed: Any) -> Stream:
         stream = self.connect()
-        stream.send(Frame(kind=Kind.HELLO, hello=Hello(**{"session": self.reply.session, "trainer_id": self.number, **changed})))
+        stream.send(
+            Frame(
+                kind=Kind.HELLO,
+                hello=Hello(
+                    **{"session": self.reply.session, "trainer_id": self.number, **changed}
+                ),
+            )
+        )
         return stream
 
     def installed(self) -> Stream:
@@ -109,17 +145,33 @@ def answer(stream: Stream) -> tuple[Done, dict[str, torch.Tensor]]:
     raise AssertionError("the stream ended without an answer")
 
 
-def ask(stream: Stream, header: Frame, payload: bytes = b"") -> tuple[Done, dict[str, torch.Tensor]]:
+def ask(
+    stream: Stream, header: Frame, payload: bytes = b""
+) -> tuple[Done, dict[str, torch.Tensor]]:
     stream.send(header, [payload] if payload else [])
     return answer(stream)
 
 
-def gradient(name: str = "w", shape: tuple[int, ...] = (2, 3), offset: int = 0, size: int = 24, dtype: str = "float32") -> Frame:
-    return Frame(kind=Kind.GRADIENT, step=1, parts=[Part(name=name, dtype=dtype, shape=shape, offset=offset, size=size)])
+def gradient(
+    name: str = "w",
+    shape: tuple[int, ...] = (2, 3),
+    offset: int = 0,
+    size: int = 24,
+    dtype: str = "float32",
+) -> Frame:
+    return Frame(
+        kind=Kind.GRADIENT,
+        step=1,
+        parts=[Part(name=name, dtype=dtype, shape=shape, offset=offset, size=size)],
+    )
 
 
 def commit(absent: tuple[str, ...] = ("b",), step: int = 1) -> Frame:
-    return Frame(kind=Kind.COMMIT, step=step, commit=Commit(rows=[Row(group=0, numbers=numbers_to_proto(RULE))], absent=absent))
+    return Frame(
+        kind=Kind.COMMIT,
+        step=step,
+        commit=Commit(rows=[Row(group=0, numbers=numbers_to_proto(RULE))], absent=absent),
+    )
 
 
 def send_bytes(stream: Any, data: bytes) -> None:
@@ -138,7 +190,9 @@ def good_job(endpoints: str) -> None:
         model = nn.Linear(5, 300)
         optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         if distributed:
-            fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")))
+            fleet.init(
+                fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(","))
+            )
             fleet.distributed_model(model)
             optimizer = fleet.distributed_optimizer(optimizer)
         for number in range(3):
@@ -173,7 +227,9 @@ def stranger(servers: Servers, carrier: str) -> Iterator[Stranger]:
 
 
 def assert_untouched(stranger: Stranger) -> None:
-    """The stranger's job is as it was before its last step, and a whole step over a new stream is applied once."""
+    """The stranger's job is as it was before its last step, and a whole step over a new stream is
+    applied once.
+    """
     stream = stranger.hello()
     _, before = ask(stream, Frame(kind=Kind.PULL))
     assert torch.equal(before["w"], torch.ones(2, 3)) and torch.equal(before["b"], torch.ones(3))
@@ -183,11 +239,13 @@ def assert_untouched(stranger: Stranger) -> None:
     assert torch.equal(after["w"], torch.zeros(2, 3)) and torch.equal(after["b"], torch.ones(3))
 
 
-# ---- bytes that are no frames ------------------------------------------------------------------------------------------
+# ---- bytes that are no frames ----
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\xff" * 40, b"GET / HTTP/1.1\r\n\r\n", b"\x7a\xff\xff\xff\xff\x7f"], ids=["ff", "http", "size"]
+    "garbage",
+    [b"\xff" * 40, b"GET / HTTP/1.1\r\n\r\n", b"\x7a\xff\xff\xff\xff\x7f"],
+    ids=["ff", "http", "size"],
 )
 def test_garbage_instead_of_hello_is_refused(stranger: Stranger, garbage: bytes) -> None:
     """The first frame is none: CorruptFrame, told to the peer."""
@@ -199,7 +257,9 @@ def test_garbage_instead_of_hello_is_refused(stranger: Stranger, garbage: bytes)
 
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 40, b"\x08\x03\x10"], ids=["ff", "cut short"])
-def test_garbage_in_the_middle_of_a_step_leaves_no_trace(stranger: Stranger, garbage: bytes) -> None:
+def test_garbage_in_the_middle_of_a_step_leaves_no_trace(
+    stranger: Stranger, garbage: bytes
+) -> None:
     """The stream ends with CorruptFrame; what came before it is forgotten."""
     stream = stranger.installed()
     stream.send(gradient(), [b"\1" * 24])
@@ -243,7 +303,7 @@ def test_another_flight_call_is_refused(servers: Servers, stranger: Stranger) ->
                 attempt()
 
 
-# ---- frames out of place ----------------------------------------------------------------------------------------------
+# ---- frames out of place ----
 
 
 @pytest.mark.parametrize("kind", [Kind.PULL, Kind.COMMIT, Kind.BYE, 99])
@@ -277,29 +337,73 @@ def test_a_lane_that_the_plan_does_not_have_is_refused(stranger: Stranger) -> No
 
 def test_a_step_before_the_program_is_refused(stranger: Stranger) -> None:
     """A server that has not been installed takes no gradients and no values, and gives none."""
-    for header, payload in ((gradient(), b"\0" * 24), (Frame(kind=Kind.PULL), b""), (commit(), b"")):
+    for header, payload in (
+        (gradient(), b"\0" * 24),
+        (Frame(kind=Kind.PULL), b""),
+        (commit(), b""),
+    ):
         with pytest.raises(PServerError, match="not been installed"):
             ask(stranger.hello(), header, payload)
 
 
 FRAMES = {
     "dtype": (gradient(dtype="float64"), b"\0" * 24, "'w': expected dtype float32, got 'float64'"),
-    "no dtype": (gradient(dtype="float33"), b"\0" * 24, "'w': expected dtype float32, got 'float33'"),
+    "no dtype": (
+        gradient(dtype="float33"),
+        b"\0" * 24,
+        "'w': expected dtype float32, got 'float33'",
+    ),
     "shape": (gradient(shape=(3, 2)), b"\0" * 24, r"'w': expected shape \[2, 3\], got \[3, 2\]"),
     "huge shape": (gradient(shape=(2**62, 2**62)), b"\0" * 24, r"'w': expected shape \[2, 3\]"),
-    "beyond the end": (gradient(offset=4), b"\0" * 24, "'w': expected whole elements.*within 24, got bytes 4 to 28"),
+    "beyond the end": (
+        gradient(offset=4),
+        b"\0" * 24,
+        "'w': expected whole elements.*within 24, got bytes 4 to 28",
+    ),
     "far beyond the end": (gradient(offset=2**63), b"\0" * 24, "'w': expected whole elements"),
     "inside an element": (gradient(offset=2, size=4), b"\0" * 4, "'w': expected whole elements"),
-    "a gap": (gradient(offset=12, size=12), b"\0" * 12, "'w': expected bytes from 0 on, got them from 12"),
-    "too few bytes": (gradient(), b"\0" * 12, "expected 24 bytes of payload as the parts say, got 12"),
-    "too many bytes": (gradient(size=12), b"\0" * 24, "expected 12 bytes of payload as the parts say, got 24"),
+    "a gap": (
+        gradient(offset=12, size=12),
+        b"\0" * 12,
+        "'w': expected bytes from 0 on, got them from 12",
+    ),
+    "too few bytes": (
+        gradient(),
+        b"\0" * 12,
+        "expected 24 bytes of payload as the parts say, got 12",
+    ),
+    "too many bytes": (
+        gradient(size=12),
+        b"\0" * 24,
+        "expected 12 bytes of payload as the parts say, got 24",
+    ),
     "elsewhere": (gradient(name="v.block1"), b"\0" * 24, "'v.block1'.*belongs elsewhere"),
-    "not updated": (gradient(name="mean", shape=(3,), size=12), b"\0" * 12, "'mean'.*belongs elsewhere"),
-    "not committed": (commit(absent=()), b"", "step 1: expected 24 bytes of the gradient of 'w', got 0"),
-    "absent elsewhere": (commit(absent=("w", "b", "x")), b"", "'x', absent in step 1, is not updated"),
-    "no numbers": (Frame(kind=Kind.COMMIT, step=1, commit=Commit(absent=["w", "b"])), b"", "no hyper-parameters for group 0"),
+    "not updated": (
+        gradient(name="mean", shape=(3,), size=12),
+        b"\0" * 12,
+        "'mean'.*belongs elsewhere",
+    ),
+    "not committed": (
+        commit(absent=()),
+        b"",
+        "step 1: expected 24 bytes of the gradient of 'w', got 0",
+    ),
+    "absent elsewhere": (
+        commit(absent=("w", "b", "x")),
+        b"",
+        "'x', absent in step 1, is not updated",
+    ),
+    "no numbers": (
+        Frame(kind=Kind.COMMIT, step=1, commit=Commit(absent=["w", "b"])),
+        b"",
+        "no hyper-parameters for group 0",
+    ),
     "step ahead": (commit(absent=("w", "b"), step=7), b"", "expected step 1, got step 7"),
-    "a server's frame": (Frame(kind=Kind.DONE), b"", "expected GRADIENT, COMMIT, VALUE, PULL or BYE, got DONE"),
+    "a server's frame": (
+        Frame(kind=Kind.DONE),
+        b"",
+        "expected GRADIENT, COMMIT, VALUE, PULL or BYE, got DONE",
+    ),
     "an unknown kind": (Frame(kind=99), b"", "expected GRADIENT.*got kind 99"),  # type: ignore[arg-type]
     "an unknown value": (
         Frame(kind=Kind.VALUE, parts=[Part(name="x", dtype="float32", shape=[1], size=4)]),
@@ -311,8 +415,12 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("what", FRAMES)
-def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(stranger: Stranger, what: str) -> None:
-    """The peer is told what was expected and what came; the step that it was part of is not applied, not even in part."""
+def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(
+    stranger: Stranger, what: str
+) -> None:
+    """The peer is told what was expected and what came; the step that it was part of is not
+    applied, not even in part.
+    """
     header, payload, words = FRAMES[what]
     stream = stranger.installed()
 
@@ -332,7 +440,9 @@ def test_half_a_gradient_twice_is_not_a_gradient(stranger: Stranger) -> None:
 
 
 def test_half_a_gradient_and_then_silence_leaves_no_trace(stranger: Stranger) -> None:
-    """The connection is cut in the middle of a step; the same step, sent whole over another stream, is applied once."""
+    """The connection is cut in the middle of a step; the same step, sent whole over another stream,
+    is applied once.
+    """
     stream = stranger.installed()
     stream.send(gradient(size=12), [b"\1" * 12])
     stream.cancel()
@@ -352,18 +462,22 @@ def test_gradients_of_two_steps_do_not_mix(stranger: Stranger) -> None:
     assert_untouched(stranger)
 
 
-# ---- programs and jobs ------------------------------------------------------------------------------------------------
+# ---- programs and jobs ----
 
 
 def test_a_program_with_an_unknown_op_or_argument_is_refused(stranger: Stranger) -> None:
-    """Only allow-listed ops with arguments of the right types; afterwards the right program is taken."""
+    """Only allow-listed ops with arguments of the right types; afterwards the right program is
+    taken.
+    """
     good = pserver_program(Deployment(stranger.plan, ("h:1",), server_index=0)).to_proto()
     for number, name in enumerate(("os.system", "aten.mm")):
         message = type(good)()
         message.CopyFrom(good)
         message.blocks[1].ops[0].type = name
         with pytest.raises(Refused, match=name):
-            stranger.control.install(InstallRequest(session=stranger.reply.session, program=message))
+            stranger.control.install(
+                InstallRequest(session=stranger.reply.session, program=message)
+            )
         assert number < 2
     stranger.installed()
     assert_untouched(stranger)
@@ -404,18 +518,23 @@ def test_a_second_job_is_told_that_the_server_is_busy(servers: Servers, stranger
 def test_a_carrier_that_the_server_does_not_offer_is_refused(carrier: str) -> None:
     """The error says what it offers."""
     other = {"flight": "grpc", "grpc": "flight"}[carrier]
-    with Server(ServerConfig(transport=other)) as server, pytest.raises(Refused, match=rf"the server has \['{other}'\]"):
+    with (
+        Server(ServerConfig(transport=other)) as server,
+        pytest.raises(Refused, match=rf"the server has \['{other}'\]"),
+    ):
         good_job(server.endpoint)
 
 
-# ---- servers that are not there ---------------------------------------------------------------------------------------
+# ---- servers that are not there ----
 
 
 @pytest.mark.parametrize("what", ["nobody", "mute"])
 def test_an_unreachable_server_is_named_within_the_start_deadline(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Nobody listens there, or something that never answers: Unreachable with HOST:PORT; the other server keeps no trace."""
+    """Nobody listens there, or something that never answers: Unreachable with HOST:PORT; the other
+    server keeps no trace.
+    """
     monkeypatch.setenv("PSERVER_START_DEADLINE", "1")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -429,8 +548,12 @@ def test_an_unreachable_server_is_named_within_the_start_deadline(
     good_job(servers(1))
 
 
-def test_a_server_that_no_trainer_0_installs_is_named(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is up, and nothing happens: TimedOut after the start deadline, which says for whom it was waiting."""
+def test_a_server_that_no_trainer_0_installs_is_named(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is up, and nothing happens: TimedOut after the start deadline, which says for whom it was
+    waiting.
+    """
     monkeypatch.setenv("PSERVER_START_DEADLINE", "1")
     fleet.init(fleet.UserDefinedRoleMaker(1, worker_num=2, server_endpoints=[servers(1)]))
     model = fleet.distributed_model(nn.Linear(2, 2))
@@ -440,21 +563,27 @@ def test_a_server_that_no_trainer_0_installs_is_named(servers: Servers, monkeypa
     good_job(servers(1))
 
 
-# ---- sizes ------------------------------------------------------------------------------------------------------------
+# ---- sizes ----
 
 
 def test_an_empty_parameter_passes(servers: Servers, carrier: str) -> None:
     """Zero elements, beside others and with optimizer state, over either carrier."""
-    model = nn.ParameterDict({"none": nn.Parameter(torch.zeros(0, 3)), "one": nn.Parameter(torch.ones(2))})
+    model = nn.ParameterDict(
+        {"none": nn.Parameter(torch.zeros(0, 3)), "one": nn.Parameter(torch.ones(2))}
+    )
     fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=[servers(1)]))
     fleet.distributed_model(model)
-    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+    optimizer = fleet.distributed_optimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    )
     for _ in range(2):
         optimizer.zero_grad()
         (model["none"].sum() + model["one"].sum()).backward()
         optimizer.step()
 
-    assert model["none"].shape == (0, 3) and torch.equal(model["one"], torch.full((2,), 1 - 0.5 - 0.5 * 1.9))
+    assert model["none"].shape == (0, 3) and torch.equal(
+        model["one"], torch.full((2,), 1 - 0.5 - 0.5 * 1.9)
+    )
 
 
 LARGE = 3 * 2**30  # bytes: more than a protobuf message holds, more than 32 bits count
@@ -465,13 +594,17 @@ def available() -> int:
     """Main memory that nobody uses, in bytes."""
     meminfo = Path("/proc/meminfo")
     lines = meminfo.read_text().splitlines() if meminfo.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 0)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 0
+    )
 
 
 def test_a_parameter_of_3_gb_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploaded, stepped and received whole, in one slice: every element has taken its step."""
     if available() < NEEDS:
-        pytest.skip(f"needs {NEEDS / 2**30:.0f} GiB of free memory, there are {available() / 2**30:.1f}")
+        pytest.skip(
+            f"needs {NEEDS / 2**30:.0f} GiB of free memory, there are {available() / 2**30:.1f}"
+        )
     monkeypatch.setenv("PSERVER_TRANSPORT", "flight")
     elements = LARGE // 4
     model = nn.ParameterDict({"w": nn.Parameter(torch.ones(elements))})

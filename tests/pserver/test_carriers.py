@@ -42,7 +42,8 @@ def no_thread_stays() -> Iterator[None]:
     yield
     deadline = time.monotonic() + SECONDS
     for thread in set(threading.enumerate()) - before:
-        if isinstance(thread, threading._DummyThread):  # a thread of C++'s pool that has run Python once
+        # a thread of C++'s pool that has run Python once
+        if isinstance(thread, threading._DummyThread):
             continue
         thread.join(max(0.0, deadline - time.monotonic()))
         assert not thread.is_alive(), f"{thread.name} still runs"
@@ -107,11 +108,15 @@ def wait_until_still(progress: list[float]) -> None:
         if progress and time.monotonic() - progress[-1] > 0.3:
             return
         threading.Event().wait(0.02)
-    raise AssertionError(f"a sender whose peer does not read sent {len(progress)} MB without blocking")
+    raise AssertionError(
+        f"a sender whose peer does not read sent {len(progress)} MB without blocking"
+    )
 
 
 def test_frames_arrive_whole_and_in_order(carrier: Carrier) -> None:
-    """Payloads of 0 B to 8 MB in one or several buffers arrive with their headers, byte for byte, in order."""
+    """Payloads of 0 B to 8 MB in one or several buffers arrive with their headers, byte for byte,
+    in order.
+    """
     rng = Random(0)
     sizes = [0, 1, 7, 64, 4095, 65536, 100_001, 2**20, 2**21 + 3, 2**23, 0, 5]
     with listening(carrier, echo) as listener:
@@ -119,8 +124,14 @@ def test_frames_arrive_whole_and_in_order(carrier: Carrier) -> None:
         for index, size in enumerate(sizes):
             body = memoryview(rng.randbytes(size))
             middle = rng.randrange(size + 1)
-            header = Frame(kind=GRADIENT, step=index, parts=[Part(name="w", dtype="uint8", shape=[size], size=size)])
-            stream.send(header, [body[:middle], b"", bytearray(body[middle:])] if index % 2 else [body])
+            header = Frame(
+                kind=GRADIENT,
+                step=index,
+                parts=[Part(name="w", dtype="uint8", shape=[size], size=size)],
+            )
+            stream.send(
+                header, [body[:middle], b"", bytearray(body[middle:])] if index % 2 else [body]
+            )
             got = stream.receive()
 
             assert got is not None
@@ -142,7 +153,9 @@ def test_headers_travel_alone(carrier: Carrier) -> None:
 
 
 def test_many_small_frames_keep_their_order(carrier: Carrier) -> None:
-    """Thousands of frames sent without waiting for answers come back in the order in which they left."""
+    """Thousands of frames sent without waiting for answers come back in the order in which they
+    left.
+    """
     count = 3000
     with listening(carrier, echo) as listener:
         stream = open_stream(carrier, listener)
@@ -184,7 +197,11 @@ def test_both_directions_carry_large_payloads_at_once(carrier: Carrier) -> None:
     with listening(carrier, handle) as listener:
         stream = open_stream(carrier, listener)
         sender = caught(lambda: push(stream))
-        steps = [(frame[0].step, frame[1].nbytes) for frame in (stream.receive() for _ in range(count)) if frame]
+        steps = [
+            (frame[0].step, frame[1].nbytes)
+            for frame in (stream.receive() for _ in range(count))
+            if frame
+        ]
         assert sender.get(timeout=SECONDS) is None
         assert finish(stream) == []
 
@@ -206,7 +223,9 @@ def test_a_tensor_of_300_mb_goes_through_in_chunks(carrier: Carrier) -> None:
     with listening(carrier, sink) as listener:
         stream = open_stream(carrier, listener)
         for index in range(count):
-            stream.send(Frame(kind=GRADIENT, parts=[Part(offset=index * len(chunk))]), [memoryview(chunk)])
+            stream.send(
+                Frame(kind=GRADIENT, parts=[Part(offset=index * len(chunk))]), [memoryview(chunk)]
+            )
         (answer,) = finish(stream)
     expected = 0
     for _ in range(count):
@@ -238,7 +257,9 @@ def test_a_half_closed_stream_still_carries_answers(carrier: Carrier) -> None:
 
 
 def test_the_client_sees_the_server_end(carrier: Carrier) -> None:
-    """When the handler returns, what it sent still arrives, then the end; sending is an error soon after."""
+    """When the handler returns, what it sent still arrives, then the end; sending is an error soon
+    after.
+    """
     with listening(carrier, lambda stream: stream.send(Frame(kind=HELLO))) as listener:
         stream = open_stream(carrier, listener)
         got = stream.receive()
@@ -248,8 +269,12 @@ def test_the_client_sees_the_server_end(carrier: Carrier) -> None:
             stream.send(Frame(kind=GRADIENT), [b"late"])
 
 
-def test_a_failing_handler_breaks_its_stream(carrier: Carrier, caplog: pytest.LogCaptureFixture) -> None:
-    """A handler that raises is logged with its traceback, and its client's wait ends with an error."""
+def test_a_failing_handler_breaks_its_stream(
+    carrier: Carrier, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler that raises is logged with its traceback, and its client's wait ends with an
+    error.
+    """
 
     def handle(stream: Stream) -> None:
         raise RuntimeError("a mistake of ours")
@@ -264,7 +289,9 @@ def test_a_failing_handler_breaks_its_stream(carrier: Carrier, caplog: pytest.Lo
 
 @pytest.mark.parametrize("end", ["client", "server"])
 def test_cancel_unblocks_a_receive(carrier: Carrier, end: str) -> None:
-    """A thread that waits for a silent peer is freed within two seconds of cancel, at either end."""
+    """A thread that waits for a silent peer is freed within two seconds of cancel, at either
+    end.
+    """
     streams: Queue[Stream] = Queue()
     results: Queue[object] = Queue()
 
@@ -290,7 +317,9 @@ def test_cancel_unblocks_a_receive(carrier: Carrier, end: str) -> None:
 
 @pytest.mark.parametrize("end", ["client", "server"])
 def test_cancel_unblocks_a_send(carrier: Carrier, end: str) -> None:
-    """A peer that does not read blocks the sender, and cancel frees the sender within two seconds, at either end."""
+    """A peer that does not read blocks the sender, and cancel frees the sender within two seconds,
+    at either end.
+    """
     streams: Queue[Stream] = Queue()
     done = Event()
     progress: list[float] = []
@@ -357,7 +386,9 @@ def raw_flight(port: int, header: bytes | None, column: pa.Array) -> None:
         batch = pa.RecordBatch.from_arrays([column], names=["payload"])
         try:
             writer.begin(batch.schema)
-            writer.write_batch(batch) if header is None else writer.write_with_metadata(batch, pa.py_buffer(header))
+            writer.write_batch(batch) if header is None else writer.write_with_metadata(
+                batch, pa.py_buffer(header)
+            )
             writer.done_writing()
             reader.read_chunk()
         except (fl.FlightError, pa.ArrowException, OSError, StopIteration):
@@ -373,8 +404,16 @@ def garbage_inprocess(port: int) -> None:
 BYTES = pa.array([1, 2, 3], pa.uint8())
 GARBAGE: list[tuple[str, str, Callable[[int], None]]] = [
     ("inprocess", "header", garbage_inprocess),
-    ("grpc", "random", lambda port: raw_grpc(port, "/pserver.ParameterServer/Exchange", Random(2).randbytes(100))),
-    ("grpc", "truncated", lambda port: raw_grpc(port, "/pserver.ParameterServer/Exchange", b"\x7a\xff\x01abc")),
+    (
+        "grpc",
+        "random",
+        lambda port: raw_grpc(port, "/pserver.ParameterServer/Exchange", Random(2).randbytes(100)),
+    ),
+    (
+        "grpc",
+        "truncated",
+        lambda port: raw_grpc(port, "/pserver.ParameterServer/Exchange", b"\x7a\xff\x01abc"),
+    ),
     ("flight", "header", lambda port: raw_flight(port, b"\xff\xff\xff", BYTES)),
     ("flight", "no header", lambda port: raw_flight(port, None, BYTES)),
     ("flight", "dtype", lambda port: raw_flight(port, b"", pa.array([1, 2, 3], pa.int64()))),
@@ -383,9 +422,15 @@ GARBAGE: list[tuple[str, str, Callable[[int], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "attack"), [(n, a) for n, _, a in GARBAGE], ids=[f"{n}-{what}" for n, what, _ in GARBAGE])
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [(n, a) for n, _, a in GARBAGE],
+    ids=[f"{n}-{what}" for n, what, _ in GARBAGE],
+)
 def test_garbage_is_a_corrupt_frame(name: str, attack: Callable[[int], None]) -> None:
-    """Whatever a peer sends that is no frame, the receiver gets CorruptFrame, and the next stream works."""
+    """Whatever a peer sends that is no frame, the receiver gets CorruptFrame, and the next stream
+    works.
+    """
     outcome: Queue[object] = Queue()
 
     def handle(stream: Stream) -> None:
@@ -407,7 +452,9 @@ def test_garbage_is_a_corrupt_frame(name: str, attack: Callable[[int], None]) ->
 
 
 def test_raw_bytes_to_flight_end_the_stream_only() -> None:
-    """Random bytes in place of Flight's own messages are an error of that stream: the server lives on."""
+    """Random bytes in place of Flight's own messages are an error of that stream: the server lives
+    on.
+    """
     outcome: Queue[object] = Queue()
 
     def handle(stream: Stream) -> None:
@@ -419,7 +466,11 @@ def test_raw_bytes_to_flight_end_the_stream_only() -> None:
     with listening(CARRIERS["flight"], handle) as listener:
         rng = Random(3)
         for size in (1, 10, 1000):
-            raw_grpc(listener.port, "/arrow.flight.protocol.FlightService/DoExchange", rng.randbytes(size))
+            raw_grpc(
+                listener.port,
+                "/arrow.flight.protocol.FlightService/DoExchange",
+                rng.randbytes(size),
+            )
         stream = open_stream(CARRIERS["flight"], listener)
         stream.send(Frame(kind=HELLO), [b"fine"])
         finish(stream)
@@ -432,16 +483,25 @@ def test_raw_bytes_to_flight_end_the_stream_only() -> None:
 
 
 def test_another_flight_command_is_refused() -> None:
-    """A Flight client that wants something else than an exchange of ours gets a sentence, and no stream."""
-    with listening(CARRIERS["flight"], echo) as listener, fl.FlightClient(f"grpc+tcp://127.0.0.1:{listener.port}") as client:
+    """A Flight client that wants something else than an exchange of ours gets a sentence, and no
+    stream.
+    """
+    with (
+        listening(CARRIERS["flight"], echo) as listener,
+        fl.FlightClient(f"grpc+tcp://127.0.0.1:{listener.port}") as client,
+    ):
         writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(b"other"))
-        with pytest.raises(fl.FlightError, match="expected an exchange b'pserver.Exchange', got b'other'"):
+        with pytest.raises(
+            fl.FlightError, match="expected an exchange b'pserver.Exchange', got b'other'"
+        ):
             writer.begin(SCHEMA)
             reader.read_chunk()
 
 
 def test_two_streams_do_not_mix(carrier: Carrier) -> None:
-    """Streams to one listener are independent: each gets its own answers, and cancelling one leaves the other whole."""
+    """Streams to one listener are independent: each gets its own answers, and cancelling one leaves
+    the other whole.
+    """
     with listening(carrier, echo) as listener:
         first, second = open_stream(carrier, listener), open_stream(carrier, listener)
         for index in range(20):
@@ -492,14 +552,18 @@ def test_a_port_in_use_is_one_sentence(name: str, capfd: pytest.CaptureFixture[s
     """Listening where somebody listens already says so, naming HOST:PORT, and logs nothing."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1:{port}: Address already in use$"):
+        with pytest.raises(
+            OSError, match=f"^cannot listen on 127.0.0.1:{port}: Address already in use$"
+        ):
             CARRIERS[name].listen(echo, "127.0.0.1", port)
 
     assert capfd.readouterr() == ("", "")
 
 
 def test_closing_a_listener_ends_open_streams(carrier: Carrier) -> None:
-    """A listener with open, idle streams closes within its grace and a little; the clients' waits end, and no one gets in."""
+    """A listener with open, idle streams closes within its grace and a little; the clients' waits
+    end, and no one gets in.
+    """
     listener = carrier.listen(echo, "127.0.0.1", 0)
     streams = [open_stream(carrier, listener) for _ in range(2)]
     for stream in streams:
@@ -536,7 +600,9 @@ def test_closing_a_listener_lets_streams_finish(carrier: Carrier) -> None:
 
 
 def test_a_stream_may_be_used_after_its_handler_has_returned(carrier: Carrier) -> None:
-    """Another thread that still sends on, cancels or closes a finished stream gets an error at most, never a crash."""
+    """Another thread that still sends on, cancels or closes a finished stream gets an error at
+    most, never a crash.
+    """
     streams: Queue[Stream] = Queue()
 
     def handle(stream: Stream) -> None:
@@ -558,7 +624,9 @@ def test_a_stream_may_be_used_after_its_handler_has_returned(carrier: Carrier) -
 
 
 def test_a_connection_is_cut_and_nothing_else() -> None:
-    """Cutting a peer off ends that connection, at both ends, and leaves no file descriptor behind."""
+    """Cutting a peer off ends that connection, at both ends, and leaves no file descriptor
+    behind.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listening_socket:
         pairs = []
         for _ in range(2):

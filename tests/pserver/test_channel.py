@@ -1,4 +1,6 @@
-"""Streams that break, lose and repeat frames, frame by frame: what each end notices, and what is then asked again."""
+"""Streams that break, lose and repeat frames, frame by frame: what each end notices, and what is
+then asked again.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         threading.Event().wait(0.002)
 
 
-# ---- frames are counted ----------------------------------------------------------------------------------------------
+# ---- frames are counted ----
 
 
 class Scripted:
@@ -93,7 +95,7 @@ def test_a_number_that_comes_again_is_ignored_and_a_missing_one_breaks_the_strea
         numbered.receive()
 
 
-# ---- the channel -----------------------------------------------------------------------------------------------------
+# ---- the channel ----
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +117,9 @@ def opened(serve: Callable[[Stream], None], deadline: float = 10.0) -> Channel:
 
 
 def test_a_server_that_is_slow_is_asked_but_not_taken_for_lost() -> None:
-    """It answers only after several probes have been waiting: nothing was sent twice, and no stream was opened again."""
+    """It answers only after several probes have been waiting: nothing was sent twice, and no stream
+    was opened again.
+    """
     seen: list[int] = []
     slow = threading.Event()
 
@@ -182,7 +186,10 @@ def test_a_request_is_sent_again_whole_with_its_own_number() -> None:
     opening.commit(1, Commit())
     answer.result(timeout=10)
 
-    assert streams == [[(Kind.HELLO, 0, number), (Kind.GRADIENT, 1, 0), (Kind.COMMIT, 1, 0)] for number in (1, 2, 3)]
+    assert streams == [
+        [(Kind.HELLO, 0, number), (Kind.GRADIENT, 1, 0), (Kind.COMMIT, 1, 0)]
+        for number in (1, 2, 3)
+    ]
     assert opening.reconnects == 2
     opening.close()
 
@@ -197,18 +204,28 @@ def test_streams_that_keep_breaking_are_a_lost_server() -> None:
     answer = opening.begin()
     opening.commit(1, Commit())
 
-    with pytest.raises(ServerLost, match="streams have broken for 0.3 s: the server: the stream ended"):
+    with pytest.raises(
+        ServerLost, match="streams have broken for 0.3 s: the server: the stream ended"
+    ):
         answer.result(timeout=10)
 
 
-# ---- the server's end ------------------------------------------------------------------------------------------------
+# ---- the server's end ----
 
 
 class Trainer:
     """One trainer of a job in this thread: it opens streams as a test wants them."""
 
-    def __init__(self, job: Job, port: int, plan: Plan, number: int = 0, incarnation: str = "a") -> None:
-        self.job, self.port, self.plan, self.number, self.incarnation = job, port, plan, number, incarnation
+    def __init__(
+        self, job: Job, port: int, plan: Plan, number: int = 0, incarnation: str = "a"
+    ) -> None:
+        self.job, self.port, self.plan, self.number, self.incarnation = (
+            job,
+            port,
+            plan,
+            number,
+            incarnation,
+        )
         self.reply = self.join()
         if self.reply.install:
             program = pserver_program(Deployment(plan, ("h:1",), server_index=0))
@@ -235,20 +252,26 @@ class Trainer:
         return stream
 
     def upload(self, stream: Stream, value: float, request: int = 1) -> None:
-        for header, payload in codec.frames(Kind.VALUE, 0, [("v", torch.full((2,), value)), ("w", torch.full((4,), value))]):
+        for header, payload in codec.frames(
+            Kind.VALUE, 0, [("v", torch.full((2,), value)), ("w", torch.full((4,), value))]
+        ):
             header.request = request
             stream.send(header, payload)
         stream.send(Frame(kind=Kind.COMMIT, request=request))
         answer(stream)
 
-    def send(self, stream: Stream, step: int, gradient: float = -1.0, overflow: bool = False) -> None:
+    def send(
+        self, stream: Stream, step: int, gradient: float = -1.0, overflow: bool = False
+    ) -> None:
         tensors = [("v", torch.full((2,), gradient)), ("w", torch.full((4,), gradient))]
         for header, payload in codec.frames(Kind.GRADIENT, step, tensors):
             stream.send(header, payload)
         commit = Commit(rows=[Row(group=0, numbers=numbers_to_proto(SGD))], overflow=overflow)
         stream.send(Frame(kind=Kind.COMMIT, step=step, commit=commit))
 
-    def step(self, stream: Stream, step: int, gradient: float = -1.0, overflow: bool = False) -> Done:
+    def step(
+        self, stream: Stream, step: int, gradient: float = -1.0, overflow: bool = False
+    ) -> Done:
         self.send(stream, step, gradient, overflow)
         return answer(stream)
 
@@ -264,7 +287,9 @@ def answer(stream: Stream) -> Done:
 
 def plan_of(lane: Lane, trainers: int = 1) -> Plan:
     named = [("v", (2,), "float32", 0), ("w", (4,), "float32", 0)]
-    return plan_parameters(named, [Rule("sgd", SGD)], lanes=LanePlan((("*", lane),)), trainers=trainers, servers=1)
+    return plan_parameters(
+        named, [Rule("sgd", SGD)], lanes=LanePlan((("*", lane),)), trainers=trainers, servers=1
+    )
 
 
 @pytest.fixture
@@ -293,7 +318,9 @@ def held(job: Job, name: str = "w") -> float:
 
 
 def test_a_later_stream_takes_the_place_of_an_earlier_one(serve) -> None:
-    """From its HELLO on the earlier one is broken, and what had been sent of a step over it leaves no trace."""
+    """From its HELLO on the earlier one is broken, and what had been sent of a step over it leaves
+    no trace.
+    """
     job, port = serve()
     trainer = Trainer(job, port, plan_of(ASYNC))
     earlier = trainer.open(2)
@@ -348,7 +375,9 @@ def test_what_came_of_a_step_is_said_again(serve) -> None:
 
 
 def test_a_step_that_comes_again_waits_for_the_staleness_bound_too(serve) -> None:
-    """It has been applied, but its trainer is too far ahead to be answered: over another stream as well."""
+    """It has been applied, but its trainer is too far ahead to be answered: over another stream as
+    well.
+    """
     job, port = serve()
     plan = plan_of(Lane("async", staleness=1), 2)
     fast, slow = Trainer(job, port, plan, 0), Trainer(job, port, plan, 1)
@@ -367,7 +396,9 @@ def test_a_step_that_comes_again_waits_for_the_staleness_bound_too(serve) -> Non
 
 
 def test_a_step_that_comes_again_while_it_is_applied_joins_it(serve) -> None:
-    """The slice is held, the connection breaks, the step comes again: applied once, answered on the new stream."""
+    """The slice is held, the connection breaks, the step comes again: applied once, answered on the
+    new stream.
+    """
     job, port = serve()
     trainer = Trainer(job, port, plan_of(ASYNC))
     with ThreadPoolExecutor(1) as pool:
@@ -397,7 +428,7 @@ def test_a_sync_step_that_comes_again_while_others_are_awaited_joins_the_round(s
     assert held(job) == 3.0
 
 
-# ---- marks -----------------------------------------------------------------------------------------------------------
+# ---- marks ----
 
 
 def test_marks_do_not_grow_with_steps(serve) -> None:
@@ -412,7 +443,9 @@ def test_marks_do_not_grow_with_steps(serve) -> None:
 
 
 def test_marks_are_saved_with_the_table_and_loaded_for_the_same_start_of_a_process(serve) -> None:
-    """On another server: the trainer that runs on is known, and its last step, sent again, is not applied again."""
+    """On another server: the trainer that runs on is known, and its last step, sent again, is not
+    applied again.
+    """
     job, port = serve()
     trainer = Trainer(job, port, plan_of(ASYNC))
     stream = trainer.open(2)
@@ -431,7 +464,10 @@ def test_marks_are_saved_with_the_table_and_loaded_for_the_same_start_of_a_proce
 
 
 def test_a_trainer_that_was_started_anew_counts_from_1(serve) -> None:
-    """Its incarnation is another: saved marks are not its own.  The one whose they are may come later."""
+    """Its incarnation is another: saved marks are not its own.
+
+    The one whose they are may come later.
+    """
     job, port = serve()
     plan = plan_of(ASYNC, 2)
     pair = [Trainer(job, port, plan, number) for number in (0, 1)]
@@ -482,7 +518,9 @@ def test_a_save_has_values_and_marks_of_one_moment(serve) -> None:
 
 
 def test_an_update_that_fails_ends_the_job(serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows what the slice holds: a step that comes again is told so, and does not wait for ever."""
+    """Nobody knows what the slice holds: a step that comes again is told so, and does not wait for
+    ever.
+    """
     job, port = serve()
     trainer = Trainer(job, port, plan_of(ASYNC))
 
@@ -491,5 +529,7 @@ def test_an_update_that_fails_ends_the_job(serve, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(type(job.installed().table.entries["w"]), "update", fail)
     for number in (2, 3):
-        with pytest.raises(PServerError, match="could not update: RuntimeError: out of order|server failed"):
+        with pytest.raises(
+            PServerError, match="could not update: RuntimeError: out of order|server failed"
+        ):
             trainer.step(trainer.open(number), 1)

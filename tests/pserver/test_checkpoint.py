@@ -23,7 +23,9 @@ def data_file(path: Path) -> Path:
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    """Values of every dtype, strided, empty, scalar and memory-sharing tensors come back to the bit, with the metadata."""
+    """Values of every dtype, strided, empty, scalar and memory-sharing tensors come back to the
+    bit, with the metadata.
+    """
     shared = torch.randn(4, 4)
     tensors = {
         "half": torch.randn(3).to(torch.bfloat16),
@@ -51,14 +53,19 @@ def test_a_second_save_replaces_the_first_and_leaves_nothing_of_it(tmp_path: Pat
     loaded, meta = checkpoint.load(tmp_path)
 
     assert meta == {"step": 2} and torch.equal(loaded["w"], NEW["w"])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.json", data_file(tmp_path).name]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "checkpoint.json",
+        data_file(tmp_path).name,
+    ]
 
 
 class Killed(BaseException):
     """Stands for a process that stops: no ``except Exception`` may swallow it."""
 
 
-def kill_at(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int, partial: bool) -> None:
+def kill_at(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int, partial: bool
+) -> None:
     real = getattr(module, name)
     calls = 0
 
@@ -90,9 +97,17 @@ STEPS = [
 @pytest.mark.parametrize("partial", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("module", "name", "call"), STEPS, ids=[f"{n}-{c}" for _, n, c in STEPS])
 def test_a_save_that_stops_anywhere_leaves_the_old_checkpoint_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int, partial: bool, tidies: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    call: int,
+    partial: bool,
+    tidies: bool,
 ) -> None:
-    """Whatever step it stops at, before or after its effect, ``load`` gives all of the old state or all of the new one."""
+    """Whatever step it stops at, before or after its effect, ``load`` gives all of the old state or
+    all of the new one.
+    """
     checkpoint.save(tmp_path, OLD, {"step": 1})
     with monkeypatch.context() as patch:
         kill_at(patch, module, name, call, partial)
@@ -103,12 +118,16 @@ def test_a_save_that_stops_anywhere_leaves_the_old_checkpoint_or_the_new_one(
     loaded, meta = checkpoint.load(tmp_path)
 
     expected = OLD if meta["step"] == 1 else NEW
-    assert set(loaded) == set(expected) and all(torch.equal(loaded[key], expected[key]) for key in expected)
+    assert set(loaded) == set(expected) and all(
+        torch.equal(loaded[key], expected[key]) for key in expected
+    )
     checkpoint.save(tmp_path, NEW, {"step": 3})
     assert checkpoint.load(tmp_path)[1] == {"step": 3} and len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_first_save_that_stops_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_save_that_stops_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tensors without a manifest are not loaded."""
     kill_at(monkeypatch, os, "replace", 1, partial=False)
     with pytest.raises(Killed):

@@ -1,4 +1,6 @@
-"""Promises of checkpoints whose writer is killed: what is read is always one whole save, the last one or the one under way."""
+"""Promises of checkpoints whose writer is killed: what is read is always one whole save, the last
+one or the one under way.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def save(path: Path, step: int, told: Callable[[], None] = lambda: None) -> None
         told()
         writer.tensors({"w": torch.full((2000,), float(step))})
         told()
-        chunks = [{"ids": ids[part::2], "values": np.full((len(ids[part::2]), 1), step, np.float32)} for part in range(2)]
+        chunks = [
+            {"ids": ids[part::2], "values": np.full((len(ids[part::2]), 1), step, np.float32)}
+            for part in range(2)
+        ]
         if base is not None:
             chunks[1]["removed"] = np.array([(step + 7) % ROWS])
         writer.chunks("emb", chunks)
@@ -41,7 +46,9 @@ def save(path: Path, step: int, told: Callable[[], None] = lambda: None) -> None
 
 
 def whole(path: Path) -> int:
-    """The step of the checkpoint that is read, after all of it was compared with what that step saved."""
+    """The step of the checkpoint that is read, after all of it was compared with what that step
+    saved.
+    """
     reader = checkpoint.reading(path)
     step = reader.meta["step"]
     rows = dict.fromkeys(range(ROWS), step - step % 3)
@@ -49,14 +56,18 @@ def whole(path: Path) -> int:
         rows[later % ROWS] = later
         rows.pop((later + 7) % ROWS)
     found = {
-        own: int(value) for part in reader.chunks("emb") for own, value in zip(part["ids"], part["values"][:, 0], strict=True)
+        own: int(value)
+        for part in reader.chunks("emb")
+        for own, value in zip(part["ids"], part["values"][:, 0], strict=True)
     }
     assert found == rows and torch.equal(reader.tensors()["w"], torch.full((2000,), float(step)))
     return int(step)
 
 
 def saves_until_killed(path: Path, step: int) -> int:
-    """Starts a process that saves for ever, kills it with -9 at some moment of the third save or later; the steps it began."""
+    """Starts a process that saves for ever, kills it with -9 at some moment of the third save or
+    later; the steps it began.
+    """
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -70,7 +81,8 @@ def saves_until_killed(path: Path, step: int) -> int:
     got = b""
     while len(got) < told:
         got += os.read(reads, 1)
-    select.select([], [], [], random.random() * 0.004)  # not to be killed where it writes to the pipe
+    # not to be killed where it writes to the pipe
+    select.select([], [], [], random.random() * 0.004)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     while piece := os.read(reads, 4096):
@@ -81,8 +93,16 @@ def saves_until_killed(path: Path, step: int) -> int:
 
 @pytest.mark.timeout(60)
 def test_a_process_that_is_killed_while_it_saves_leaves_one_whole_save(tmp_path: Path) -> None:
-    """kill -9 at random moments of real saves, full ones and deltas in place: the last save that ended, or the one under way."""
-    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=50, check=False)
+    """kill -9 at random moments of real saves, full ones and deltas in place: the last save that
+    ended, or the one under way.
+    """
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "12 kills"
@@ -99,9 +119,16 @@ STAGES = [(os, "fsync"), (os, "replace"), (Path, "write_bytes"), (safetensors.to
 @pytest.mark.parametrize(("module", "name"), STAGES, ids=[name for _, name in STAGES])
 @pytest.mark.parametrize("step", [2, 3], ids=["delta of a delta", "full"])
 def test_a_save_that_stops_at_any_call_leaves_one_whole_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, partial: bool, step: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    partial: bool,
+    step: int,
 ) -> None:
-    """Stopped dead before or after each call that reaches the disk, in turn; and the save after it leaves no trace of it."""
+    """Stopped dead before or after each call that reaches the disk, in turn; and the save after it
+    leaves no trace of it.
+    """
     real = getattr(module, name)
     left = 0
 
@@ -120,7 +147,8 @@ def test_a_save_that_stops_at_any_call_leaves_one_whole_save(
         left = at
         with monkeypatch.context() as patch:
             patch.setattr(module, name, stops)
-            patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # a kill -9 runs no cleanup
+            # a kill -9 runs no cleanup
+            patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
             try:
                 save(path, step)
             except Stopped:
@@ -147,5 +175,7 @@ if __name__ == "__main__":
     while following % 3:
         following += 1
     save(directory, following)
-    assert whole(directory) == following and len(list(directory.iterdir())) == 4, list(directory.iterdir())
+    assert whole(directory) == following and len(list(directory.iterdir())) == 4, list(
+        directory.iterdir()
+    )
     print("12 kills")

@@ -1,4 +1,6 @@
-"""Tensors survive the way through frames to the bit, and nothing that a peer sends breaks more than its own stream."""
+"""Tensors survive the way through frames to the bit, and nothing that a peer sends breaks more than
+its own stream.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Random bytes as a tensor: every bit pattern, NaNs included (bool: only 0 and 1)."""
     numel = torch.empty(shape, dtype=dtype).numel()
     high = 2 if dtype is torch.bool else 256
-    raw = torch.randint(0, high, (numel * torch.empty((), dtype=dtype).element_size(),), dtype=torch.uint8)
+    raw = torch.randint(
+        0, high, (numel * torch.empty((), dtype=dtype).element_size(),), dtype=torch.uint8
+    )
     return raw.view(dtype).reshape(shape)
 
 
@@ -43,7 +47,9 @@ def gather(kind: Kind, named: dict[str, Tensor], chunk_bytes: int) -> dict[str, 
 
 @pytest.mark.parametrize("dtype", codec.DTYPES.values(), ids=codec.DTYPES)
 def test_every_dtype_and_shape_survives(dtype: torch.dtype) -> None:
-    """A tensor of any dtype, scalars and empty ones included, arrives with the same bits, dtype and shape."""
+    """A tensor of any dtype, scalars and empty ones included, arrives with the same bits, dtype and
+    shape.
+    """
     named = {f"v{index}": tensor_of(dtype, shape) for index, shape in enumerate(SHAPES)}
     for chunk_bytes in (16, 40, 2**21):
         result = gather(VALUE, named, chunk_bytes)
@@ -65,7 +71,11 @@ def test_a_buffer_is_the_tensors_own_memory() -> None:
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.zeros(4, 4).t()[:, 1:], torch.zeros(3, dtype=torch.complex64).conj(), torch.zeros(2, device="meta")],
+    [
+        torch.zeros(4, 4).t()[:, 1:],
+        torch.zeros(3, dtype=torch.complex64).conj(),
+        torch.zeros(2, device="meta"),
+    ],
     ids=["strided", "conjugated", "not on the CPU"],
 )
 def test_a_tensor_whose_memory_is_not_its_value_is_refused(tensor: Tensor) -> None:
@@ -75,8 +85,13 @@ def test_a_tensor_whose_memory_is_not_its_value_is_refused(tensor: Tensor) -> No
 
 
 def test_small_tensors_share_frames_and_large_ones_are_cut() -> None:
-    """No payload exceeds the chunk; small tensors share frames, also with those behind a large one, which has its own."""
-    named = [(f"s{index}", torch.zeros(10)) for index in range(60)] + [("large", torch.zeros(600)), ("last", torch.zeros(1))]
+    """No payload exceeds the chunk; small tensors share frames, also with those behind a large one,
+    which has its own.
+    """
+    named = [(f"s{index}", torch.zeros(10)) for index in range(60)] + [
+        ("large", torch.zeros(600)),
+        ("last", torch.zeros(1)),
+    ]
     made = [(header, payload) for header, payload in codec.frames(GRADIENT, 1, named, 1024)]
     sizes = [sum(len(piece) for piece in payload) for _, payload in made]
     names = [sorted({part.name for part in header.parts}) for header, _ in made]
@@ -89,20 +104,31 @@ def test_small_tensors_share_frames_and_large_ones_are_cut() -> None:
 
 
 def test_tensors_that_come_one_by_one_share_frames() -> None:
-    """What is added in several calls is packed as in one; another kind or step starts another frame."""
+    """What is added in several calls is packed as in one; another kind or step starts another
+    frame.
+    """
     packer = codec.Packer(1024)
     named = [(f"s{index}", torch.full((10,), float(index))) for index in range(60)]
     made = [frame for pair in named for frame in packer.add(GRADIENT, 1, [pair])]
     made += packer.add(GRADIENT, 2, named[:1])
     made += packer.flush()
 
-    assert [(header.step, len(header.parts)) for header, _ in made] == [(1, 25), (1, 25), (1, 10), (2, 1)]
-    assert [bytes(piece) for _, payload in made[:3] for piece in payload] == [bytes(codec.buffer_of(t)) for _, t in named]
+    assert [(header.step, len(header.parts)) for header, _ in made] == [
+        (1, 25),
+        (1, 25),
+        (1, 10),
+        (2, 1),
+    ]
+    assert [bytes(piece) for _, payload in made[:3] for piece in payload] == [
+        bytes(codec.buffer_of(t)) for _, t in named
+    ]
     assert list(packer.flush()) == []
 
 
 def test_no_tensors_make_no_frame_and_a_chunk_has_a_minimum() -> None:
-    """There is nothing to send for no tensors; a chunk that cannot hold the widest element is refused."""
+    """There is nothing to send for no tensors; a chunk that cannot hold the widest element is
+    refused.
+    """
     assert list(codec.frames(VALUE, 1, [])) == []
     with pytest.raises(ValueError, match="expected at least 16, got 8"):
         list(codec.frames(VALUE, 1, [], 8))
@@ -120,10 +146,14 @@ def test_no_tensors_make_no_frame_and_a_chunk_has_a_minimum() -> None:
         ({"size": 2**60}, "bytes of payload as the parts say, got 24"),
     ],
 )
-def test_a_part_that_contradicts_its_destination_is_refused(change: dict[str, object], message: str) -> None:
+def test_a_part_that_contradicts_its_destination_is_refused(
+    change: dict[str, object], message: str
+) -> None:
     """A wrong part names the variable, what was expected and what came, and nothing is written."""
     target = torch.zeros(2, 3)
-    part = Part(**{"name": "w", "dtype": "float32", "shape": [2, 3], "offset": 0, "size": 24, **change})  # type: ignore[arg-type]
+    part = Part(
+        **{"name": "w", "dtype": "float32", "shape": [2, 3], "offset": 0, "size": 24, **change}
+    )  # type: ignore[arg-type]
     with pytest.raises(CorruptFrame, match=message):
         codec.scatter(Frame(kind=VALUE, parts=[part]), b"\1" * 24, lambda _: target)
 
@@ -159,7 +189,10 @@ def test_an_impossible_variable_is_a_corrupt_frame(part: Part) -> None:
 def full_header() -> Frame:
     """A header with something in many fields."""
     commit = Commit(rows=[Row(group=1)], absent=["a", "b"], overflow=True, scale={"": 0.5})
-    parts = [Part(name=f"p{index}", dtype="float32", shape=[2, 3], offset=index, size=24) for index in range(40)]
+    parts = [
+        Part(name=f"p{index}", dtype="float32", shape=[2, 3], offset=index, size=24)
+        for index in range(40)
+    ]
     return Frame(kind=DONE, step=2**40, parts=parts, commit=commit, done=Done(version=7))
 
 
@@ -179,7 +212,9 @@ def test_messages_are_the_generated_classes_own(size: int) -> None:
 
 
 def test_fields_may_follow_the_payload() -> None:
-    """Other serialisers may order fields as they like; of two payloads the last counts, as protobuf says."""
+    """Other serialisers may order fields as they like; of two payloads the last counts, as protobuf
+    says.
+    """
     first = codec.encode_header(Frame(kind=VALUE), 3) + b"abc"
     message = first + Frame(step=9).SerializeToString() + codec.encode_header(Frame(), 2) + b"xy"
     header, payload = codec.decode(message)
@@ -224,5 +259,7 @@ def test_hostile_bytes_are_corrupt_frames_and_nothing_else() -> None:
 
 def test_a_header_that_came_beside_its_payload_holds_none() -> None:
     """A carrier that moves the payload apart refuses a second one inside the header."""
-    with pytest.raises(CorruptFrame, match="expected a header without a payload, got one of 3 bytes"):
+    with pytest.raises(
+        CorruptFrame, match="expected a header without a payload, got one of 3 bytes"
+    ):
         codec.parse_header(Frame(payload=b"abc").SerializeToString())

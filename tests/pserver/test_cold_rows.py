@@ -1,4 +1,6 @@
-"""Promises of the rows on disk: what was kept comes back to the bit, and nothing stays on the disk of those who are gone."""
+"""Promises of the rows on disk: what was kept comes back to the bit, and nothing stays on the disk
+of those who are gone.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,18 @@ COLUMNS: dict[str, Any] = {
 def records(ids: list[int]) -> Chunk:
     own = np.array(ids, np.int64)
     numbers = own.astype(np.float32)
-    return {"ids": own, "values": np.stack([numbers, numbers + 1, -numbers], 1), "state.sum": numbers[:, None], "pushed": own / 3}
+    return {
+        "ids": own,
+        "values": np.stack([numbers, numbers + 1, -numbers], 1),
+        "state.sum": numbers[:, None],
+        "pushed": own / 3,
+    }
 
 
 def same(first: Chunk, second: Chunk) -> bool:
-    return set(first) == set(second) and all(np.array_equal(first[name], second[name]) for name in first)
+    return set(first) == set(second) and all(
+        np.array_equal(first[name], second[name]) for name in first
+    )
 
 
 def all_of(cold: ColdRows, most: int, changed: bool = False) -> list[int]:
@@ -42,17 +51,29 @@ def all_of(cold: ColdRows, most: int, changed: bool = False) -> list[int]:
 
 
 def test_records_come_back_to_the_bit(tmp_path: Path) -> None:
-    """Of any int64 ids, in the order that was asked for, without those that are not there; removed ones are gone."""
+    """Of any int64 ids, in the order that was asked for, without those that are not there; removed
+    ones are gone.
+    """
     cold = ColdRows(COLUMNS, tmp_path)
     ids = [5, -1, 2**63 - 1, -(2**63), 0, 1, 2, 3, 4, 77]
     cold.put(records(ids), np.arange(len(ids)) % 2 == 0)
     found = cold.get(np.array([3, 99, -1, -(2**63)]))
 
-    assert same(found, records([3, -1, -(2**63)])) and found["values"].flags.writeable and len(cold) == len(ids)
+    assert (
+        same(found, records([3, -1, -(2**63)]))
+        and found["values"].flags.writeable
+        and len(cold) == len(ids)
+    )
     assert cold.changed(np.array([5, -1, 2**63 - 1, 8])).tolist() == [True, False, True, False]
-    assert all_of(cold, 3) == [0, 1, 2, 3, 4, 5, 77, 2**63 - 1, -(2**63), -1] and all_of(cold, 2, True) == [0, 2, 4, 5, 2**63 - 1]
+    assert all_of(cold, 3) == [0, 1, 2, 3, 4, 5, 77, 2**63 - 1, -(2**63), -1] and all_of(
+        cold, 2, True
+    ) == [0, 2, 4, 5, 2**63 - 1]
     cold.remove(np.array([5, 0]))
-    assert len(cold) == 8 and not len(cold.get(np.array([5, 0]))["ids"]) and all_of(cold, 1, True) == [2, 4, 2**63 - 1]
+    assert (
+        len(cold) == 8
+        and not len(cold.get(np.array([5, 0]))["ids"])
+        and all_of(cold, 1, True) == [2, 4, 2**63 - 1]
+    )
     cold.mark_saved()
     assert all_of(cold, 100, True) == [] and len(all_of(cold, 100)) == 8
     cold.put(records([5]), np.array([True]))
@@ -83,10 +104,14 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     other = ColdRows(COLUMNS, tmp_path)
 
     assert len(other) == 0 and not len(other.get(np.array([1]))["ids"])
-    assert sorted(tmp_path.iterdir()) == sorted([mine.path, other.path, tmp_path / f"{PREFIX}strange"])
+    assert sorted(tmp_path.iterdir()) == sorted(
+        [mine.path, other.path, tmp_path / f"{PREFIX}strange"]
+    )
 
 
-def test_without_rocksdict_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rocksdict_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An ImportError that names the extra, and no directory."""
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     with pytest.raises(ImportError, match=r"pip install 'pserver\[disk\]'"):
@@ -106,7 +131,9 @@ def test_a_disk_that_refuses_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """What RocksDB cannot write is an OSError that names the directory, and counts as not kept."""
     cold = ColdRows(COLUMNS, tmp_path)
     monkeypatch.setattr(cold, "_db", Full())
-    with pytest.raises(OSError, match="cold-rows-.*cannot keep rows on disk: IO error: No space left"):
+    with pytest.raises(
+        OSError, match="cold-rows-.*cannot keep rows on disk: IO error: No space left"
+    ):
         cold.put(records([1]), np.ones(1, bool))
 
     assert len(cold) == 0

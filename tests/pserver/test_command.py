@@ -1,4 +1,6 @@
-"""Promises of the command line: what is typed wrongly is one line on stderr and exit status 2; what goes wrong, status 1."""
+"""Promises of the command line: what is typed wrongly is one line on stderr and exit status 2; what
+goes wrong, status 1.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,14 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         ("launch --nccl2 x.py", "expected --trainers"),
         ("launch --nccl2 --trainers 0 x.py", "--trainers: expected 1 or more"),
         ("launch --nccl2 --trainers a:1,b:1 x.py", "--trainers: expected --host HOST"),
-        ("launch --nccl2 --trainers 2 --devices 0 tests/pserver/test_command.py", "--devices: expected 2 different ones"),
-        ("launch --nccl2 --trainers 2 --data-dir d tests/pserver/test_command.py", "--data-dir: has no effect with --nccl2"),
+        (
+            "launch --nccl2 --trainers 2 --devices 0 tests/pserver/test_command.py",
+            "--devices: expected 2 different ones",
+        ),
+        (
+            "launch --nccl2 --trainers 2 --data-dir d tests/pserver/test_command.py",
+            "--data-dir: has no effect with --nccl2",
+        ),
         (
             "launch --servers 1 --trainers 2 --devices 0,1 tests/pserver/test_command.py",
             "--devices: belongs to the collective mode",
@@ -59,7 +67,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         ("status nowhere", "expected an endpoint HOST:PORT"),
     ],
 )
-def test_wrong_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
+def test_wrong_usage_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
     """Each mistake is named, and nothing is started."""
     try:
         status: Any = main(line.split())
@@ -70,13 +80,23 @@ def test_wrong_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]
     assert message in one_line(capsys)
 
 
-def test_serve_flags_are_the_fields_of_the_configuration(served: list[ServerConfig], tmp_path: Path) -> None:
+def test_serve_flags_are_the_fields_of_the_configuration(
+    served: list[ServerConfig], tmp_path: Path
+) -> None:
     """Every flag sets its field; a file sets fields by name; a flag overrides the file."""
     path = tmp_path / "server.toml"
     path.write_text('endpoint = "127.0.0.1:7000"\nthreads = 3\nonce = true\ndeadline_seconds = 5\n')
-    flags = "--data-port 7001 --transport flight --data-dir d --deadline 9.5 --start-deadline 8 --program p --threads 1 --once"
+    flags = (
+        "--data-port 7001 --transport flight --data-dir d --deadline 9.5 --start-deadline 8 "
+        "--program p --threads 1 --once"
+    )
 
-    assert main(["serve"]) == main(["serve", *flags.split()]) == main(["serve", "--config", str(path), "--threads", "4"]) == 0
+    assert (
+        main(["serve"])
+        == main(["serve", *flags.split()])
+        == main(["serve", "--config", str(path), "--threads", "4"])
+        == 0
+    )
     assert served[0] == ServerConfig()
     assert served[1] == ServerConfig(
         data_port=7001,
@@ -88,7 +108,9 @@ def test_serve_flags_are_the_fields_of_the_configuration(served: list[ServerConf
         threads=1,
         once=True,
     )
-    assert served[2] == ServerConfig(endpoint="127.0.0.1:7000", threads=4, once=True, deadline_seconds=5)
+    assert served[2] == ServerConfig(
+        endpoint="127.0.0.1:7000", threads=4, once=True, deadline_seconds=5
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +125,11 @@ def test_serve_flags_are_the_fields_of_the_configuration(served: list[ServerConf
     ],
 )
 def test_a_wrong_file_of_settings_is_refused(
-    served: list[ServerConfig], capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+    served: list[ServerConfig],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    text: str,
+    message: str,
 ) -> None:
     """Unknown keys, wrong types and settings without effect are named, and no server starts."""
     path = tmp_path / "server.toml"
@@ -113,7 +139,9 @@ def test_a_wrong_file_of_settings_is_refused(
     assert message in one_line(capsys) and not served
 
 
-def test_what_goes_wrong_is_one_line_and_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_goes_wrong_is_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An error of the cluster or of the system becomes its message, without a traceback."""
     from pserver import server
 
@@ -131,14 +159,21 @@ def test_help_shows_how_each_command_is_used() -> None:
     texts = []
     for command in ([], ["serve"], ["launch"], ["status"]):
         line = [sys.executable, "-m", "pserver", *command, "--help"]
-        texts.append(subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout)
+        texts.append(
+            subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
+        )
 
     assert "pserver launch --servers 2 --trainers 2 train.py" in texts[0]
     assert "--config FILE.toml" in texts[1] and "HOST:PORT" in texts[2]
-    assert "pserver launch --nccl2 --trainers 2 train.py" in texts[0] and "--devices 0,1,..." in texts[2]
+    assert (
+        "pserver launch --nccl2 --trainers 2 train.py" in texts[0]
+        and "--devices 0,1,..." in texts[2]
+    )
 
 
-def test_status_shows_an_unreachable_server_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_an_unreachable_server_and_ends_with_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A server that is not there has a row that says so."""
     import socket
 

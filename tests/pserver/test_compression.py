@@ -12,7 +12,9 @@ LOSSY = [scheme for scheme in COMPRESSIONS if scheme]
 
 @pytest.mark.parametrize("shape", [(0,), (), (1,), (3, 5), (BLOCK,), (BLOCK + 1,), (7, 1000)])
 @pytest.mark.parametrize("scheme", LOSSY)
-def test_what_travels_has_the_layout_and_comes_back_within_rounding(scheme: str, shape: tuple[int, ...]) -> None:
+def test_what_travels_has_the_layout_and_comes_back_within_rounding(
+    scheme: str, shape: tuple[int, ...]
+) -> None:
     """Every shape, the empty and the scalar ones too."""
     torch.manual_seed(0)
     gradient = torch.randn(shape)
@@ -20,21 +22,31 @@ def test_what_travels_has_the_layout_and_comes_back_within_rounding(scheme: str,
     parts = encode("w", gradient, scheme)
     back = decode("w", parts, scheme, torch.empty_like(gradient))
 
-    assert {name: (part.dtype, tuple(part.shape)) for name, part in parts.items()} == layout("w", gradient, scheme)
-    bound = {"bfloat16": 2**-8, "float16": 2**-10, "int8": 4.5 / 254}[scheme]  # of the largest element of a block for int8
-    assert not back.numel() or (back - gradient).abs().max() <= bound * max(1.0, float(gradient.abs().max()))
+    assert {name: (part.dtype, tuple(part.shape)) for name, part in parts.items()} == layout(
+        "w", gradient, scheme
+    )
+    # of the largest element of a block for int8
+    bound = {"bfloat16": 2**-8, "float16": 2**-10, "int8": 4.5 / 254}[scheme]
+    assert not back.numel() or (back - gradient).abs().max() <= bound * max(
+        1.0, float(gradient.abs().max())
+    )
 
 
 def test_int8_takes_a_quarter_of_the_bytes() -> None:
     """And a scale for each block."""
     gradient = torch.randn(100 * BLOCK)
 
-    assert sum(part.nbytes for part in encode("w", gradient, "int8").values()) == gradient.nbytes // 4 + 100 * 4
+    assert (
+        sum(part.nbytes for part in encode("w", gradient, "int8").values())
+        == gradient.nbytes // 4 + 100 * 4
+    )
 
 
 @pytest.mark.parametrize("scheme", LOSSY)
 def test_error_feedback_loses_nothing_in_the_long_run(scheme: str) -> None:
-    """The sum of what arrived stays within one rounding error of the sum of what was sent, however many steps."""
+    """The sum of what arrived stays within one rounding error of the sum of what was sent, however
+    many steps.
+    """
     torch.manual_seed(0)
     compressor, sent, arrived = Compressor(), torch.zeros(500), torch.zeros(500)
     for _ in range(300):
@@ -62,4 +74,6 @@ def test_what_is_not_finite_does_not_become_finite(scheme: str, bad: float) -> N
 
 def test_zeros_stay_zeros() -> None:
     """A block without a largest element divides by nothing."""
-    assert torch.equal(decode("w", encode("w", torch.zeros(5), "int8"), "int8", torch.ones(5)), torch.zeros(5))
+    assert torch.equal(
+        decode("w", encode("w", torch.zeros(5), "int8"), "int8", torch.ones(5)), torch.zeros(5)
+    )

@@ -1,4 +1,6 @@
-"""Control calls: every error crosses the wire as itself, every wait ends, and the standard services answer."""
+"""Control calls: every error crosses the wire as itself, every wait ends, and the standard services
+answer.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def fail(error: Exception) -> Callable[[Any], Message]:
 
 @pytest.mark.parametrize("method", [method for method, _, _ in CALLS.values()])
 def test_every_call_reaches_the_job(client: ControlClient, job: FakeJob, method: str) -> None:
-    """Each of the service's calls arrives at the job's method of its name, and the reply comes back."""
+    """Each of the service's calls arrives at the job's method of its name, and the reply comes
+    back.
+    """
     request, reply = {name: (sent, got) for name, sent, got in CALLS.values()}[method]
     got = getattr(client, method)(request())
 
@@ -95,10 +99,14 @@ def test_every_call_reaches_the_job(client: ControlClient, job: FakeJob, method:
 def test_the_calls_are_the_protocols_own() -> None:
     """The table of calls is the service of wire.proto, but for the exchange of tensors."""
     service = wire.DESCRIPTOR.services_by_name["ParameterServer"]
-    declared = {call.name: (call.input_type.name, call.output_type.name) for call in service.methods}
+    declared = {
+        call.name: (call.input_type.name, call.output_type.name) for call in service.methods
+    }
     assert declared.pop("Exchange") == ("Frame", "Frame")
 
-    assert {name: (request.__name__, reply.__name__) for name, (_, request, reply) in CALLS.items()} == declared
+    assert {
+        name: (request.__name__, reply.__name__) for name, (_, request, reply) in CALLS.items()
+    } == declared
 
 
 def every_error() -> list[type[PServerError]]:
@@ -107,7 +115,9 @@ def every_error() -> list[type[PServerError]]:
 
 
 @pytest.mark.parametrize("kind", every_error())
-def test_every_error_crosses_the_wire_as_itself(client: ControlClient, job: FakeJob, kind: type[PServerError]) -> None:
+def test_every_error_crosses_the_wire_as_itself(
+    client: ControlClient, job: FakeJob, kind: type[PServerError]
+) -> None:
     """What the job raises, the caller gets: class and sentence, with the endpoint in front."""
     job.answers["save"] = fail(kind("slice 'w' is not here: 3 > 2, \u00e9"))
     with pytest.raises(PServerError) as caught:
@@ -118,8 +128,12 @@ def test_every_error_crosses_the_wire_as_itself(client: ControlClient, job: Fake
     assert len(job.seen) == 1
 
 
-def test_an_error_has_a_grpc_status_for_clients_in_other_languages(server: ControlServer, job: FakeJob) -> None:
-    """A plain gRPC client sees the status code, the sentence, and the error's name in the trailing metadata."""
+def test_an_error_has_a_grpc_status_for_clients_in_other_languages(
+    server: ControlServer, job: FakeJob
+) -> None:
+    """A plain gRPC client sees the status code, the sentence, and the error's name in the trailing
+    metadata.
+    """
     job.answers["join"] = fail(Busy("the server has another job"))
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = channel.unary_unary("/pserver.ParameterServer/Join")
@@ -138,10 +152,16 @@ def test_a_value_error_is_a_refusal(client: ControlClient, job: FakeJob) -> None
         client.barrier(wire.BarrierRequest())
 
 
-def test_a_mistake_of_ours_is_logged_and_not_told(client: ControlClient, job: FakeJob, caplog: pytest.LogCaptureFixture) -> None:
-    """An unexpected exception leaves its traceback in the server's log; the caller gets one sentence without it."""
+def test_a_mistake_of_ours_is_logged_and_not_told(
+    client: ControlClient, job: FakeJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unexpected exception leaves its traceback in the server's log; the caller gets one
+    sentence without it.
+    """
     job.answers["status"] = fail(KeyError("internal detail"))
-    with pytest.raises(PServerError, match="the server failed with KeyError; its log says where") as caught:
+    with pytest.raises(
+        PServerError, match="the server failed with KeyError; its log says where"
+    ) as caught:
         client.status()
 
     assert "internal detail" not in str(caught.value)
@@ -170,7 +190,9 @@ def test_an_error_of_a_newer_server_is_the_root_class(
 def test_a_call_ends_at_its_deadline(client: ControlClient, job: FakeJob) -> None:
     """A server that takes too long is TimedOut, naming the endpoint and the call."""
     release = threading.Event()
-    job.answers["heartbeat"] = lambda _: wire.HeartbeatReply() if release.wait(SECONDS) else wire.HeartbeatReply()
+    job.answers["heartbeat"] = lambda _: (
+        wire.HeartbeatReply() if release.wait(SECONDS) else wire.HeartbeatReply()
+    )
     started = time.monotonic()
     with pytest.raises(TimedOut, match=f"{client.endpoint} has not answered Heartbeat"):
         client.heartbeat(wire.HeartbeatRequest(), timeout=0.3)
@@ -211,7 +233,9 @@ def test_a_dead_server_is_unreachable_at_the_deadline(job: FakeJob) -> None:
 
 
 def test_a_draining_server_is_not_asked_again(client: ControlClient, job: FakeJob) -> None:
-    """Draining is an answer, not an outage: it is raised at once although its status is UNAVAILABLE."""
+    """Draining is an answer, not an outage: it is raised at once although its status is
+    UNAVAILABLE.
+    """
     job.answers["join"] = fail(Draining("the server is shutting down"))
     with pytest.raises(Draining):
         client.join(wire.JoinRequest())
@@ -239,20 +263,27 @@ def test_wait_ready_waits_for_a_late_server(job: FakeJob, caplog: pytest.LogCapt
 def test_wait_ready_says_whom_it_waits_for_and_gives_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A long wait logs one line with the endpoint, and ends at the deadline with an error that has it too."""
+    """A long wait logs one line with the endpoint, and ends at the deadline with an error that has
+    it too.
+    """
     monkeypatch.setattr("pserver.control.PATIENCE_SECONDS", 0.2)
     client = ControlClient("127.0.0.1:1", SECONDS)
-    with caplog.at_level(logging.WARNING), pytest.raises(Unreachable, match="no server at 127.0.0.1:1 within 0.8 s"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(Unreachable, match="no server at 127.0.0.1:1 within 0.8 s"),
+    ):
         client.wait_ready(0.8)
     client.close()
 
-    assert [record.getMessage() for record in caplog.records if "127.0.0.1:1" in record.getMessage()] == [
-        "waiting for the server at 127.0.0.1:1 (for up to 0.8 s)"
-    ]
+    assert [
+        record.getMessage() for record in caplog.records if "127.0.0.1:1" in record.getMessage()
+    ] == ["waiting for the server at 127.0.0.1:1 (for up to 0.8 s)"]
 
 
 def test_health_and_reflection_answer(server: ControlServer, client: ControlClient) -> None:
-    """Standard tools can ask whether the server serves, and what its service is; draining says no."""
+    """Standard tools can ask whether the server serves, and what its service is; draining says
+    no.
+    """
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         for service in ("", grpc_stream.SERVICE):
@@ -273,7 +304,9 @@ def test_health_and_reflection_answer(server: ControlServer, client: ControlClie
 
 def test_a_port_in_use_is_one_sentence(server: ControlServer) -> None:
     """Two control services on one port are an error that names it."""
-    with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1:{server.port}: Address already in use$"):
+    with pytest.raises(
+        OSError, match=f"^cannot listen on 127.0.0.1:{server.port}: Address already in use$"
+    ):
         ControlServer("127.0.0.1", server.port)
 
 

@@ -21,7 +21,8 @@ from transpiler.plan import Lane, Plan, Rule
 from transpiler.tables import CountFilterEntry, Segment, Table
 
 DIM = 3
-OWN = np.flatnonzero(owners(np.arange(2000), 2) == 0)  # of the ids that are looked up, those of server 0
+# of the ids that are looked up, those of server 0
+OWN = np.flatnonzero(owners(np.arange(2000), 2) == 0)
 
 
 class Slices:
@@ -50,7 +51,14 @@ def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
     job: Any = SimpleNamespace(changed=threading.Condition(), check_standing=lambda: None)
     tables = {table.name: HeldTable(table, of, 0, scratch) for table in of.tables}
     lanes = [SimpleNamespace(version=4)]
-    return SimpleNamespace(plan=of, gate=Gate(job), lanes=lanes, table=Slices(value), tables=tables, forget=lambda: None)
+    return SimpleNamespace(
+        plan=of,
+        gate=Gate(job),
+        lanes=lanes,
+        table=Slices(value),
+        tables=tables,
+        forget=lambda: None,
+    )
 
 
 MEMBERS: Any = SimpleNamespace(saved=lambda: {"0": 7}, load=lambda marks: None)
@@ -70,8 +78,12 @@ def read(installed: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 20_000], ids=["in memory", "in two tiers"])
-def test_tables_are_saved_and_loaded_with_the_slices(tmp_path: Path, memory_bytes: int | None) -> None:
-    """Rows, their states, what waits and the steps taken: a server that loads them goes on as the one that saved them."""
+def test_tables_are_saved_and_loaded_with_the_slices(
+    tmp_path: Path, memory_bytes: int | None
+) -> None:
+    """Rows, their states, what waits and the steps taken: a server that loads them goes on as the
+    one that saved them.
+    """
     of = plan(memory_bytes=memory_bytes)
     first, second = server(of, tmp_path / "a", 5.0), server(of, tmp_path / "b")
     train(first, 6)
@@ -79,16 +91,22 @@ def test_tables_are_saved_and_loaded_with_the_slices(tmp_path: Path, memory_byte
     path = disk.save(tmp_path / "saved", first, MEMBERS)
     disk.load(path, second, MEMBERS)
 
-    assert torch.equal(read(first), read(second)) and torch.equal(second.table.held["w.block0"], torch.full((2,), 5.0))
+    assert torch.equal(read(first), read(second)) and torch.equal(
+        second.table.held["w.block0"], torch.full((2,), 5.0)
+    )
     train(first, 3, seed=2)
     train(second, 3, seed=2)
     assert torch.equal(read(first), read(second))
-    assert [held.counters() for held in first.tables.values()][1] == [held.counters() for held in second.tables.values()][1]
+    assert [held.counters() for held in first.tables.values()][1] == [
+        held.counters() for held in second.tables.values()
+    ][1]
     assert (first.tables["emb"].counters().get("cold", 0) > 200) == (memory_bytes is not None)
 
 
 def test_a_torn_file_or_another_plan_changes_nothing(tmp_path: Path) -> None:
-    """A table's file that was cut off, and a plan with another rate: refused before a row or a slice is replaced."""
+    """A table's file that was cut off, and a plan with another rate: refused before a row or a
+    slice is replaced.
+    """
     first, second = server(plan(), tmp_path), server(plan(0.2), tmp_path)
     train(first, 2)
     path = disk.save(tmp_path / "saved", first, MEMBERS)
@@ -106,7 +124,9 @@ def test_a_torn_file_or_another_plan_changes_nothing(tmp_path: Path) -> None:
     assert torch.equal(read(first), now) and first.table.held["w.block0"].tolist() == [0.0, 0.0]
 
 
-def test_a_full_disk_refuses_and_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_and_keeps_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A save that fails in the middle of a table says so; loading gives the save before it."""
     first = server(plan(), tmp_path)
     train(first, 2)

@@ -1,4 +1,6 @@
-"""A client that knows the .proto files and gRPC, and nothing else of the project: what they say is enough."""
+"""A client that knows the .proto files and gRPC, and nothing else of the project: what they say is
+enough.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ LANE: dict[str, Any] = {
     "thread_pool_size": 1,
     "min_send_grad_num_before_recv": 1,
 }
-ABSENT = {"independent_recv_thread": False, "k_steps": 0, "staleness": None, "dc_asgd": 0.0, "outer": None}
+ABSENT = {
+    "independent_recv_thread": False,
+    "k_steps": 0,
+    "staleness": None,
+    "dc_asgd": 0.0,
+    "outer": None,
+}
 
 
 @pytest.fixture
@@ -58,8 +66,16 @@ def update() -> p.Block:
         index=1,
         ops=[
             p.Op(type="sum", arguments={"x": refers("w@GRAD")}, outputs=["w@GRAD"]),
-            p.Op(type="scale", arguments={"x": grad, "scale": p.Argument(real=1.0)}, outputs=["w@GRAD"]),
-            p.Op(type="sgd", arguments={"param": param, "grad": grad, "group": p.Argument(integer=0), **rule}, outputs=["w"]),
+            p.Op(
+                type="scale",
+                arguments={"x": grad, "scale": p.Argument(real=1.0)},
+                outputs=["w@GRAD"],
+            ),
+            p.Op(
+                type="sgd",
+                arguments={"param": param, "grad": grad, "group": p.Argument(integer=0), **rule},
+                outputs=["w"],
+            ),
         ],
     )
 
@@ -85,11 +101,21 @@ def program(endpoint: str) -> p.Program:
         groups=[p.Rule(type="sgd", numbers=numbers(), flags=FLAGS)],
         placements=[p.Placement(name="w", shape=[4], dtype="float32", group=0, slices=[piece])],
     )
-    return p.Program(blocks=[main, update()], deployment=p.Deployment(plan=plan, endpoints=[endpoint], trainer_id=-1))
+    return p.Program(
+        blocks=[main, update()],
+        deployment=p.Deployment(plan=plan, endpoints=[endpoint], trainer_id=-1),
+    )
 
 
 def manifest() -> dict[str, str]:
-    facts = {"mode": "sync", "trainers": "1", "servers": "1", "graph": "", "clip": "none", "group 0: optimizer": "sgd"}
+    facts = {
+        "mode": "sync",
+        "trainers": "1",
+        "servers": "1",
+        "graph": "",
+        "clip": "none",
+        "group 0: optimizer": "sgd",
+    }
     facts |= {f"group 0: {key}": repr(value) for key, value in {**NUMBERS, **FLAGS}.items()}
     facts |= {f"lane 0: {key}": repr(value) for key, value in {**LANE, **ABSENT}.items()}
     return facts | {"variable w": "number 0, float32[4], group 0, lane 0, w[0:4] on server 0"}
@@ -107,17 +133,27 @@ class Trainer:
         self.stub = ParameterServerStub(channel)  # type: ignore[no-untyped-call]  # generated
         facts = manifest()
         self.joined = self.stub.Join(
-            wire.JoinRequest(protocol=1, incarnation="one", fingerprint=fingerprint(facts), manifest=facts, carriers=["grpc"]),
+            wire.JoinRequest(
+                protocol=1,
+                incarnation="one",
+                fingerprint=fingerprint(facts),
+                manifest=facts,
+                carriers=["grpc"],
+            ),
             timeout=10,
         )
         self.out: queue.Queue[wire.Frame | None] = queue.Queue()
         self.back = self.stub.Exchange(iter(self.out.get, None), timeout=30)
         self.out.put(wire.Frame(kind=wire.HELLO, hello=wire.Hello(session=self.joined.session)))
-        self.stub.Install(wire.InstallRequest(session=self.joined.session, program=program(endpoint)), timeout=10)
+        self.stub.Install(
+            wire.InstallRequest(session=self.joined.session, program=program(endpoint)), timeout=10
+        )
 
     def tensor(self, kind: int, step: int, *values: float) -> None:
         part = wire.Part(name="w", dtype="float32", shape=[4], size=16)
-        self.out.put(wire.Frame(kind=kind, step=step, parts=[part], payload=struct.pack("<4f", *values)))
+        self.out.put(
+            wire.Frame(kind=kind, step=step, parts=[part], payload=struct.pack("<4f", *values))
+        )
 
     def commit(self, step: int) -> None:
         rows = [wire.Row(numbers=numbers())] if step else []
@@ -140,7 +176,9 @@ class Trainer:
 
 
 def test_the_proto_files_are_enough_to_write_a_client_from(endpoint: str) -> None:
-    """Join, Install, upload, PULL, two steps, Leave, over grpc alone; then a second job on the same server."""
+    """Join, Install, upload, PULL, two steps, Leave, over grpc alone; then a second job on the same
+    server.
+    """
     with grpc.insecure_channel(endpoint) as channel:
         for _ in range(2):
             trainer = Trainer(endpoint, channel)
@@ -154,7 +192,12 @@ def test_the_proto_files_are_enough_to_write_a_client_from(endpoint: str) -> Non
                 trainer.tensor(wire.GRADIENT, step, 1, 1, 1, 1)
                 trainer.commit(step)
                 assert trainer.answer() == expected
-            assert trainer.stub.Heartbeat(wire.HeartbeatRequest(session=trainer.joined.session), timeout=10).failure == ""
+            assert (
+                trainer.stub.Heartbeat(
+                    wire.HeartbeatRequest(session=trainer.joined.session), timeout=10
+                ).failure
+                == ""
+            )
             assert trainer.stub.Status(wire.StatusRequest(), timeout=10).trainers[0].step == 2
             trainer.leave()
 
@@ -163,7 +206,13 @@ def test_a_fingerprint_that_is_not_the_manifests_is_refused(endpoint: str) -> No
     """What was joined with and what is installed must be one plan."""
     with grpc.insecure_channel(endpoint) as channel:
         joined = ParameterServerStub(channel).Join(  # type: ignore[no-untyped-call]  # generated
-            wire.JoinRequest(protocol=1, incarnation="one", fingerprint="0" * 32, manifest=manifest(), carriers=["grpc"]),
+            wire.JoinRequest(
+                protocol=1,
+                incarnation="one",
+                fingerprint="0" * 32,
+                manifest=manifest(),
+                carriers=["grpc"],
+            ),
             timeout=10,
         )
         with pytest.raises(grpc.RpcError) as caught:

@@ -13,10 +13,18 @@ def zipf(count: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "ids", [zipf(5000), zipf(5000) - 2**62, np.array([], np.int64), np.array([-(2**63), 2**63 - 1, -(2**63)])]
+    "ids",
+    [
+        zipf(5000),
+        zipf(5000) - 2**62,
+        np.array([], np.int64),
+        np.array([-(2**63), 2**63 - 1, -(2**63)]),
+    ],
 )
 def test_unique_ids_come_in_the_order_of_their_first_occurrence(ids: np.ndarray):
-    """Every id is found again through the inverse, and the first occurrences are in order, whatever 64 bits the ids have."""
+    """Every id is found again through the inverse, and the first occurrences are in order, whatever
+    64 bits the ids have.
+    """
     found, inverse = unique(ids)
     assert np.array_equal(found[inverse], ids)
     _, first = np.unique(ids, return_index=True)
@@ -40,17 +48,26 @@ def test_rows_of_one_id_are_added_in_the_order_of_occurrence(dtype: type):
 def test_servers_own_equal_parts_of_ids_of_any_pattern(servers: int, pattern: str):
     """No server holds more than a few hundredths above its share."""
     count = np.arange(60_000)
-    patterns = {"in a row": count, "in strides": count * 4096, "high bits": count << 44, "random": zipf(60_000) * 48271}
+    patterns = {
+        "in a row": count,
+        "in strides": count * 4096,
+        "high bits": count << 44,
+        "random": zipf(60_000) * 48271,
+    }
     ids = np.unique(patterns[pattern].astype(np.int64))
     held = np.bincount(owners(ids, servers), minlength=servers)
     assert held.max() < len(ids) / servers * 1.05 and held.min() > len(ids) / servers * 0.95
 
 
 def test_a_partition_keeps_each_servers_ids_in_order():
-    """All ids are dealt out, each to its owner, and a server's are in the order in which they came."""
+    """All ids are dealt out, each to its owner, and a server's are in the order in which they
+    came.
+    """
     ids = zipf(4000)
     order, offsets = partition(ids, 5)
-    assert np.array_equal(np.sort(order), np.arange(4000)) and offsets[0] == 0 and offsets[-1] == 4000
+    assert (
+        np.array_equal(np.sort(order), np.arange(4000)) and offsets[0] == 0 and offsets[-1] == 4000
+    )
     for server in range(5):
         own = order[offsets[server] : offsets[server + 1]]
         assert np.array_equal(own, np.flatnonzero(owners(ids, 5) == server))
@@ -61,7 +78,9 @@ def test_what_is_no_flat_array_of_int64_is_refused():
     """Wrong dtypes, shapes, strides and places say what was expected and what came."""
     with pytest.raises(TypeError, match="unique: expected ids of int64, got an array of float64"):
         unique(np.zeros(3))
-    with pytest.raises(ValueError, match=r"owners: expected ids of one dimension, got shape \(2, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"owners: expected ids of one dimension, got shape \(2, 2\)"
+    ):
         owners(np.zeros((2, 2), np.int64), 2)
     with pytest.raises(ValueError, match="contiguous"):
         partition(np.arange(10)[::2], 2)

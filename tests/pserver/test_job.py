@@ -14,7 +14,15 @@ from pserver import codec
 from pserver.carriers import inprocess
 from pserver.config import ServerConfig
 from pserver.entry import Entry
-from pserver.errors import Busy, FingerprintMismatch, JobFailed, PServerError, Refused, TrainerLost, from_wire
+from pserver.errors import (
+    Busy,
+    FingerprintMismatch,
+    JobFailed,
+    PServerError,
+    Refused,
+    TrainerLost,
+    from_wire,
+)
 from pserver.exchange import handle
 from pserver.job import PROTOCOL, Job
 from pserver.stream import Stream
@@ -51,9 +59,15 @@ class Clock:
         return self.time
 
 
-def plan_of(trainers: int = 1, mode: str = "sync", lr: float = 0.5, clip: Clip | None = None) -> Plan:
+def plan_of(
+    trainers: int = 1, mode: str = "sync", lr: float = 0.5, clip: Clip | None = None
+) -> Plan:
     rule = Rule("sgd", {"lr": lr, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}, {})
-    named = [("w", (2, 3), "float32", 0), ("b", (3,), "float32", 0), ("mean", (3,), "float32", None)]
+    named = [
+        ("w", (2, 3), "float32", 0),
+        ("b", (3,), "float32", 0),
+        ("mean", (3,), "float32", None),
+    ]
     return plan_parameters(named, [rule], mode=mode, trainers=trainers, servers=1, clip=clip)
 
 
@@ -64,15 +78,23 @@ def program_of(plan: Plan) -> Program:
 class Trainer:
     """Just enough of a client: one frame out, the answer back."""
 
-    def __init__(self, job: Job, listener: inprocess.InprocessListener, plan: Plan, number: int) -> None:
+    def __init__(
+        self, job: Job, listener: inprocess.InprocessListener, plan: Plan, number: int
+    ) -> None:
         self.job, self.plan, self.number = job, plan, number
         reply = job.join(self.request())
         self.session = reply.session
-        self.stream: Stream = inprocess.connect("127.0.0.1", listener.port, deadline_seconds=DEADLINE)
-        self.stream.send(Frame(kind=Kind.HELLO, hello=Hello(session=self.session, trainer_id=number)))
+        self.stream: Stream = inprocess.connect(
+            "127.0.0.1", listener.port, deadline_seconds=DEADLINE
+        )
+        self.stream.send(
+            Frame(kind=Kind.HELLO, hello=Hello(session=self.session, trainer_id=number))
+        )
         if reply.install:
             job.install(InstallRequest(session=self.session, program=program_of(plan).to_proto()))
-            self.post(Kind.VALUE, 0, w=torch.ones(2, 3), b=torch.ones(3), mean=torch.full((3,), 7.0))
+            self.post(
+                Kind.VALUE, 0, w=torch.ones(2, 3), b=torch.ones(3), mean=torch.full((3,), 7.0)
+            )
             self.ask(Frame(kind=Kind.COMMIT, step=0))
 
     def request(self, **changed: object) -> JoinRequest:
@@ -105,13 +127,25 @@ class Trainer:
             if header.kind == Kind.NORMS:
                 self.norms = dict(header.norms.squared)
                 return Done(), values
-            codec.scatter(header, payload, lambda part: values.setdefault(part.name, codec.blank(part)))
+            codec.scatter(
+                header, payload, lambda part: values.setdefault(part.name, codec.blank(part))
+            )
         raise AssertionError("the stream ended")
 
-    def step(self, step: int, *, lr: float = 0.5, absent: tuple[str, ...] = (), overflow: bool = False, **grads: torch.Tensor):
+    def step(
+        self,
+        step: int,
+        *,
+        lr: float = 0.5,
+        absent: tuple[str, ...] = (),
+        overflow: bool = False,
+        **grads: torch.Tensor,
+    ):
         self.post(Kind.GRADIENT, step, **grads)
         rule = {"lr": lr, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
-        commit = Commit(rows=[Row(group=0, numbers=numbers_to_proto(rule))], absent=absent, overflow=overflow)
+        commit = Commit(
+            rows=[Row(group=0, numbers=numbers_to_proto(rule))], absent=absent, overflow=overflow
+        )
         return self.ask(Frame(kind=Kind.COMMIT, step=step, commit=commit))
 
 
@@ -137,7 +171,9 @@ def together(*calls):  # type: ignore[no-untyped-def]
 
 
 def test_a_job_installs_steps_and_leaves(served) -> None:
-    """Trainer 0 installs an empty server, its step is applied, and after its goodbye the server is empty again."""
+    """Trainer 0 installs an empty server, its step is applied, and after its goodbye the server is
+    empty again.
+    """
     job, listener = served
     trainer = Trainer(job, listener, plan_of(), 0)
 
@@ -165,7 +201,9 @@ def test_sync_is_the_mean_in_trainer_order(served) -> None:
 
     for done, values in results:
         assert done.committed == 2
-        assert torch.equal(values["w"], torch.ones(2, 3) - 0.5 * ((grads[0]["w"] + grads[1]["w"]) * 0.5))
+        assert torch.equal(
+            values["w"], torch.ones(2, 3) - 0.5 * ((grads[0]["w"] + grads[1]["w"]) * 0.5)
+        )
 
 
 def test_an_absent_gradient_counts_as_zero_and_one_absent_everywhere_is_skipped(served) -> None:
@@ -174,7 +212,10 @@ def test_an_absent_gradient_counts_as_zero_and_one_absent_everywhere_is_skipped(
     plan = plan_of(trainers=2)
     first, second = Trainer(job, listener, plan, 0), Trainer(job, listener, plan, 1)
 
-    results = together(lambda: first.step(1, w=torch.full((2, 3), 4.0), absent=("b",)), lambda: second.step(1, absent=("w", "b")))
+    results = together(
+        lambda: first.step(1, w=torch.full((2, 3), 4.0), absent=("b",)),
+        lambda: second.step(1, absent=("w", "b")),
+    )
 
     for _, values in results:
         assert torch.equal(values["w"], torch.zeros(2, 3))
@@ -182,7 +223,9 @@ def test_an_absent_gradient_counts_as_zero_and_one_absent_everywhere_is_skipped(
 
 
 def test_the_divisor_is_the_trainers_that_committed(served) -> None:
-    """After a trainer has left, the others' steps neither wait for it nor shrink, and its last gradient is not used again."""
+    """After a trainer has left, the others' steps neither wait for it nor shrink, and its last
+    gradient is not used again.
+    """
     job, listener = served
     plan = plan_of(trainers=2)
     first, second = Trainer(job, listener, plan, 0), Trainer(job, listener, plan, 1)
@@ -190,7 +233,9 @@ def test_the_divisor_is_the_trainers_that_committed(served) -> None:
     together(lambda: first.step(1, **ones), lambda: second.step(1, **ones))
     second.stream.send(Frame(kind=Kind.BYE))
 
-    waiting, _ = together(lambda: first.step(2, **ones), lambda: job.leave(LeaveRequest(session=second.session)))
+    waiting, _ = together(
+        lambda: first.step(2, **ones), lambda: job.leave(LeaveRequest(session=second.session))
+    )
 
     done, values = waiting
     assert done.committed == 1
@@ -204,7 +249,9 @@ def test_an_overflow_on_one_trainer_skips_the_step_on_all(served) -> None:
     first, second = Trainer(job, listener, plan, 0), Trainer(job, listener, plan, 1)
     ones = dict(w=torch.ones(2, 3), b=torch.ones(3))
 
-    results = together(lambda: first.step(1, **ones), lambda: second.step(1, absent=("w", "b"), overflow=True))
+    results = together(
+        lambda: first.step(1, **ones), lambda: second.step(1, absent=("w", "b"), overflow=True)
+    )
 
     for done, values in results:
         assert done.overflow
@@ -243,7 +290,9 @@ def test_trainers_that_disagree_on_the_rate_are_told_group_and_key(served) -> No
 
 
 def test_a_global_norm_is_clipped_on_the_merged_gradient(served) -> None:
-    """Servers tell their part of the squared norm of the mean, and the trainers' coefficient comes back."""
+    """Servers tell their part of the squared norm of the mean, and the trainers' coefficient comes
+    back.
+    """
     job, listener = served
     plan = plan_of(trainers=2, clip=Clip("global_norm", 1.0))
     trainers = [Trainer(job, listener, plan, number) for number in range(2)]
@@ -319,19 +368,52 @@ def test_another_protocol_version_is_refused(served) -> None:
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (Frame(kind=Kind.GRADIENT, step=1, parts=[Part(name="w", dtype="float64", shape=[2, 3], size=0)]), "dtype"),
-        (Frame(kind=Kind.GRADIENT, step=1, parts=[Part(name="w", dtype="float32", shape=[3, 2], size=0)]), "shape"),
-        (Frame(kind=Kind.GRADIENT, step=1, parts=[Part(name="v", dtype="float32", shape=[3], size=0)]), "elsewhere"),
-        (Frame(kind=Kind.GRADIENT, step=1, parts=[Part(name="mean", dtype="float32", shape=[3], size=0)]), "elsewhere"),
+        (
+            Frame(
+                kind=Kind.GRADIENT,
+                step=1,
+                parts=[Part(name="w", dtype="float64", shape=[2, 3], size=0)],
+            ),
+            "dtype",
+        ),
+        (
+            Frame(
+                kind=Kind.GRADIENT,
+                step=1,
+                parts=[Part(name="w", dtype="float32", shape=[3, 2], size=0)],
+            ),
+            "shape",
+        ),
+        (
+            Frame(
+                kind=Kind.GRADIENT,
+                step=1,
+                parts=[Part(name="v", dtype="float32", shape=[3], size=0)],
+            ),
+            "elsewhere",
+        ),
+        (
+            Frame(
+                kind=Kind.GRADIENT,
+                step=1,
+                parts=[Part(name="mean", dtype="float32", shape=[3], size=0)],
+            ),
+            "elsewhere",
+        ),
         (Frame(kind=Kind.COMMIT, step=1), "expected 24 bytes of the gradient of 'w', got 0"),
         (Frame(kind=Kind.COMMIT, step=1, commit=Commit(absent=["w", "b", "x"])), "not updated"),
-        (Frame(kind=Kind.COMMIT, step=1, commit=Commit(absent=["w", "b"])), "no hyper-parameters for group 0"),
+        (
+            Frame(kind=Kind.COMMIT, step=1, commit=Commit(absent=["w", "b"])),
+            "no hyper-parameters for group 0",
+        ),
         (Frame(kind=Kind.COMMIT, step=5, commit=Commit(absent=["w", "b"])), "expected step 1"),
         (Frame(kind=Kind.DONE), "expected GRADIENT"),
         (Frame(kind=99), "expected GRADIENT"),  # type: ignore[arg-type]
     ],
 )
-def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(served, frame: Frame, words: str) -> None:
+def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(
+    served, frame: Frame, words: str
+) -> None:
     """The peer is told what was expected, and the next stream finds everything as it was."""
     job, listener = served
     trainer = Trainer(job, listener, plan_of(), 0)
@@ -361,8 +443,12 @@ def test_a_barrier_and_a_step_that_wait_for_one_another_end_the_job(served) -> N
                 future.result(timeout=20)
 
 
-def test_a_step_that_comes_again_while_it_is_applied_waits_for_nobody_else(served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow update, asked for twice, beside a trainer at a barrier: nobody waits for one another, and the job stands."""
+def test_a_step_that_comes_again_while_it_is_applied_waits_for_nobody_else(
+    served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow update, asked for twice, beside a trainer at a barrier: nobody waits for one another,
+    and the job stands.
+    """
     job, listener = served
     plan = plan_of(trainers=2, mode="async")
     first, second = Trainer(job, listener, plan, 0), Trainer(job, listener, plan, 1)
@@ -378,7 +464,9 @@ def test_a_step_that_comes_again_while_it_is_applied_waits_for_nobody_else(serve
         pool.submit(first.step, 1, w=torch.ones(2, 3), b=torch.ones(3))
         assert updating.wait(20)
         first.stream = inprocess.connect("127.0.0.1", listener.port, deadline_seconds=DEADLINE)
-        first.stream.send(Frame(kind=Kind.HELLO, hello=Hello(session=first.session, trainer_id=0, stream=2)))
+        first.stream.send(
+            Frame(kind=Kind.HELLO, hello=Hello(session=first.session, trainer_id=0, stream=2))
+        )
         again = pool.submit(first.step, 1, w=torch.ones(2, 3), b=torch.ones(3))
         assert not job.installed().barrier(job.member(second.session), "x", 0.3)
         assert job.failure is None

@@ -18,9 +18,15 @@ def _first(values: np.ndarray) -> float:
 
 
 def test_kernels_are_kept_under_a_digest_of_all_their_sources():
-    """A change in any file that has kernels ends what was kept of all; no such file is left out of the digest."""
+    """A change in any file that has kernels ends what was kept of all; no such file is left out of
+    the digest.
+    """
     folder = Path(kernels.__file__).parent
-    having = {path.name for path in folder.glob("*.py") if "from pserver.kernels import" in path.read_text()}
+    having = {
+        path.name
+        for path in folder.glob("*.py")
+        if "from pserver.kernels import" in path.read_text()
+    }
     having = {name for name in having if "@kernel" in (folder / name).read_text()} | {"kernels.py"}
     assert having == set(kernels.SOURCES)
     compiled: Any = ids.mix
@@ -45,7 +51,9 @@ def test_a_server_compiles_before_it_is_ready():
     table = Table("t", 3, (Segment(0, 3, 0),), rows=10)
     rules = [Rule("adagrad", {})]
     sparse.compile_kernels(table, rules)
-    compiled: list[Any] = [value for module in ("rows", "index", "initial", "row_rules") for value in _kernels(module)]
+    compiled: list[Any] = [
+        value for module in ("rows", "index", "initial", "row_rules") for value in _kernels(module)
+    ]
     before = [len(kernel.signatures) for kernel in compiled]
     one = sparse.SparseTable(table, rules)
     one.update(np.arange(5), np.ones((5, 3), np.float32), [{"lr": 0.1}])

@@ -1,4 +1,6 @@
-"""Promises of ``pserver launch``, kept with tiny scripts and, where a server is not the point, a tiny server."""
+"""Promises of ``pserver launch``, kept with tiny scripts and, where a server is not the point, a
+tiny server.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ import pytest
 from pserver.cluster import Cluster, sides
 from pserver.launch import launch
 
-# Behaves as ``pserver serve --once`` does towards launch: says what it is bound to, ends with 0 on SIGTERM.
+# Behaves as ``pserver serve --once`` does towards launch: says what it is bound to, ends with 0 on
+# SIGTERM.
 SERVER = """
 import signal, socket, sys
 {before}
@@ -36,22 +39,40 @@ class Run:
     """A launch in a process of its own, as a user has it."""
 
     def __init__(
-        self, tmp_path: Path, script: str, *, server: str = LEAVE, servers: str = "1", trainers: str = "2", **more: str
+        self,
+        tmp_path: Path,
+        script: str,
+        *,
+        server: str = LEAVE,
+        servers: str = "1",
+        trainers: str = "2",
+        **more: str,
     ) -> None:
-        (tmp_path / "server.py").write_text(SERVER.replace("{body}", server).replace("{before}", more.get("before", "")))
+        (tmp_path / "server.py").write_text(
+            SERVER.replace("{body}", server).replace("{before}", more.get("before", ""))
+        )
         (tmp_path / "script.py").write_text(script)
         self.logs = tmp_path / "logs"
         program = (
-            "import os, sys; from pserver.cluster import Cluster, sides; from pserver.launch import launch\n"
+            "import os, sys; from pserver.cluster import Cluster, sides; from pserver.launch "
+            "import launch\n"
             f"servers, trainers = sides({servers!r}, {trainers!r}, {more.get('host')!r})\n"
-            f"cluster = Cluster({str(tmp_path / 'script.py')!r}, ('a', '--b'), servers, trainers, host={more.get('host')!r},"
+            f"cluster = Cluster({str(tmp_path / 'script.py')!r}, ('a', '--b'), servers, trainers, "
+            f"host={more.get('host')!r},"
             f" transport={more.get('transport')!r}, log_dir={str(self.logs)!r})\n"
-            f"sys.exit(launch(cluster, os.environ, serve=(sys.executable, {str(tmp_path / 'server.py')!r})))"
+            "sys.exit(launch(cluster, os.environ, serve=(sys.executable, "
+            f"{str(tmp_path / 'server.py')!r})))"
         )
-        environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        environment = {
+            k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        }
         environment |= {"OMP_NUM_THREADS": more["omp"]} if "omp" in more else {}
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
 
     def end(self) -> tuple[int, str, str]:
@@ -115,15 +136,22 @@ signal.pause()
 
 
 def test_every_trainer_is_told_its_role_and_the_servers_real_ports(run: type[Run]) -> None:
-    """Trainers get the contract's variables and the script's arguments; output is prefixed, and filed per process."""
+    """Trainers get the contract's variables and the script's arguments; output is prefixed, and
+    filed per process.
+    """
     status, out, err = run(SHOW, servers="2", trainers="2", transport="grpc").end()
     logs = {number: (run_logs(out, number)) for number in (0, 1)}
 
     assert status == 0, err
     for number, lines in logs.items():
         assert lines[:3] == ["TRAINING_ROLE TRAINER", "TRAINERS 2", f"TRAINER_ID {number}"]
-        assert re.fullmatch(r"PSERVER_ENDPOINTS 127\.0\.0\.1:[1-9]\d*,127\.0\.0\.1:[1-9]\d*", lines[3])
-        assert lines[4:6] == ["CURRENT_ENDPOINT None", "PSERVER_TRANSPORT grpc"] and lines[-1] == "['a', '--b']"
+        assert re.fullmatch(
+            r"PSERVER_ENDPOINTS 127\.0\.0\.1:[1-9]\d*,127\.0\.0\.1:[1-9]\d*", lines[3]
+        )
+        assert (
+            lines[4:6] == ["CURRENT_ENDPOINT None", "PSERVER_TRANSPORT grpc"]
+            and lines[-1] == "['a', '--b']"
+        )
     assert "options --once --endpoint 127.0.0.1:0 --transport grpc" in out
 
 
@@ -133,16 +161,24 @@ def run_logs(out: str, number: int) -> list[str]:
 
 
 def test_logs_are_filed_per_process(run: type[Run]) -> None:
-    """Each process's lines stand in a file of their own, without a prefix; what a carriage return overwrote does not."""
+    """Each process's lines stand in a file of their own, without a prefix; what a carriage return
+    overwrote does not.
+    """
     one = run("print('10 %\\r20 %\\r\\x1b[1mdone\\x1b[0m')")
 
     assert one.end()[0] == 0
-    assert sorted(path.name for path in one.logs.iterdir()) == ["server-0.log", "trainer-0.log", "trainer-1.log"]
+    assert sorted(path.name for path in one.logs.iterdir()) == [
+        "server-0.log",
+        "trainer-0.log",
+        "trainer-1.log",
+    ]
     assert (one.logs / "trainer-1.log").read_text() == "done\n"
 
 
 def test_threads_times_processes_do_not_exceed_the_cores(run: type[Run]) -> None:
-    """Every process gets its share of the cores, at least one thread; a number that the user has set holds."""
+    """Every process gets its share of the cores, at least one thread; a number that the user has
+    set holds.
+    """
     shared = int(re.search(r"OMP_NUM_THREADS (\d+)", run(SHOW).end()[1])[1])  # type: ignore[index]
     kept = re.search(r"OMP_NUM_THREADS (\d+)", run(SHOW, omp="7").end()[1])
 
@@ -150,15 +186,23 @@ def test_threads_times_processes_do_not_exceed_the_cores(run: type[Run]) -> None
     assert kept is not None and kept[1] == "7"
 
 
-def test_a_trainer_that_fails_ends_the_job_with_its_status_and_its_last_lines(run: type[Run]) -> None:
+def test_a_trainer_that_fails_ends_the_job_with_its_status_and_its_last_lines(
+    run: type[Run],
+) -> None:
     """The rest is stopped, though it would run for ever; stderr shows the guilty log."""
-    script = HANG.replace("signal.pause()", "int(os.environ['TRAINER_ID']) and exit('no such file: data.csv')\nsignal.pause()")
+    script = HANG.replace(
+        "signal.pause()",
+        "int(os.environ['TRAINER_ID']) and exit('no such file: data.csv')\nsignal.pause()",
+    )
     one = run(script, server="")
     started = time.monotonic()
     status, out, err = one.end()
 
     assert status == 1 and time.monotonic() - started < 15
-    assert "trainer 1 failed with status 1; the last lines of" in err and "no such file: data.csv" in err
+    assert (
+        "trainer 1 failed with status 1; the last lines of" in err
+        and "no such file: data.csv" in err
+    )
     assert gone(*map(int, re.findall(r"pid (\d+)", out)))
 
 
@@ -179,7 +223,10 @@ def test_the_status_is_the_scripts_own(run: type[Run]) -> None:
 def test_a_process_killed_with_9_stops_the_rest_within_seconds(run: type[Run], victim: str) -> None:
     """Status 128 + 9, whatever the others then say about it; and nobody is left."""
     one = run(HANG, server="import os; print('pid', os.getpid(), flush=True)")
-    pids = {name: int(one.wait_for(name, r"pid (\d+)")) for name in ("server-0.log", "trainer-0.log", "trainer-1.log")}
+    pids = {
+        name: int(one.wait_for(name, r"pid (\d+)"))
+        for name in ("server-0.log", "trainer-0.log", "trainer-1.log")
+    }
     killed = time.monotonic()
     os.kill(pids[victim], signal.SIGKILL)
     status, _, err = one.end()
@@ -190,7 +237,9 @@ def test_a_process_killed_with_9_stops_the_rest_within_seconds(run: type[Run], v
 
 
 def test_a_server_that_never_gets_ready_fails_the_launch(run: type[Run]) -> None:
-    """A server that ends before its readiness line (a port in use) is reported; no trainer starts."""
+    """A server that ends before its readiness line (a port in use) is reported; no trainer
+    starts.
+    """
     status, out, err = run(SHOW, before="sys.exit('port 6174 is in use')").end()
 
     assert status == 1 and "port 6174 is in use" in err and "TRAINER_ID" not in out
@@ -198,11 +247,14 @@ def test_a_server_that_never_gets_ready_fails_the_launch(run: type[Run]) -> None
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_is_passed_on(run: type[Run], number: int, expected: int) -> None:
-    """Ctrl-C reaches trainers as KeyboardInterrupt; launch ends with 128 + the signal when they have ended."""
+    """Ctrl-C reaches trainers as KeyboardInterrupt; launch ends with 128 + the signal when they
+    have ended.
+    """
     one = run(
         "import os, signal, sys\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n"
         "print('pid', os.getpid(), flush=True)\n"
-        "try:\n    signal.pause()\nexcept KeyboardInterrupt:\n    print('left in order', flush=True)"
+        "try:\n    signal.pause()\nexcept KeyboardInterrupt:\n    print('left in order', "
+        "flush=True)"
     )
     for name in ("trainer-0.log", "trainer-1.log"):
         one.wait_for(name, r"pid (\d+)")
@@ -228,11 +280,15 @@ def test_a_second_signal_kills(run: type[Run]) -> None:
 def test_nobody_outlives_a_launch_that_is_killed(run: type[Run]) -> None:
     """kill -9 of launch itself takes servers, trainers and the trainers' children with it."""
     one = run(
-        "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'import signal; "
+        "signal.pause()'])\n"
         "print('child', child.pid, flush=True)\n" + HANG,
         server="import os; print('pid', os.getpid(), flush=True)",
     )
-    pids = [int(one.wait_for(name, r"pid (\d+)")) for name in ("server-0.log", "trainer-0.log", "trainer-1.log")]
+    pids = [
+        int(one.wait_for(name, r"pid (\d+)"))
+        for name in ("server-0.log", "trainer-0.log", "trainer-1.log")
+    ]
     pids += [int(one.wait_for("trainer-0.log", r"child (\d+)"))]
     one.popen.kill()
     one.popen.communicate(timeout=DEADLINE)
@@ -241,14 +297,24 @@ def test_nobody_outlives_a_launch_that_is_killed(run: type[Run]) -> None:
 
 
 def test_a_part_of_a_larger_cluster_starts_only_what_is_here(run: type[Run]) -> None:
-    """--host picks the servers and trainers of this host; numbers, endpoints and counts are those of the whole cluster."""
-    servers, trainers = "127.0.0.9:6174,127.0.0.1:0,127.0.0.9:6175".replace(":0", f":{free_port()}"), "127.0.0.9:1,127.0.0.1:2"
+    """--host picks the servers and trainers of this host; numbers, endpoints and counts are those
+    of the whole cluster.
+    """
+    servers, trainers = (
+        "127.0.0.9:6174,127.0.0.1:0,127.0.0.9:6175".replace(":0", f":{free_port()}"),
+        "127.0.0.9:1,127.0.0.1:2",
+    )
     one = run(SHOW, servers=servers, trainers=trainers, host="127.0.0.1")
     status, out, err = one.end()
 
     assert status == 0, err
     assert sorted(path.name for path in one.logs.iterdir()) == ["server-1.log", "trainer-1.log"]
-    assert run_logs(out, 1)[1:5] == ["TRAINERS 2", "TRAINER_ID 1", f"PSERVER_ENDPOINTS {servers}", "CURRENT_ENDPOINT 127.0.0.1:2"]
+    assert run_logs(out, 1)[1:5] == [
+        "TRAINERS 2",
+        "TRAINER_ID 1",
+        f"PSERVER_ENDPOINTS {servers}",
+        "CURRENT_ENDPOINT 127.0.0.1:2",
+    ]
 
 
 COLLECTIVE = """
@@ -260,19 +326,40 @@ print(sorted(name for name in os.environ if name.startswith("PSERVER_")))
 
 
 def collective(tmp_path: Path, *command: str) -> tuple[list[str], list[str]]:
-    """What the trainers of ``pserver launch --nccl2`` print, of a caller that has a role among servers itself."""
+    """What the trainers of ``pserver launch --nccl2`` print, of a caller that has a role among
+    servers itself.
+    """
     (tmp_path / "script.py").write_text(COLLECTIVE)
     launched = subprocess.run(
-        [sys.executable, "-m", "pserver", "launch", "--nccl2", *command, "--log-dir", str(tmp_path), str(tmp_path / "script.py")],
-        env={**os.environ, "TRAINING_ROLE": "PSERVER", "PSERVER_ENDPOINTS": "a:1", "TRAINER_ID": "7"},
-        capture_output=True, text=True, timeout=DEADLINE,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pserver",
+            "launch",
+            "--nccl2",
+            *command,
+            "--log-dir",
+            str(tmp_path),
+            str(tmp_path / "script.py"),
+        ],
+        env={
+            **os.environ,
+            "TRAINING_ROLE": "PSERVER",
+            "PSERVER_ENDPOINTS": "a:1",
+            "TRAINER_ID": "7",
+        },
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
     assert launched.returncode == 0, launched.stderr
     return run_logs(launched.stdout, 0), run_logs(launched.stdout, 1)
 
 
 def test_a_collective_launch_gives_torchruns_variables(tmp_path: Path) -> None:
-    """Two trainers that meet at one port of this machine, each with its number; --devices are what they see, --deadline holds."""
+    """Two trainers that meet at one port of this machine, each with its number; --devices are what
+    they see, --deadline holds.
+    """
     first, second = collective(tmp_path, "--devices", "2,3", "--deadline", "7")
 
     assert first[0] == "TRAINING_ROLE TRAINER" and first[5] == "MASTER_ADDR 127.0.0.1"
@@ -283,8 +370,12 @@ def test_a_collective_launch_gives_torchruns_variables(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_larger_collective_meets_at_the_first_trainer(tmp_path: Path) -> None:
-    """With --host only this host's trainers start, numbered among all, and by themselves as LOCAL_RANK says."""
-    first, second = collective(tmp_path, "--trainers", "127.0.0.9:6200,127.0.0.1:6201", "--host", "127.0.0.1")
+    """With --host only this host's trainers start, numbered among all, and by themselves as
+    LOCAL_RANK says.
+    """
+    first, second = collective(
+        tmp_path, "--trainers", "127.0.0.9:6200,127.0.0.1:6201", "--host", "127.0.0.1"
+    )
 
     assert first == []
     assert second[1:7] == [
@@ -301,13 +392,16 @@ def free_port() -> int:
 
 
 def test_on_a_terminal_trainer_0_owns_it(tmp_path: Path) -> None:
-    """Trainer 0 sees a terminal and its bytes go through as they are; the log has what its display left behind."""
+    """Trainer 0 sees a terminal and its bytes go through as they are; the log has what its display
+    left behind.
+    """
     import pty
     import threading
 
     (tmp_path / "server.py").write_text(SERVER.replace("{body}", LEAVE).replace("{before}", ""))
     (tmp_path / "script.py").write_text(
-        "import os, sys\nprint(os.environ['TRAINER_ID'], sys.stdout.isatty())\nprint('\\x1b[?25lstep 1\\rstep 2')"
+        "import os, sys\nprint(os.environ['TRAINER_ID'], "
+        "sys.stdout.isatty())\nprint('\\x1b[?25lstep 1\\rstep 2')"
     )
     ours, theirs = pty.openpty()
     shown = bytearray()
@@ -323,8 +417,12 @@ def test_on_a_terminal_trainer_0_owns_it(tmp_path: Path) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     with os.fdopen(theirs, "w") as out:
-        cluster = Cluster(str(tmp_path / "script.py"), (), *sides("1", "2", None), log_dir=str(tmp_path / "logs"))
-        status = launch(cluster, os.environ, out=out, serve=(sys.executable, str(tmp_path / "server.py")))
+        cluster = Cluster(
+            str(tmp_path / "script.py"), (), *sides("1", "2", None), log_dir=str(tmp_path / "logs")
+        )
+        status = launch(
+            cluster, os.environ, out=out, serve=(sys.executable, str(tmp_path / "server.py"))
+        )
     reader.join(DEADLINE)
     text = shown.decode()
 
@@ -347,13 +445,19 @@ def test_on_a_terminal_trainer_0_owns_it(tmp_path: Path) -> None:
         ("a", "b:1", "a", "HOST:PORT"),
     ],
 )
-def test_what_cannot_be_a_cluster_is_refused(servers: str, trainers: str, host: str | None, message: str) -> None:
-    """Counts below one, mixed forms and endpoints that are none raise ValueErrors that say what was expected."""
+def test_what_cannot_be_a_cluster_is_refused(
+    servers: str, trainers: str, host: str | None, message: str
+) -> None:
+    """Counts below one, mixed forms and endpoints that are none raise ValueErrors that say what was
+    expected.
+    """
     with pytest.raises(ValueError, match=message):
         sides(servers, trainers, host)
 
 
-def test_a_host_without_a_process_and_a_script_that_is_not_there_are_refused(tmp_path: Path) -> None:
+def test_a_host_without_a_process_and_a_script_that_is_not_there_are_refused(
+    tmp_path: Path,
+) -> None:
     """Both are named in the message."""
     (tmp_path / "s.py").touch()
     with pytest.raises(ValueError, match="'c' has no process"):

@@ -1,4 +1,6 @@
-"""Promises about who has a row: admission, statistics, time to live, capacity; and what was changed."""
+"""Promises about who has a row: admission, statistics, time to live, capacity; and what was
+changed.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,26 @@ import pytest
 from pserver import eviction
 from pserver.sparse import SparseTable
 from transpiler.plan import Rule
-from transpiler.tables import Constant, CountFilterEntry, ProbabilityEntry, Segment, ShowClickEntry, Table, Uniform
+from transpiler.tables import (
+    Constant,
+    CountFilterEntry,
+    ProbabilityEntry,
+    Segment,
+    ShowClickEntry,
+    Table,
+    Uniform,
+)
 
 SGD = Rule("sgd", {"lr": 1.0})
-CTR = ShowClickEntry("show", "click", threshold=0.0, nonclk_coeff=0.1, click_coeff=1.0, decay=0.5, delete_threshold=0.25)
+CTR = ShowClickEntry(
+    "show",
+    "click",
+    threshold=0.0,
+    nonclk_coeff=0.1,
+    click_coeff=1.0,
+    decay=0.5,
+    delete_threshold=0.25,
+)
 
 
 def made(rule: Rule = SGD, server: int = 0, servers: int = 1, **facts: Any) -> SparseTable:
@@ -27,9 +45,13 @@ def read(table: SparseTable, ids: Any, now: float = 0.0) -> list[float]:
     return out[:, 0].tolist()
 
 
-def push(table: SparseTable, ids: Any, gradient: float = -1.0, statistics: Any = None, now: float = 0.0) -> None:
+def push(
+    table: SparseTable, ids: Any, gradient: float = -1.0, statistics: Any = None, now: float = 0.0
+) -> None:
     given = None if statistics is None else np.array(statistics, np.float32)
-    table.update(np.array(ids, np.int64), np.full((len(ids), 2), gradient, np.float32), [{}], given, now)
+    table.update(
+        np.array(ids, np.int64), np.full((len(ids), 2), gradient, np.float32), [{}], given, now
+    )
 
 
 def scanned(table: SparseTable, most: int = 1000, **facts: Any) -> dict[str, np.ndarray]:
@@ -49,7 +71,9 @@ def reloaded(table: SparseTable) -> SparseTable:
 
 
 def test_with_a_count_of_three_the_third_push_is_the_first_that_is_applied():
-    """Until then an id reads its initial value, has no row, and the pushes to it are counted as refused."""
+    """Until then an id reads its initial value, has no row, and the pushes to it are counted as
+    refused.
+    """
     table = made(entry=CountFilterEntry(3))
     push(table, [1, 2])
     push(table, [1])
@@ -59,7 +83,12 @@ def test_with_a_count_of_three_the_third_push_is_the_first_that_is_applied():
     push(table, [1, 2])
     assert read(table, [1, 2]) == [2, 1]
     counters = table.counters()
-    assert (counters["admitted"], counters["refused"], counters["pushes"], counters["waiting"]) == (2, 4, 7, 0)
+    assert (counters["admitted"], counters["refused"], counters["pushes"], counters["waiting"]) == (
+        2,
+        4,
+        7,
+        0,
+    )
 
 
 def test_ids_that_wait_are_saved_and_loaded():
@@ -75,9 +104,14 @@ def test_ids_that_wait_are_saved_and_loaded():
 
 @pytest.mark.parametrize("probability", [0.2, 0.7])
 def test_a_probability_admits_that_part_of_the_ids_and_always_the_same(probability: float):
-    """Which ids are admitted depends on seed and id alone, not on the server or on how often they are pushed."""
+    """Which ids are admitted depends on seed and id alone, not on the server or on how often they
+    are pushed.
+    """
     ids = np.arange(20_000)
-    table, other = made(entry=ProbabilityEntry(probability)), made(entry=ProbabilityEntry(probability), server=1, servers=2)
+    table, other = (
+        made(entry=ProbabilityEntry(probability)),
+        made(entry=ProbabilityEntry(probability), server=1, servers=2),
+    )
     push(table, ids)
     push(table, ids)
     push(other, ids[::-1].copy())
@@ -95,7 +129,9 @@ def _admitted(ids: np.ndarray, probability: float, seed: int) -> np.ndarray:
 
 
 def test_an_id_is_admitted_once_its_score_is_high_enough():
-    """Shows and clicks of refused pushes count: with 0.1 for a show and 1 for a click, 11 shows or one click make 1.0."""
+    """Shows and clicks of refused pushes count: with 0.1 for a show and 1 for a click, 11 shows or
+    one click make 1.0.
+    """
     table = made(entry=ShowClickEntry("show", "click", threshold=1.0))
     for _ in range(9):
         push(table, [1, 2], statistics=[[1, 0], [1, 0]])
@@ -105,12 +141,16 @@ def test_an_id_is_admitted_once_its_score_is_high_enough():
     push(table, [3], statistics=[[1, 1]])
     assert read(table, [3]) == [1]
     whole = scanned(table)
-    facts = dict(zip(whole["ids"].tolist(), zip(whole["show"], whole["click"], strict=True), strict=True))
+    facts = dict(
+        zip(whole["ids"].tolist(), zip(whole["show"], whole["click"], strict=True), strict=True)
+    )
     assert facts == {1: (10, 0), 2: (10, 1), 3: (1, 1)}
 
 
 def test_statistics_fade_and_what_scores_too_low_or_was_not_seen_goes():
-    """The score is (show - click) * 0.1 + click; a day halves both; below 0.25, or unseen for more than 30 days, a row goes."""
+    """The score is (show - click) * 0.1 + click; a day halves both; below 0.25, or unseen for more
+    than 30 days, a row goes.
+    """
     table = made(entry=CTR)
     push(table, [1, 2, 3], statistics=[[9, 0], [9, 2], [1000, 1000]])
     assert table.shrink(now=0.0) == 0  # scores 0.45, 1.35, 500
@@ -120,7 +160,8 @@ def test_statistics_fade_and_what_scores_too_low_or_was_not_seen_goes():
     assert table.shrink(now=0.0, days=0.0, threshold=1.0) == 1
     assert read(table, [2, 3]) == [0, 1]
     push(table, [4], statistics=[[1000, 1000]])
-    assert reloaded(table).shrink(now=0.0, days=29.0, threshold=0.0) == 1  # 3 was not seen for 31 days
+    # 3 was not seen for 31 days
+    assert reloaded(table).shrink(now=0.0, days=29.0, threshold=0.0) == 1
     assert table.shrink(now=0.0, days=30.5, threshold=0.0) == 2
     assert (len(table), table.counters()["shrunk"]) == (0, 4)
     push(table, [1])
@@ -128,7 +169,9 @@ def test_statistics_fade_and_what_scores_too_low_or_was_not_seen_goes():
 
 
 def test_statistics_default_to_a_show_and_are_refused_where_nobody_counts():
-    """None means shown once and not clicked; statistics for a table without a ShowClickEntry are a mistake."""
+    """None means shown once and not clicked; statistics for a table without a ShowClickEntry are a
+    mistake.
+    """
     table = made(entry=CTR)
     push(table, [5])
     push(table, [5])
@@ -141,7 +184,9 @@ def test_statistics_default_to_a_show_and_are_refused_where_nobody_counts():
 
 
 def test_a_row_lives_for_so_long_after_its_last_push():
-    """Afterwards it reads its initial value, and the next push makes it anew; ``expire`` gives its memory back."""
+    """Afterwards it reads its initial value, and the next push makes it anew; ``expire`` gives its
+    memory back.
+    """
     table = made(ttl=10.0)
     push(table, [1, 2], now=0.0)
     push(table, [1], now=8.0)
@@ -168,7 +213,9 @@ def test_waiting_has_an_end_too():
 
 
 def test_a_full_table_evicts_exactly_the_least_recently_pushed():
-    """Against a plain list in the order of pushes: after every call the rows that are there are the last of the list."""
+    """Against a plain list in the order of pushes: after every call the rows that are there are the
+    last of the list.
+    """
     table, order, random = made(capacity=40), [], np.random.default_rng(0)
     for _ in range(200):
         ids = random.permutation(100)[: random.integers(1, 12)].tolist()
@@ -197,7 +244,9 @@ def test_a_full_table_evicts_exactly_the_least_often_pushed():
 
 
 def test_a_call_with_more_ids_than_there_is_room_for_keeps_the_last():
-    """It is as if the ids had come one after another; nothing is applied to a row that had to go."""
+    """It is as if the ids had come one after another; nothing is applied to a row that had to
+    go.
+    """
     table = made(capacity=4)
     push(table, [1, 2])
     push(table, [3, 4, 5, 6, 7, 1])
@@ -208,7 +257,9 @@ def test_a_call_with_more_ids_than_there_is_room_for_keeps_the_last():
 
 
 def test_a_large_table_evicts_among_a_sample_and_repeats(monkeypatch: pytest.MonkeyPatch):
-    """Beyond the exact size what goes is old, if not the oldest; two runs evict the same; and the bound holds on all servers."""
+    """Beyond the exact size what goes is old, if not the oldest; two runs evict the same; and the
+    bound holds on all servers.
+    """
     monkeypatch.setattr(eviction, "EXACT", 64)
     tables = [made(capacity=5000) for _ in range(2)]
     for begin in range(0, 10_000, 50):
@@ -224,7 +275,9 @@ def test_a_large_table_evicts_among_a_sample_and_repeats(monkeypatch: pytest.Mon
 
 
 def test_what_has_changed_since_a_save_makes_the_next_one():
-    """A full copy with the changes loaded into it reads like the table: rows pushed to, made, removed, made again, waiting."""
+    """A full copy with the changes loaded into it reads like the table: rows pushed to, made,
+    removed, made again, waiting.
+    """
     table = made(entry=CountFilterEntry(2), ttl=100.0, initial=Uniform(-1, 1))
     for now in (0.0, 10.0):
         push(table, range(50), now=now)
@@ -232,14 +285,18 @@ def test_what_has_changed_since_a_save_makes_the_next_one():
     copy = SparseTable(table.table, [SGD])
     copy.load(scanned(table))
     table.mark_saved()
-    assert [len(column) for column in scanned(table, changed=True).values()] == [0] * len(scanned(table, changed=True))
+    assert [len(column) for column in scanned(table, changed=True).values()] == [0] * len(
+        scanned(table, changed=True)
+    )
     push(table, [3, 60, 90], now=60.0)
     push(table, [60], now=105.0)
     assert table.expire(now=120.0) == 49
     push(table, [7], now=121.0)
     push(table, [7, 8], now=122.0)
     changes = scanned(table, most=4, changed=True)
-    assert set(changes["ids"].tolist()) == {3, 60, 90, 7} and set(changes["waiting.ids"].tolist()) == {8}
+    assert set(changes["ids"].tolist()) == {3, 60, 90, 7} and set(
+        changes["waiting.ids"].tolist()
+    ) == {8}
     assert set(changes["removed"].tolist()) == {*range(50), 91} - {3, 7, 8}
     copy.load(changes)
     assert np.array_equal(read(copy, range(100), 122.0), read(table, range(100), 122.0))
@@ -250,7 +307,9 @@ def test_what_has_changed_since_a_save_makes_the_next_one():
 
 
 def test_added_changes_are_pushes_and_assigned_values_are_not():
-    """What is added is admitted and counted like a gradient; what is assigned is there whatever the entry says."""
+    """What is added is admitted and counted like a gradient; what is assigned is there whatever the
+    entry says.
+    """
     table = made(entry=CountFilterEntry(2), capacity=3)
     one = np.ones((1, 2), np.float32)
     table.add(np.array([4]), one)
@@ -265,7 +324,9 @@ def test_added_changes_are_pushes_and_assigned_values_are_not():
 
 
 def test_a_chunk_of_another_table_is_refused():
-    """Another dim, dtype or rule: the message says which array was expected and which came; nothing is changed."""
+    """Another dim, dtype or rule: the message says which array was expected and which came; nothing
+    is changed.
+    """
     chunk = scanned(made(Rule("adagrad", {"lr": 1.0})))
     with pytest.raises(ValueError, match="table 't': chunk: expected .*, got state.sum"):
         made().load(chunk)

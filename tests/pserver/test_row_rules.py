@@ -1,4 +1,6 @@
-"""Promises about the rules of rows: each is torch's own, on the rows that a step touches and on those that it does not."""
+"""Promises about the rules of rows: each is torch's own, on the rows that a step touches and on
+those that it does not.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,14 @@ class RowwiseAdagrad(torch.optim.Optimizer):
             for weight in group["params"]:
                 touched = weight.grad.coalesce().indices()[0]
                 gradient = weight.grad.coalesce().values() + group["weight_decay"] * weight[touched]
-                start = torch.full(weight.shape[:1], group["initial_accumulator_value"], dtype=weight.dtype)
+                start = torch.full(
+                    weight.shape[:1], group["initial_accumulator_value"], dtype=weight.dtype
+                )
                 sums = self.state[weight].setdefault("sum", start)
                 sums[touched] += gradient.pow(2).mean(1)
-                weight[touched] -= group["lr"] * gradient / (sums[touched].sqrt() + group["eps"])[:, None]
+                weight[touched] -= (
+                    group["lr"] * gradient / (sums[touched].sqrt() + group["eps"])[:, None]
+                )
 
 
 CLASSES: Mapping[str, tuple[Any, bool]] = {  # and whether it takes sparse gradients
@@ -53,26 +59,49 @@ RULES = {
     "sgd, decay": Rule("sgd", {"lr": 0.1, "weight_decay": 0.01}),
     "sgd, maximize": Rule("sgd", {"lr": 0.1, "weight_decay": 0.01}, {"maximize": True}),
     "momentum": Rule("momentum", {"lr": 0.05, "momentum": 0.9}),
-    "momentum, dampening": Rule("momentum", {"lr": 0.05, "momentum": 0.8, "dampening": 0.3}, {"maximize": True}),
-    "momentum, nesterov": Rule("momentum", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.02}, {"nesterov": True}),
+    "momentum, dampening": Rule(
+        "momentum", {"lr": 0.05, "momentum": 0.8, "dampening": 0.3}, {"maximize": True}
+    ),
+    "momentum, nesterov": Rule(
+        "momentum", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.02}, {"nesterov": True}
+    ),
     "momentum, decay": Rule("momentum", {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.05}),
     "adagrad": Rule("adagrad", {"lr": 0.1}),
     "adagrad, all": Rule(
         "adagrad",
-        {"lr": 0.1, "lr_decay": 0.01, "weight_decay": 0.02, "initial_accumulator_value": 0.5, "eps": 1e-6},
+        {
+            "lr": 0.1,
+            "lr_decay": 0.01,
+            "weight_decay": 0.02,
+            "initial_accumulator_value": 0.5,
+            "eps": 1e-6,
+        },
         {"maximize": True},
     ),
-    "rowwise": Rule("rowwise_adagrad", {"lr": 0.1, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-8}),
-    "rowwise, all": Rule("rowwise_adagrad", {"lr": 0.1, "weight_decay": 0.02, "initial_accumulator_value": 0.3, "eps": 1e-8}),
+    "rowwise": Rule(
+        "rowwise_adagrad",
+        {"lr": 0.1, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-8},
+    ),
+    "rowwise, all": Rule(
+        "rowwise_adagrad",
+        {"lr": 0.1, "weight_decay": 0.02, "initial_accumulator_value": 0.3, "eps": 1e-8},
+    ),
     "adam": Rule("adam", {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}),
-    "adam, decay": Rule("adam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}, {"maximize": True}),
+    "adam, decay": Rule(
+        "adam",
+        {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1},
+        {"maximize": True},
+    ),
     "adamw": Rule("adamw", {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}),
     "lazy_adam": Rule("lazy_adam", {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}),
-    "lazy_adam, maximize": Rule("lazy_adam", {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-5}, {"maximize": True}),
+    "lazy_adam, maximize": Rule(
+        "lazy_adam", {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-5}, {"maximize": True}
+    ),
     "ftrl": Rule("ftrl", {"lr": 0.1, "l1": 0.05, "l2": 0.1, "lr_power": -0.5, "beta": 0.2}),
     "ftrl, power": Rule("ftrl", {"lr": 0.2, "l1": 0.01, "l2": 0.0, "lr_power": -0.4, "beta": 1.0}),
 }
-MOVED = {"lr": 0.5, "weight_decay": 1.5, "eps": 2.0, "l1": 1.5, "beta": 2.0, "momentum": 0.9}  # what a schedule multiplies with
+# what a schedule multiplies with
+MOVED = {"lr": 0.5, "weight_decay": 1.5, "eps": 2.0, "l1": 1.5, "beta": 2.0, "momentum": 0.9}
 
 
 def table_of(rules: Mapping[tuple[int, int], Rule], dtype: str, **facts: Any) -> SparseTable:
@@ -88,8 +117,12 @@ def values_of(table: SparseTable, ids: np.ndarray | None = None) -> np.ndarray:
     return out
 
 
-def gradients(dim: int, dtype: str, steps: int, seed: int = 5) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Some rows of each step; the last is touched once, early, the one before never; and a step that touches none."""
+def gradients(
+    dim: int, dtype: str, steps: int, seed: int = 5
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Some rows of each step; the last is touched once, early, the one before never; and a step
+    that touches none.
+    """
     random = np.random.default_rng(seed)
     for step in range(steps):
         count = 0 if step == 7 else random.integers(1, 8)
@@ -106,7 +139,9 @@ def optimizer_of(rule: Rule, weight: torch.Tensor) -> torch.optim.Optimizer:
 def give(weight: torch.Tensor, rule: Rule, ids: np.ndarray, rows: np.ndarray) -> None:
     places, values = torch.from_numpy(ids), torch.from_numpy(rows.copy())
     if CLASSES[rule.type][1]:
-        weight.grad = torch.sparse_coo_tensor(places[None], values, weight.shape, check_invariants=False)
+        weight.grad = torch.sparse_coo_tensor(
+            places[None], values, weight.shape, check_invariants=False
+        )
     else:
         weight.grad = torch.zeros_like(weight).index_copy_(0, places, values)
 
@@ -119,15 +154,21 @@ def trained(rule: Rule, dtype: str, moved: bool = False, check: bool = True) -> 
     for step, (ids, rows) in enumerate(gradients(DIM, dtype, STEPS)):
         if moved and step in (6, 20, 21, 22):
             for name, value in rule.numbers.items():
-                optimizer.param_groups[0][name] = value * MOVED[name] if name in MOVED and step != 22 else value
+                optimizer.param_groups[0][name] = (
+                    value * MOVED[name] if name in MOVED and step != 22 else value
+                )
         give(weight, rule, ids, rows)
         optimizer.step()
         numbers = {name: optimizer.param_groups[0][name] for name in rule.numbers}
         table.update(ids, rows, [numbers])
         if check and step % 13 == 0:
-            np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+            np.testing.assert_allclose(
+                values_of(table), weight.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+            )
     if check:
-        np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        np.testing.assert_allclose(
+            values_of(table), weight.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+        )
     return weight.numpy()
 
 
@@ -139,15 +180,18 @@ def test_every_rule_is_tested():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", RULES)
 def test_a_table_is_what_torch_makes_of_the_whole_parameter(name: str, dtype: str):
-    """All rows, touched or not, equal those of torch's optimizer over the whole of it: with and without a schedule that moves
-    every number, after steps that touch none, for a row that was touched once, and for one that never was."""
+    """All rows, touched or not, equal those of torch's optimizer over the whole of it: with and
+    without a schedule that moves every number, after steps that touch none, for a row that was
+    touched once, and for one that never was."""
     plain = trained(RULES[name], dtype)
     moved = trained(RULES[name], dtype, moved=True)
     assert not np.allclose(plain, moved, rtol=1e-3)
 
 
 def test_no_other_rule_fits():
-    """The rules differ by far more than the tolerance, pairwise, so what equals one of them is that one."""
+    """The rules differ by far more than the tolerance, pairwise, so what equals one of them is that
+    one.
+    """
     results = {name: trained(rule, "float64", check=False) for name, rule in RULES.items()}
     for one in results:
         for other in results:
@@ -155,21 +199,34 @@ def test_no_other_rule_fits():
 
 
 def test_segments_of_a_row_have_rules_of_their_own():
-    """Columns by Ftrl, Adagrad, momentum and row-wise Adagrad in one row: each as torch has it for those columns alone, and the
-    steps of one segment's schedule are not another's."""
-    parts = {(0, 1): RULES["ftrl"], (1, 4): RULES["adagrad"], (4, 6): RULES["momentum, decay"], (6, 9): RULES["rowwise, all"]}
+    """Columns by Ftrl, Adagrad, momentum and row-wise Adagrad in one row: each as torch has it for
+    those columns alone, and the steps of one segment's schedule are not another's."""
+    parts = {
+        (0, 1): RULES["ftrl"],
+        (1, 4): RULES["adagrad"],
+        (4, 6): RULES["momentum, decay"],
+        (6, 9): RULES["rowwise, all"],
+    }
     parts[(9, 12)] = RULES["adagrad, all"]
     table = table_of(parts, "float64")
     start = torch.from_numpy(values_of(table))
     weights = [start[:, begin:end].clone() for begin, end in parts]
-    optimizers = [optimizer_of(rule, weight) for rule, weight in zip(parts.values(), weights, strict=True)]
+    optimizers = [
+        optimizer_of(rule, weight) for rule, weight in zip(parts.values(), weights, strict=True)
+    ]
     for step, (ids, rows) in enumerate(gradients(12, "float64", STEPS)):
         optimizers[2].param_groups[0]["lr"] = 0.05 / (1 + step)
-        for (begin, end), rule, weight, optimizer in zip(parts, parts.values(), weights, optimizers, strict=True):
+        for (begin, end), rule, weight, optimizer in zip(
+            parts, parts.values(), weights, optimizers, strict=True
+        ):
             give(weight, rule, ids, np.ascontiguousarray(rows[:, begin:end]))
             optimizer.step()
-        table.update(ids, rows, [{"lr": optimizer.param_groups[0]["lr"]} for optimizer in optimizers])
-    np.testing.assert_allclose(values_of(table), torch.cat(weights, 1).numpy(), rtol=1e-12, atol=1e-12)
+        table.update(
+            ids, rows, [{"lr": optimizer.param_groups[0]["lr"]} for optimizer in optimizers]
+        )
+    np.testing.assert_allclose(
+        values_of(table), torch.cat(weights, 1).numpy(), rtol=1e-12, atol=1e-12
+    )
 
 
 LONG = {
@@ -184,7 +241,9 @@ LONG = {
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("name", LONG)
 def test_thousands_of_missed_steps_are_made_up_for(name: str, scheduled: bool, dtype: str):
-    """Rows that were pushed to and then not for 1400 steps read as torch's, also where every step has a rate of its own."""
+    """Rows that were pushed to and then not for 1400 steps read as torch's, also where every step
+    has a rate of its own.
+    """
     rule = Rule(name, {"lr": 0.01, **LONG[name]})
     table = table_of({(0, DIM): rule}, dtype)
     weight = torch.from_numpy(values_of(table))
@@ -209,8 +268,9 @@ def test_thousands_of_missed_steps_are_made_up_for(name: str, scheduled: bool, d
 
 @pytest.mark.parametrize("name", ["adam", "momentum", "ftrl", "adagrad, all"])
 def test_a_history_ends(name: str, monkeypatch: pytest.MonkeyPatch):
-    """Where every step has numbers of its own, those that no row needs any more are forgotten, and rows stay torch's; where
-    weights decay and rows may have missed everything, nothing is forgotten.  What is forgotten is not needed from a save."""
+    """Where every step has numbers of its own, those that no row needs any more are forgotten, and
+    rows stay torch's; where weights decay and rows may have missed everything, nothing is
+    forgotten.  What is forgotten is not needed from a save."""
     monkeypatch.setattr(stepper, "KEPT", 12)
     monkeypatch.setattr(stepper, "PERIOD", 6)
     rule = RULES[name]
@@ -228,11 +288,17 @@ def test_a_history_ends(name: str, monkeypatch: pytest.MonkeyPatch):
             table.mark_saved()
             np.testing.assert_allclose(values_of(saved), weight.numpy(), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=1e-12, atol=1e-12)
-    assert len(table.facts()["history"]) == 120 if name == "adagrad, all" else len(table.facts()["history"]) < 40
+    assert (
+        len(table.facts()["history"]) == 120
+        if name == "adagrad, all"
+        else len(table.facts()["history"]) < 40
+    )
 
 
 def test_a_schedule_may_begin_to_decay_weights():
-    """Rows that did not have to know which steps they have seen do so from then on; what they held stays."""
+    """Rows that did not have to know which steps they have seen do so from then on; what they held
+    stays.
+    """
     rule = Rule("adagrad", {"lr": 0.1, "weight_decay": 0.0})
     table = table_of({(0, DIM): rule}, "float64")
     weight = torch.from_numpy(values_of(table))
@@ -246,10 +312,21 @@ def test_a_schedule_may_begin_to_decay_weights():
 
 
 @pytest.mark.parametrize(
-    "name", ["adam, decay", "adamw", "momentum, dampening", "adagrad, all", "lazy_adam", "ftrl", "sgd, decay"]
+    "name",
+    [
+        "adam, decay",
+        "adamw",
+        "momentum, dampening",
+        "adagrad, all",
+        "lazy_adam",
+        "ftrl",
+        "sgd, decay",
+    ],
 )
 def test_a_table_that_was_saved_goes_on_to_the_bit(name: str):
-    """Whole records and facts in a new table: the same steps then give the same bits, and reading in between changes nothing."""
+    """Whole records and facts in a new table: the same steps then give the same bits, and reading
+    in between changes nothing.
+    """
     steps = list(gradients(DIM, "float32", STEPS))
     table = table_of({(0, DIM): RULES[name]}, "float32")
     for ids, rows in steps[:20]:
@@ -271,7 +348,9 @@ def test_a_table_that_was_saved_goes_on_to_the_bit(name: str):
 
 
 def test_where_ids_may_be_anything_a_row_begins_when_it_is_made():
-    """Without a range there is no parameter that decays as a whole: an id that nobody pushed to reads its initial value."""
+    """Without a range there is no parameter that decays as a whole: an id that nobody pushed to
+    reads its initial value.
+    """
     table = table_of({(0, DIM): RULES["adamw"]}, "float64", rows=None)
     start = values_of(table)
     for ids, rows in gradients(DIM, "float64", STEPS):
@@ -283,10 +362,14 @@ def test_where_ids_may_be_anything_a_row_begins_when_it_is_made():
 
 
 def test_numbers_that_a_rule_does_not_have_are_refused():
-    """A typing error in a step's numbers names the rule, and changes nothing; so does an unknown rule."""
+    """A typing error in a step's numbers names the rule, and changes nothing; so does an unknown
+    rule.
+    """
     table = table_of({(0, DIM): RULES["adagrad"]}, "float32")
     ids, rows = np.arange(2), np.ones((2, DIM), np.float32)
-    with pytest.raises(ValueError, match="table 't': rule adagrad: expected numbers among lr, .*, got momentum"):
+    with pytest.raises(
+        ValueError, match="table 't': rule adagrad: expected numbers among lr, .*, got momentum"
+    ):
         table.update(ids, rows, [{"momentum": 0.9}])
     with pytest.raises(ValueError, match="expected numbers for each of 1 segments, got 2"):
         table.update(ids, rows, [{}, {}])

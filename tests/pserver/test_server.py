@@ -1,4 +1,6 @@
-"""The server as a whole, in this process and as a process of its own: ready, serving, draining, gone."""
+"""The server as a whole, in this process and as a process of its own: ready, serving, draining,
+gone.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,25 @@ NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 
 def plan_of(trainers: int = 1) -> Plan:
     """One parameter of 1000 elements, plain SGD, one server."""
-    return plan_parameters([("w", (1000,), "float32", 0)], [Rule("sgd", NUMBERS, {})], mode="sync", trainers=trainers, servers=1)
+    return plan_parameters(
+        [("w", (1000,), "float32", 0)],
+        [Rule("sgd", NUMBERS, {})],
+        mode="sync",
+        trainers=trainers,
+        servers=1,
+    )
 
 
 class Trainer:
     """A trainer with one parameter, which starts as ones."""
 
-    def __init__(self, endpoint: str, number: int = 0, trainers: int = 1, carriers: tuple[str, ...] = CARRIERS) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        number: int = 0,
+        trainers: int = 1,
+        carriers: tuple[str, ...] = CARRIERS,
+    ) -> None:
         self.value = torch.ones(1000)
         plan = plan_of(trainers)
         identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), carriers)
@@ -77,7 +91,9 @@ class Trainer:
 
 @pytest.mark.parametrize("transport", ["auto", *CARRIERS])
 def test_a_trainer_trains_over_every_transport(transport: str) -> None:
-    """Whichever carriers are offered, a trainer joins, installs, steps and leaves; the others are not offered."""
+    """Whichever carriers are offered, a trainer joins, installs, steps and leaves; the others are
+    not offered.
+    """
     with Server(ServerConfig(transport=transport)) as server:
         expected = ["flight", "grpc", "shm"] if transport == "auto" else [transport]
         control = ControlClient(server.endpoint, SECONDS)
@@ -94,7 +110,9 @@ def test_a_trainer_trains_over_every_transport(transport: str) -> None:
 
 
 def unreachable_name(server: Server) -> None:
-    """The server's socket is not where the trainer looks, as in a container with a network of its own."""
+    """The server's socket is not where the trainer looks, as in a container with a network of its
+    own.
+    """
     server.job.carriers["shm"] ^= 1
 
 
@@ -117,9 +135,14 @@ def file_size_limit() -> Iterator[None]:
     ids=["unreachable", "too small"],
 )
 def test_a_trainer_that_cannot_share_memory_takes_the_next_carrier(
-    hinder: Callable[[Server], None], reason: str, caplog: pytest.LogCaptureFixture, file_size_limit: None
+    hinder: Callable[[Server], None],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+    file_size_limit: None,
 ) -> None:
-    """Shared memory that is offered and does not work costs one log line; the job runs over Flight, and status says so."""
+    """Shared memory that is offered and does not work costs one log line; the job runs over Flight,
+    and status says so.
+    """
     with Server(ServerConfig()) as server, caplog.at_level(logging.WARNING):
         hinder(server)
         trainer = Trainer(server.endpoint)
@@ -141,8 +164,12 @@ def test_a_trainer_told_to_share_memory_takes_nothing_else() -> None:
             Trainer(server.endpoint, carriers=("shm",))
 
 
-def test_a_server_without_the_facility_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Where a system has no memfd the server offers the rest, with one log line; told to offer nothing else, it fails."""
+def test_a_server_without_the_facility_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a system has no memfd the server offers the rest, with one log line; told to offer
+    nothing else, it fails.
+    """
     monkeypatch.delattr(os, "memfd_create")
     with caplog.at_level(logging.WARNING), Server(ServerConfig()) as server:
         assert list(server.job.carriers) == ["flight", "grpc"]
@@ -160,7 +187,9 @@ def test_a_server_without_the_facility_says_so_once(monkeypatch: pytest.MonkeyPa
 def test_no_carrier_in_common_is_refused() -> None:
     """A trainer that cannot use what the server offers is told what both have."""
     with Server(ServerConfig(transport="grpc")) as server:
-        with pytest.raises(Refused, match="no carrier in common: the server has .*grpc.*, the trainer .*flight"):
+        with pytest.raises(
+            Refused, match="no carrier in common: the server has .*grpc.*, the trainer .*flight"
+        ):
             Trainer(server.endpoint, carriers=("flight",))
 
 
@@ -192,7 +221,15 @@ def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
         plan = plan_of()
         control = ControlClient(server.endpoint, SECONDS)
         manifest, fingerprint = plan.manifest(), plan.fingerprint()
-        control.join(JoinRequest(protocol=1, incarnation="a", manifest=manifest, fingerprint=fingerprint, carriers=["grpc"]))
+        control.join(
+            JoinRequest(
+                protocol=1,
+                incarnation="a",
+                manifest=manifest,
+                fingerprint=fingerprint,
+                carriers=["grpc"],
+            )
+        )
         assert server.job.ended.wait(SECONDS)
         control.close()
 
@@ -201,7 +238,9 @@ def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_stopping_tells_an_idle_trainer(carrier: str) -> None:
-    """A trainer that computes while its server drains gets a DRAIN frame, not a broken line; the server does not wait long."""
+    """A trainer that computes while its server drains gets a DRAIN frame, not a broken line; the
+    server does not wait long.
+    """
     with Server(ServerConfig(transport=carrier)) as server:
         trainer = Trainer(server.endpoint)
         trainer.step(1, 1.0)
@@ -219,7 +258,9 @@ def test_stopping_tells_an_idle_trainer(carrier: str) -> None:
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_stopping_tells_a_trainer_that_waits_for_another(carrier: str) -> None:
-    """A trainer whose step waits for the others hears that the server drains, and can still say goodbye."""
+    """A trainer whose step waits for the others hears that the server drains, and can still say
+    goodbye.
+    """
     with Server(ServerConfig(transport=carrier)) as server, ThreadPoolExecutor(2) as pool:
         first = Trainer(server.endpoint, trainers=2)
         second = Trainer(server.endpoint, 1, trainers=2)
@@ -246,7 +287,13 @@ def test_a_trainer_that_does_not_listen_cannot_hold_a_server(carrier: str) -> No
         plan = plan_of()
         control = ControlClient(server.endpoint, SECONDS)
         manifest, fingerprint = plan.manifest(), plan.fingerprint()
-        request = JoinRequest(protocol=1, incarnation="a", manifest=manifest, fingerprint=fingerprint, carriers=[carrier])
+        request = JoinRequest(
+            protocol=1,
+            incarnation="a",
+            manifest=manifest,
+            fingerprint=fingerprint,
+            carriers=[carrier],
+        )
         reply = control.join(request)
         stream = connect(carrier, "127.0.0.1", reply.data_port, deadline_seconds=SECONDS)
         stream.send(Frame(kind=Kind.HELLO, hello=Hello(session=reply.session)))
@@ -261,20 +308,35 @@ def test_a_trainer_that_does_not_listen_cannot_hold_a_server(carrier: str) -> No
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
-    """Two servers on one port, or on one data port, are an error that names it; nothing is left behind."""
+    """Two servers on one port, or on one data port, are an error that names it; nothing is left
+    behind.
+    """
     with Server(ServerConfig()) as first:
         port = split_endpoint(first.endpoint)[1]
-        with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1:{port}: Address already in use$"):
+        with pytest.raises(
+            OSError, match=f"^cannot listen on 127.0.0.1:{port}: Address already in use$"
+        ):
             Server(ServerConfig(endpoint=first.endpoint)).start()
         data_port = first.job.carriers["flight"]
-        with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1:{data_port}: Address already in use$"):
+        with pytest.raises(
+            OSError, match=f"^cannot listen on 127.0.0.1:{data_port}: Address already in use$"
+        ):
             Server(ServerConfig(data_port=data_port)).start()
 
 
 @pytest.mark.parametrize(
-    ("host", "warned"), [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("example.org", True)]
+    ("host", "warned"),
+    [
+        ("127.0.0.1", False),
+        ("::1", False),
+        ("localhost", False),
+        ("0.0.0.0", True),
+        ("example.org", True),
+    ],
 )
-def test_listening_beyond_loopback_warns(host: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_listening_beyond_loopback_warns(
+    host: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Without protection, an endpoint that others can reach is worth one line in the log."""
     with caplog.at_level(logging.WARNING):
         server_module._warn_if_open(host, f"{host}:1")
@@ -284,7 +346,9 @@ def test_listening_beyond_loopback_warns(host: str, warned: bool, caplog: pytest
 
 def test_malloc_takes_the_advice_here() -> None:
     """On glibc every setting is accepted; elsewhere nothing happens."""
-    assert keep_memory() is (os.confstr("CS_GNU_LIBC_VERSION") is not None if hasattr(os, "confstr") else False)
+    assert keep_memory() is (
+        os.confstr("CS_GNU_LIBC_VERSION") is not None if hasattr(os, "confstr") else False
+    )
 
 
 # ---- a process of its own ----
@@ -298,7 +362,9 @@ def process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         assert running.stdout is not None
         line = running.stdout.readline()
-        ready = re.fullmatch(r"pserver ready at (127\.0\.0\.1:\d+) \((?:shm, )?flight \d+, grpc\)\n", line)
+        ready = re.fullmatch(
+            r"pserver ready at (127\.0\.0\.1:\d+) \((?:shm, )?flight \d+, grpc\)\n", line
+        )
         assert ready, line
         yield running, ready[1]
     finally:
@@ -335,7 +401,15 @@ def test_a_second_signal_ends_at_once() -> None:
         control = ControlClient(endpoint, SECONDS)
         plan = plan_of()
         manifest, fingerprint = plan.manifest(), plan.fingerprint()
-        control.join(JoinRequest(protocol=1, incarnation="a", manifest=manifest, fingerprint=fingerprint, carriers=["grpc"]))
+        control.join(
+            JoinRequest(
+                protocol=1,
+                incarnation="a",
+                manifest=manifest,
+                fingerprint=fingerprint,
+                carriers=["grpc"],
+            )
+        )
         running.terminate()
         deadline = time.monotonic() + SECONDS
         while control.status().state != "draining":
@@ -360,7 +434,9 @@ def test_drain_ends_the_process() -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize("failure", ["", "a mistake in the script"])
 def test_once_ends_with_the_job(failure: str) -> None:
-    """With --once the process ends after its first job: with 0, or with 1 and the reason in one line."""
+    """With --once the process ends after its first job: with 0, or with 1 and the reason in one
+    line.
+    """
     with process("--once") as (running, endpoint):
         trainer = Trainer(endpoint)
         trainer.step(1, 1.0)
@@ -369,7 +445,10 @@ def test_once_ends_with_the_job(failure: str) -> None:
 
     assert status == (1 if failure else 0)
     if failure:
-        assert errors.splitlines()[-1] == f"pserver: the job failed: trainer 0 ended the job: {failure}"
+        assert (
+            errors.splitlines()[-1]
+            == f"pserver: the job failed: trainer 0 ended the job: {failure}"
+        )
 
 
 @pytest.mark.cluster
@@ -381,4 +460,6 @@ def test_a_server_that_cannot_start_says_why_in_one_line() -> None:
 
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr == f"pserver serve: cannot listen on {first.endpoint}: Address already in use\n"
+    assert (
+        done.stderr == f"pserver serve: cannot listen on {first.endpoint}: Address already in use\n"
+    )

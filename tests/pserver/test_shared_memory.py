@@ -1,4 +1,6 @@
-"""Shared memory: what is left after a kill, what a stranger can do, and that a slot belongs to one end at a time."""
+"""Shared memory: what is left after a kill, what a stranger can do, and that a slot belongs to one
+end at a time.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ threading.Event().wait(60)
 @contextmanager
 def process(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A Python process of its own, gone at the end."""
-    child = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
+    )
     try:
         yield child
     finally:
@@ -61,7 +65,9 @@ def process(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def traces(port: int) -> tuple[list[str], int, bool]:
-    """What a stream could leave behind: files in /dev/shm, descriptors of this process, a name in the abstract namespace."""
+    """What a stream could leave behind: files in /dev/shm, descriptors of this process, a name in
+    the abstract namespace.
+    """
     with open("/proc/net/unix") as names:
         bound = f"@pserver-{port}" in names.read().split()
     return sorted(os.listdir("/dev/shm")), len(os.listdir("/dev/fd")), bound
@@ -91,7 +97,9 @@ def outcomes() -> tuple[Queue[object], Callable[[Stream], None]]:
 
 
 def test_a_killed_client_is_noticed_at_once_and_leaves_nothing() -> None:
-    """After kill -9 of a client that is sending, the server's wait ends promptly; no file, descriptor or segment stays."""
+    """After kill -9 of a client that is sending, the server's wait ends promptly; no file,
+    descriptor or segment stays.
+    """
     seen, handle = outcomes()
     listener = shm.listen(handle)
     before = traces(listener.port)
@@ -113,7 +121,9 @@ def test_a_killed_client_is_noticed_at_once_and_leaves_nothing() -> None:
 
 
 def test_a_killed_server_is_noticed_at_once_and_leaves_nothing() -> None:
-    """After kill -9 of a server that is sending, the client's wait ends promptly; its name and the segment are gone."""
+    """After kill -9 of a server that is sending, the client's wait ends promptly; its name and the
+    segment are gone.
+    """
     with process(SERVER) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
@@ -138,7 +148,9 @@ def test_a_killed_server_is_noticed_at_once_and_leaves_nothing() -> None:
 
 
 def test_a_payload_stays_until_the_next_receive() -> None:
-    """However much the sender has to send, the slot that a receiver looks at is not written, nor is it a copy."""
+    """However much the sender has to send, the slot that a receiver looks at is not written, nor is
+    it a copy.
+    """
     senders: list[shm.ShmStream] = []
     sent, done = Event(), Event()
 
@@ -168,7 +180,9 @@ def test_a_payload_stays_until_the_next_receive() -> None:
 
 
 def test_slots_are_as_long_as_what_they_hold() -> None:
-    """Both ends find the same places whatever the sizes are; no two slots in use overlap, and a full direction takes no more."""
+    """Both ends find the same places whatever the sizes are; no two slots in use overlap, and a
+    full direction takes no more.
+    """
     memory, draw = memoryview(bytearray(ring.WAY_BYTES)), random.Random(0)
     writer, reader = ring.Ring(memory), ring.Ring(memory)
     waiting: list[tuple[int, int]] = []  # size, mark
@@ -187,11 +201,21 @@ def test_slots_are_as_long_as_what_they_hold() -> None:
 
 
 def test_slots_and_inline_frames_keep_their_order() -> None:
-    """Frames on both sides of the inline limit, and of one and several slots, arrive in the order in which they left."""
+    """Frames on both sides of the inline limit, and of one and several slots, arrive in the order
+    in which they left.
+    """
     seen, handle = outcomes()
     listener = shm.listen(handle)
     stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
-    edges = [0, 1, shm.INLINE_BYTES, shm.INLINE_BYTES + 1, ring.SLOT_BYTES, ring.SLOT_BYTES + 1, 5 * ring.SLOT_BYTES]
+    edges = [
+        0,
+        1,
+        shm.INLINE_BYTES,
+        shm.INLINE_BYTES + 1,
+        ring.SLOT_BYTES,
+        ring.SLOT_BYTES + 1,
+        5 * ring.SLOT_BYTES,
+    ]
     for size in edges * 3:
         stream.send(Frame(kind=VALUE), [bytes(size)])
     stream.close()
@@ -236,7 +260,11 @@ def greet(port: int, greeting: bytes, descriptors: list[int]) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.settimeout(SECONDS)
         stranger.connect(f"\0pserver-{port}")
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        rights = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            if descriptors
+            else []
+        )
         stranger.sendmsg([greeting], rights)
         try:
             return stranger.recv(10)
@@ -245,7 +273,9 @@ def greet(port: int, greeting: bytes, descriptors: list[int]) -> bytes:
 
 
 def test_a_stranger_gets_no_stream() -> None:
-    """Another greeting, no segment, one that can shrink or is too small, a file for a socket: hung up on; the next is served."""
+    """Another greeting, no segment, one that can shrink or is too small, a file for a socket: hung
+    up on; the next is served.
+    """
     seen, handle = outcomes()
     listener = shm.listen(handle)
     before = traces(listener.port)
@@ -271,7 +301,11 @@ def test_a_stranger_gets_no_stream() -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\7" * shm.PRELUDE.size, shm.PRELUDE.pack(shm.INLINE, 2**32 - 1, 0), shm.PRELUDE.pack(shm.IN_SLOTS, 0, 2**63)],
+    [
+        b"\7" * shm.PRELUDE.size,
+        shm.PRELUDE.pack(shm.INLINE, 2**32 - 1, 0),
+        shm.PRELUDE.pack(shm.IN_SLOTS, 0, 2**63),
+    ],
     ids=["kind", "header", "payload"],
 )
 def test_a_prelude_that_cannot_be_is_a_corrupt_frame(garbage: bytes) -> None:
@@ -288,13 +322,18 @@ def test_a_prelude_that_cannot_be_is_a_corrupt_frame(garbage: bytes) -> None:
 
 
 def test_no_room_is_unreachable_and_leaves_nothing() -> None:
-    """Where the system gives a segment no room, connecting says so in one sentence, at either end."""
+    """Where the system gives a segment no room, connecting says so in one sentence, at either
+    end.
+    """
     listener = shm.listen(lambda stream: None)
     before = traces(listener.port)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ring.SEGMENT_BYTES // 2, limits[1]))
     try:
-        with pytest.raises(Unreachable, match=f"no shared memory with 127.0.0.1:{listener.port} within 5 s: File too large"):
+        with pytest.raises(
+            Unreachable,
+            match=f"no shared memory with 127.0.0.1:{listener.port} within 5 s: File too large",
+        ):
             shm.connect("127.0.0.1", listener.port, deadline_seconds=5.0)
         with pytest.raises(OSError, match="File too large"):
             shm.listen(lambda stream: None)
@@ -305,9 +344,14 @@ def test_no_room_is_unreachable_and_leaves_nothing() -> None:
 
 
 def test_a_number_is_taken_once() -> None:
-    """Two listeners of one number are a mistake that is said, and nobody answers for a number that nobody has."""
+    """Two listeners of one number are a mistake that is said, and nobody answers for a number that
+    nobody has.
+    """
     listener = shm.listen(lambda stream: None)
-    with pytest.raises(OSError, match=f"cannot listen on shared memory's number {listener.port}: Address already in use"):
+    with pytest.raises(
+        OSError,
+        match=f"cannot listen on shared memory's number {listener.port}: Address already in use",
+    ):
         shm.listen(lambda stream: None, port=listener.port)
     listener.close(1.0)
     with pytest.raises(Unreachable, match="Connection refused"):
@@ -315,7 +359,9 @@ def test_a_number_is_taken_once() -> None:
 
 
 def test_only_a_server_of_this_host_is_asked_for_shared_memory() -> None:
-    """A trainer whose server is elsewhere does not ask for what cannot work, unless its user named nothing else."""
+    """A trainer whose server is elsewhere does not ask for what cannot work, unless its user named
+    nothing else.
+    """
     names = ["shm", "flight", "grpc"]
 
     assert suited(names, "127.0.0.1") == suited(names, "localhost") == names

@@ -12,7 +12,9 @@ SECONDS = 10.0
 
 
 def test_a_reader_does_not_wait_for_an_update_and_sees_none_of_it() -> None:
-    """While half of an update has been done, readers get the slice as it was before; afterwards, as it is."""
+    """While half of an update has been done, readers get the slice as it was before; afterwards, as
+    it is.
+    """
     value = torch.zeros(4)
     snapshot = Snapshot(value)
     half, read = threading.Event(), threading.Event()

@@ -17,7 +17,9 @@ from transpiler.tables import Constant, Normal, Segment, Table, Uniform
 ADAGRAD = Rule("adagrad", {"lr": 0.1})
 
 
-def made(dim: int = 4, rule: Rule = ADAGRAD, server: int = 0, servers: int = 1, **facts: Any) -> SparseTable:
+def made(
+    dim: int = 4, rule: Rule = ADAGRAD, server: int = 0, servers: int = 1, **facts: Any
+) -> SparseTable:
     return SparseTable(Table("t", dim, (Segment(0, dim, 0),), **facts), [rule], server, servers)
 
 
@@ -47,7 +49,9 @@ def random_ids(count: int, seed: int = 0) -> np.ndarray:
 
 
 def test_reading_makes_no_row():
-    """Whoever reads an id that nobody pushed to gets its initial value, and the table stays as it was."""
+    """Whoever reads an id that nobody pushed to gets its initial value, and the table stays as it
+    was.
+    """
     table = made(initial=Uniform(-1, 1))
     first = read(table, [5, -7, 5])
     assert np.array_equal(first[0], first[2]) and not np.array_equal(first[0], first[1])
@@ -60,7 +64,9 @@ def test_reading_makes_no_row():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("initial", [Constant(0.25), Uniform(-2, 3), Normal(1, 0.5)])
 def test_initial_values_depend_on_seed_and_id_alone(initial: Any, dtype: str):
-    """The same on one server or seven, in whatever order; another seed gives others; and they are distributed as said."""
+    """The same on one server or seven, in whatever order; another seed gives others; and they are
+    distributed as said.
+    """
     ids = random_ids(4000)
     expected = np.empty((len(ids), 3), dtype)
     initial_rows(initial, 11, ids, expected)
@@ -78,13 +84,17 @@ def test_initial_values_depend_on_seed_and_id_alone(initial: Any, dtype: str):
     assert expected.mean() == pytest.approx(mean, abs=4 * (deviation + 1e-9) / 100)
     assert expected.std() == pytest.approx(deviation, rel=0.05)
     if initial.kind != "constant":
-        assert not np.array_equal(read(made(3, initial=initial, seed=12, dtype=dtype), ids), expected)
+        assert not np.array_equal(
+            read(made(3, initial=initial, seed=12, dtype=dtype), ids), expected
+        )
         assert abs(np.corrcoef(expected[:, 0], expected[:, 1])[0, 1]) < 0.08
         assert abs(np.corrcoef(expected[1:, 0], expected[:-1, 0])[0, 1]) < 0.08
 
 
 def test_a_table_grows_and_every_row_is_found_again():
-    """Any 64 bits are an id; after many thousand rows each reads what was written to it, and no other id does."""
+    """Any 64 bits are an id; after many thousand rows each reads what was written to it, and no
+    other id does.
+    """
     table = made(2, initial=Constant(-1.0))
     ids = np.concatenate([random_ids(30_000), np.arange(30_000), np.arange(30_000) * 2**32 + 1])
     ids = np.unique(np.concatenate([ids, [-(2**63), 2**63 - 1]]))
@@ -99,7 +109,9 @@ def test_a_table_grows_and_every_row_is_found_again():
 
 
 def test_where_no_memory_can_be_reserved_a_table_grows_by_copying(monkeypatch: pytest.MonkeyPatch):
-    """With a bound on addresses, or without overcommitting, rows and index are found again all the same."""
+    """With a bound on addresses, or without overcommitting, rows and index are found again all the
+    same.
+    """
     mapped = records._mapped
 
     def refusing(size: int, reserve: bool) -> Any:
@@ -120,7 +132,9 @@ def test_where_no_memory_can_be_reserved_a_table_grows_by_copying(monkeypatch: p
 
 
 def test_a_scanned_table_is_loaded_on_any_number_of_servers():
-    """Whole records travel: after loading, each id reads the same from its owner, and the next step does the same to it."""
+    """Whole records travel: after loading, each id reads the same from its owner, and the next step
+    does the same to it.
+    """
     table, ids = made(), random_ids(5000)
     push(table, ids, 0.5)
     push(table, ids[:100], 0.5)

@@ -1,4 +1,6 @@
-"""Promises of a table in two tiers: every number is that of a table without a budget, whatever is on disk."""
+"""Promises of a table in two tiers: every number is that of a table without a budget, whatever is
+on disk.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ Chunk = dict[str, np.ndarray]
 
 
 def table(**options: Any) -> Table:
-    return Table("emb", DIM, (Segment(0, 1, 0), Segment(1, DIM, 1)), initial=Normal(0.0, 0.1), **options)
+    return Table(
+        "emb", DIM, (Segment(0, 1, 0), Segment(1, DIM, 1)), initial=Normal(0.0, 0.1), **options
+    )
 
 
 def rules(kind: str = "adagrad", **numbers: Any) -> list[Rule]:
@@ -40,21 +44,38 @@ def rules(kind: str = "adagrad", **numbers: Any) -> list[Rule]:
 
 
 def whole(of: SparseTable, changed: bool = False, settled: bool = False, most: int = 50) -> Chunk:
-    """All chunks, each array in the order of its ids, without what only a table with a budget knows: the order of pushes."""
+    """All chunks, each array in the order of its ids, without what only a table with a budget
+    knows: the order of pushes.
+    """
     chunks, cursor = [], 0
     while cursor >= 0:
         chunk, cursor = of.scan(cursor, most, changed, settled)
         chunks.append(chunk)
-    found = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0] if name != "order"}
-    orders = {name: np.argsort(found[name]) for name in ("ids", "waiting.ids", "removed") if name in found}
-    whose = {name: "removed" if name == "removed" else "waiting.ids" if name.startswith("waiting.") else "ids" for name in found}
+    found = {
+        name: np.concatenate([chunk[name] for chunk in chunks])
+        for name in chunks[0]
+        if name != "order"
+    }
+    orders = {
+        name: np.argsort(found[name]) for name in ("ids", "waiting.ids", "removed") if name in found
+    }
+    whose = {
+        name: "removed"
+        if name == "removed"
+        else "waiting.ids"
+        if name.startswith("waiting.")
+        else "ids"
+        for name in found
+    }
     return {name: column[orders[whose[name]]] for name, column in found.items()}
 
 
 def same(first: Chunk, second: Chunk) -> None:
     assert first.keys() == second.keys()
     for name in first:
-        assert first[name].dtype == second[name].dtype and np.array_equal(first[name], second[name]), name
+        assert first[name].dtype == second[name].dtype and np.array_equal(
+            first[name], second[name]
+        ), name
 
 
 def pair(of: Table, by: list[Rule], root: Path) -> tuple[SparseTable, TieredTable]:
@@ -66,7 +87,9 @@ def pair(of: Table, by: list[Rule], root: Path) -> tuple[SparseTable, TieredTabl
 class Story:
     """The same pushes and lookups for two tables."""
 
-    def __init__(self, tables: tuple[SparseTable, TieredTable], statistics: bool = False, seed: int = 4) -> None:
+    def __init__(
+        self, tables: tuple[SparseTable, TieredTable], statistics: bool = False, seed: int = 4
+    ) -> None:
         self.plain, self.tiered = tables
         self.random = np.random.default_rng(seed)
         self.statistics = statistics
@@ -79,10 +102,20 @@ class Story:
     def push(self, numbers: Any = ({}, {})) -> None:
         ids = self.random.permutation(self.ids(40))
         gradients = self.random.standard_normal((len(ids), DIM)).astype(np.float32)
-        statistics = self.random.integers(0, 3, (len(ids), 2)).astype(np.float32) if self.statistics else None
+        statistics = (
+            self.random.integers(0, 3, (len(ids), 2)).astype(np.float32)
+            if self.statistics
+            else None
+        )
         self.now += 1.0
         for each in (self.plain, self.tiered):
-            each.update(ids, gradients.copy(), numbers, None if statistics is None else statistics.copy(), self.now)
+            each.update(
+                ids,
+                gradients.copy(),
+                numbers,
+                None if statistics is None else statistics.copy(),
+                self.now,
+            )
 
     def look(self) -> None:
         ids = self.random.choice(IDS, 90)
@@ -94,7 +127,10 @@ class Story:
     def check(self) -> None:
         self.look()
         assert len(self.plain) == len(self.tiered)
-        assert self.tiered.counters()["rows"] - self.tiered.counters()["cold"] <= self.tiered.most_rows + 40
+        assert (
+            self.tiered.counters()["rows"] - self.tiered.counters()["cold"]
+            <= self.tiered.most_rows + 40
+        )
         same(whole(self.plain), whole(self.tiered))
         same(whole(self.plain, settled=True), whole(self.tiered, settled=True))
         mine, theirs = self.tiered.counters(), self.plain.counters()
@@ -103,11 +139,17 @@ class Story:
 
 @pytest.mark.parametrize("kind", RULES)
 def test_a_table_of_ten_times_the_budget_trains_as_one_without(tmp_path: Path, kind: str) -> None:
-    """Lookups and whole tables are equal to the bit after every few steps; a lookup leaves rows on disk where they are."""
+    """Lookups and whole tables are equal to the bit after every few steps; a lookup leaves rows on
+    disk where they are.
+    """
     name, numbers = RULES[kind]
     story = Story(pair(table(), rules(name, **numbers), tmp_path))
     for step in range(60):
-        story.push(({}, {"weight_decay": 0.1 if kind.startswith("decay") and step >= 20 else 0.0}) if name == "sgd" else ({}, {}))
+        story.push(
+            ({}, {"weight_decay": 0.1 if kind.startswith("decay") and step >= 20 else 0.0})
+            if name == "sgd"
+            else ({}, {})
+        )
         story.look()
         if step % 20 == 19:
             story.check()
@@ -115,14 +157,21 @@ def test_a_table_of_ten_times_the_budget_trains_as_one_without(tmp_path: Path, k
     before = counts["cold"]
     story.look()
 
-    assert len(story.tiered) > 10 * story.tiered.most_rows and counts["spilled"] > counts["fetched"] > 100
-    assert story.tiered.counters()["cold"] == before == len(story.tiered) - (counts["rows"] - before)
+    assert (
+        len(story.tiered) > 10 * story.tiered.most_rows
+        and counts["spilled"] > counts["fetched"] > 100
+    )
+    assert (
+        story.tiered.counters()["cold"] == before == len(story.tiered) - (counts["rows"] - before)
+    )
     empty = SparseTable(story.plain.table, rules(name, **numbers)).bytes_held
     assert story.tiered.bytes_held - empty < min(5 * BUDGET, story.plain.bytes_held - empty)
 
 
 def test_rows_of_a_range_that_move_at_every_step(tmp_path: Path) -> None:
-    """With a declared range and Adam, rows in memory, on disk and never touched all read as those of a table without a budget."""
+    """With a declared range and Adam, rows in memory, on disk and never touched all read as those
+    of a table without a budget.
+    """
     story = Story(pair(table(rows=700), rules("adam"), tmp_path))
     story.ids = lambda count: story.random.choice(700, count, replace=False)  # type: ignore[method-assign]
     for _ in range(40):
@@ -136,8 +185,12 @@ def test_rows_of_a_range_that_move_at_every_step(tmp_path: Path) -> None:
 
 
 def test_admission_time_to_live_and_shrinking_reach_the_disk(tmp_path: Path) -> None:
-    """Rows expire and are shrunk away on disk as in memory; all is counted; removed ids are told to the next delta."""
-    entry = ShowClickEntry("shown", "clicked", threshold=0.5, delete_threshold=0.4, delete_after_unseen_days=3)
+    """Rows expire and are shrunk away on disk as in memory; all is counted; removed ids are told to
+    the next delta.
+    """
+    entry = ShowClickEntry(
+        "shown", "clicked", threshold=0.5, delete_threshold=0.4, delete_after_unseen_days=3
+    )
     story = Story(pair(table(entry=entry, ttl=30.0), rules(), tmp_path), statistics=True)
     for step in range(60):
         story.push()
@@ -158,7 +211,9 @@ def test_admission_time_to_live_and_shrinking_reach_the_disk(tmp_path: Path) -> 
 
 
 def test_waiting_ids_and_k_step_changes(tmp_path: Path) -> None:
-    """With a count entry, adding and assigning, of rows in memory, on disk and of none: equal to the bit."""
+    """With a count entry, adding and assigning, of rows in memory, on disk and of none: equal to
+    the bit.
+    """
     story = Story(pair(table(entry=CountFilterEntry(2)), rules(), tmp_path))
     for step in range(50):
         story.push()
@@ -172,7 +227,9 @@ def test_waiting_ids_and_k_step_changes(tmp_path: Path) -> None:
 
 
 def test_a_table_in_two_tiers_is_saved_and_restored(tmp_path: Path) -> None:
-    """A full checkpoint and a delta of it, loaded into two servers with budgets, hold what the table without a budget holds."""
+    """A full checkpoint and a delta of it, loaded into two servers with budgets, hold what the
+    table without a budget holds.
+    """
     story = Story(pair(table(), rules("adam"), tmp_path / "disk"))
     saved = None
     for part in range(2):
@@ -188,7 +245,10 @@ def test_a_table_in_two_tiers_is_saved_and_restored(tmp_path: Path) -> None:
         for each in (story.plain, story.tiered):
             each.mark_saved()
     reader = checkpoint.reading(tmp_path / "1")
-    parts = [TieredTable(story.tiered.table, rules("adam"), server, 2, tmp_path / "disk") for server in range(2)]
+    parts = [
+        TieredTable(story.tiered.table, rules("adam"), server, 2, tmp_path / "disk")
+        for server in range(2)
+    ]
     for each in parts:
         each.restore(reader.meta["facts"])
         for chunk in reader.chunks("emb"):
@@ -200,11 +260,15 @@ def test_a_table_in_two_tiers_is_saved_and_restored(tmp_path: Path) -> None:
     same(both, whole(story.tiered, settled=True))
     same(both, whole(story.plain, settled=True))
     assert all(each.counters()["cold"] > 100 and len(each) > 200 for each in parts)
-    assert len(checkpoint.manifest.read(tmp_path / "1").files) > 1 and len(whole(parts[0])["ids"]) == len(parts[0])
+    assert len(checkpoint.manifest.read(tmp_path / "1").files) > 1 and len(
+        whole(parts[0])["ids"]
+    ) == len(parts[0])
 
 
 def test_a_delta_has_what_changed_on_disk_as_well(tmp_path: Path) -> None:
-    """Rows that left memory after they changed are in the delta, those that left it before the save are not; clear is told."""
+    """Rows that left memory after they changed are in the delta, those that left it before the save
+    are not; clear is told.
+    """
     story = Story(pair(table(), rules(), tmp_path))
     for _ in range(40):
         story.push()
@@ -223,13 +287,17 @@ def test_a_delta_has_what_changed_on_disk_as_well(tmp_path: Path) -> None:
 
 
 def test_loading_replaces_rows_on_disk(tmp_path: Path) -> None:
-    """A chunk's rows, removed ids and other rows: whether they are in memory or on disk makes no difference."""
+    """A chunk's rows, removed ids and other rows: whether they are in memory or on disk makes no
+    difference.
+    """
     story = Story(pair(table(), rules(), tmp_path))
     for _ in range(40):
         story.push()
     state = whole(story.plain)
     ids = state["ids"][::2]
-    chunk = {name: column[::2].copy() for name, column in state.items()} | {"removed": state["ids"][1::4].copy()}
+    chunk = {name: column[::2].copy() for name, column in state.items()} | {
+        "removed": state["ids"][1::4].copy()
+    }
     chunk["values"] = chunk["values"] + 1.0
     for each in (story.plain, story.tiered):
         each.load(chunk)
@@ -239,7 +307,9 @@ def test_loading_replaces_rows_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step for which rows would have to leave memory raises; once there is room again, training goes on as if nothing was."""
+    """A step for which rows would have to leave memory raises; once there is room again, training
+    goes on as if nothing was.
+    """
     story = Story(pair(table(), rules(), tmp_path))
     for _ in range(20):
         story.push()
@@ -259,8 +329,12 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
-    """A budget with a capacity, and a tiered table without a budget: a ValueError that says what was expected."""
-    with pytest.raises(ValueError, match="capacity and memory_bytes: expected one of the two, got both"):
+    """A budget with a capacity, and a tiered table without a budget: a ValueError that says what
+    was expected.
+    """
+    with pytest.raises(
+        ValueError, match="capacity and memory_bytes: expected one of the two, got both"
+    ):
         table(memory_bytes=100, capacity=5)
     with pytest.raises(ValueError, match="expected memory_bytes, got None"):
         TieredTable(table(), rules(), root=tmp_path)

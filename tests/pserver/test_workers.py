@@ -28,7 +28,10 @@ NAMES, ELEMENTS = ("a", "b"), 400_000  # 1.6 MB each: a large step, and frames o
 def plan() -> Plan:
     """Two slices on one server, sync."""
     return plan_parameters(
-        [(name, (ELEMENTS,), "float32", 0) for name in NAMES], [Rule("sgd", NUMBERS, {})], trainers=1, servers=1
+        [(name, (ELEMENTS,), "float32", 0) for name in NAMES],
+        [Rule("sgd", NUMBERS, {})],
+        trainers=1,
+        servers=1,
     )
 
 
@@ -59,7 +62,9 @@ class Trainer:
     def step(self) -> Done:
         """A step whose gradients are 1."""
         ones = {name: torch.ones(ELEMENTS) for name in NAMES}
-        return self._ask(Kind.GRADIENT, 1, ones, Commit(rows=[Row(group=0, numbers=numbers_to_proto(NUMBERS))]))
+        return self._ask(
+            Kind.GRADIENT, 1, ones, Commit(rows=[Row(group=0, numbers=numbers_to_proto(NUMBERS))])
+        )
 
 
 def updates(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) -> None:
@@ -81,7 +86,9 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def test_a_slice_leaves_while_another_is_updated(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_leaves_while_another_is_updated(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second slice's update waits until the trainer has received the first one's new value."""
     monkeypatch.setattr(installation, "Workers", lambda threads: Workers(2))
     came, seen = threading.Event(), list[bool]()
@@ -92,7 +99,9 @@ def test_a_slice_leaves_while_another_is_updated(server: Server, monkeypatch: py
     trainer.client.leave()
 
     assert seen == [True] and done.version == 1
-    assert all(torch.equal(value, torch.full((ELEMENTS,), 0.5)) for value in trainer.values.values())
+    assert all(
+        torch.equal(value, torch.full((ELEMENTS,), 0.5)) for value in trainer.values.values()
+    )
 
 
 def test_slices_are_updated_side_by_side(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,11 +115,15 @@ def test_slices_are_updated_side_by_side(server: Server, monkeypatch: pytest.Mon
     trainer.client.leave()
 
     assert done.version == 1
-    assert all(torch.equal(value, torch.full((ELEMENTS,), 0.5)) for value in trainer.values.values())
+    assert all(
+        torch.equal(value, torch.full((ELEMENTS,), 0.5)) for value in trainer.values.values()
+    )
 
 
 def test_an_update_that_fails_ends_for_everybody() -> None:
-    """What is left of it is not done, it is never over, and its end is told once, when nothing of it runs any more."""
+    """What is left of it is not done, it is never over, and its end is told once, when nothing of
+    it runs any more.
+    """
     changed, both, ends = threading.Condition(), threading.Barrier(2), list[BaseException | None]()
 
     def work(batch: Batch) -> None:
@@ -138,7 +151,9 @@ def test_an_update_that_fails_ends_for_everybody() -> None:
 
 
 def test_only_the_updating_threads_divide_nothing() -> None:
-    """Threads that go side by side compute alone, and torch's number stays what it is for everybody else."""
+    """Threads that go side by side compute alone, and torch's number stays what it is for everybody
+    else.
+    """
     before, numbers, ended = torch.get_num_threads(), list[int](), threading.Semaphore(0)
     both = threading.Barrier(2)
     torch.set_num_threads(2)

@@ -1,4 +1,6 @@
-"""The eight models of the capture suite: a module, its step, its optimizer and its batches, each."""
+"""The eight models of the capture suite: a module, its step, its optimizer and its batches,
+each.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
-Case = tuple[nn.Module, Callable, Callable[[nn.Module], torch.optim.Optimizer], Callable[[int], Batch]]
+Case = tuple[
+    nn.Module, Callable, Callable[[nn.Module], torch.optim.Optimizer], Callable[[int], Batch]
+]
 
 
 def classify(model, x, y):
@@ -29,14 +33,20 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-
-
 def fully_connected() -> Case:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)), classify, sgd, rows(6)
 
 
 def convolution() -> Case:
-    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(36, 3)]
+    layers = [
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(36, 3),
+    ]
     return nn.Sequential(*layers), classify, adam, rows(1, 8, 8)
 
 
@@ -68,7 +78,11 @@ def gpt2() -> Case:
 def bert() -> Case:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        num_hidden_layers=2, num_attention_heads=2, hidden_size=16, intermediate_size=32, vocab_size=41
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        hidden_size=16,
+        intermediate_size=32,
+        vocab_size=41,
     )
     model = transformers.BertForSequenceClassification(config).train()
 
@@ -77,7 +91,11 @@ def bert() -> Case:
 
     def batch(size: int) -> Batch:
         lengths = torch.randint(3, 8, (size, 1))
-        return torch.randint(0, 41, (size, 8)), (torch.arange(8) < lengths).long(), torch.randint(0, 2, (size,))
+        return (
+            torch.randint(0, 41, (size, 8)),
+            (torch.arange(8) < lengths).long(),
+            torch.randint(0, 2, (size,)),
+        )
 
     return model, step, adam, batch
 
@@ -98,7 +116,12 @@ def tied() -> Case:
     def step(model, ids, following):
         return F.cross_entropy(model(ids).flatten(0, 1), following.flatten())
 
-    return Tied(), step, sgd, lambda size: (torch.randint(0, 19, (size, 6)), torch.randint(0, 19, (size, 6)))
+    return (
+        Tied(),
+        step,
+        sgd,
+        lambda size: (torch.randint(0, 19, (size, 6)), torch.randint(0, 19, (size, 6))),
+    )
 
 
 class Mixed(nn.Module):
@@ -116,22 +139,36 @@ class Mixed(nn.Module):
 
 def frozen() -> Case:
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        groups = [{"params": model.head.parameters(), "lr": 0.05}, {"params": model.body.parameters(), "weight_decay": 0.1}]
+        groups = [
+            {"params": model.head.parameters(), "lr": 0.05},
+            {"params": model.body.parameters(), "weight_decay": 0.1},
+        ]
         return torch.optim.Adam(groups, lr=0.01)
 
     return Mixed(), classify, optimizer, rows(6)
 
 
 def several_inputs() -> Case:
-    model = nn.ModuleDict({"dense": nn.Linear(4, 8), "table": nn.Embedding(11, 8), "out": nn.Linear(8, 3)})
+    model = nn.ModuleDict(
+        {"dense": nn.Linear(4, 8), "table": nn.Embedding(11, 8), "out": nn.Linear(8, 3)}
+    )
 
     def step(model, dense, ids, weight, y):
         logits = model["out"](torch.relu(model["dense"](dense) + model["table"](ids)))
         losses = F.cross_entropy(logits, y, reduction="none", label_smoothing=0.1) * weight
-        return {"logits": logits, "loss": losses.sum() / y.shape[0], "hits": (logits.argmax(1) == y).sum()}
+        return {
+            "logits": logits,
+            "loss": losses.sum() / y.shape[0],
+            "hits": (logits.argmax(1) == y).sum(),
+        }
 
     def batch(size: int) -> Batch:
-        return torch.randn(size, 4), torch.randint(0, 11, (size,)), torch.rand(size), torch.randint(0, 3, (size,))
+        return (
+            torch.randn(size, 4),
+            torch.randint(0, 11, (size,)),
+            torch.rand(size),
+            torch.randint(0, 3, (size,)),
+        )
 
     return model, step, adam, batch
 

@@ -1,4 +1,6 @@
-"""Small models, captured and transpiled in every way that has an op order of its own: what the transcripts of programs show."""
+"""Small models, captured and transpiled in every way that has an op order of its own: what the
+transcripts of programs show.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer import DistributedEmbedding, row_optimizers
-from transpiler import ClipGradByGlobalNorm, DistributeTranspiler, DistributeTranspilerConfig, capture, program_guard
+from transpiler import (
+    ClipGradByGlobalNorm,
+    DistributeTranspiler,
+    DistributeTranspilerConfig,
+    capture,
+    program_guard,
+)
 from transpiler.program import Program
 
 Pair = tuple[Program, Program]
@@ -36,7 +44,9 @@ class Tables(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        rules = row_optimizers.Segments([(1, row_optimizers.Ftrl(lr=0.1)), (3, row_optimizers.RowwiseAdagrad(lr=0.1))])
+        rules = row_optimizers.Segments(
+            [(1, row_optimizers.Ftrl(lr=0.1)), (3, row_optimizers.RowwiseAdagrad(lr=0.1))]
+        )
         self.emb = DistributedEmbedding(4)
         self.own = DistributedEmbedding(4, num_embeddings=9, optimizer=rules, padding_idx=0)
         self.fc = nn.Linear(12, 2)
@@ -63,13 +73,20 @@ def captured(model: nn.Module, grad_clip: Any = None) -> Pair:
 
 
 def deployed(pair: Pair, **settings: Any) -> dict[str, Program]:
-    """Every program of a job of 2 trainers and 2 servers (or of 2 trainers alone), as trainer 1 has them."""
+    """Every program of a job of 2 trainers and 2 servers (or of 2 trainers alone), as trainer 1 has
+    them.
+    """
     alone = settings.get("mode", "pserver") != "pserver"
     settings = settings if alone else {"min_block_size": 8, **settings}
     transpiler = DistributeTranspiler(DistributeTranspilerConfig(**settings))
-    where: dict[str, Any] = {"trainers": TRAINERS} if alone else {"pservers": SERVERS, "trainers": 2}
+    where: dict[str, Any] = (
+        {"trainers": TRAINERS} if alone else {"pservers": SERVERS, "trainers": 2}
+    )
     transpiler.transpile(1, pair[0], startup_program=pair[1], **where)
-    programs = {"trainer": transpiler.get_trainer_program(), "trainer startup": transpiler.get_startup_program()}
+    programs = {
+        "trainer": transpiler.get_trainer_program(),
+        "trainer startup": transpiler.get_startup_program(),
+    }
     for endpoint in () if alone else SERVERS.split(","):
         main, startup = transpiler.get_pserver_programs(endpoint)
         programs |= {f"pserver {endpoint}": main, f"pserver {endpoint} startup": startup}
@@ -83,15 +100,21 @@ DEPLOYMENTS: dict[str, Callable[[], dict[str, Program]]] = {
     "sync_whole": lambda: deployed(captured(Dense()), slice_var_up=False),
     "sync_clipped": lambda: deployed(captured(Dense(), ClipGradByGlobalNorm(1.0))),
     "async": lambda: deployed(captured(Dense()), **ASYNC),
-    "async_split_at_run_time": lambda: deployed(captured(Dense()), **ASYNC, runtime_split_send_recv=True),
+    "async_split_at_run_time": lambda: deployed(
+        captured(Dense()), **ASYNC, runtime_split_send_recv=True
+    ),
     "half_async": lambda: deployed(captured(Dense()), **ASYNC, half_async=True),
     "delay_compensated": lambda: deployed(captured(Dense()), enable_dc_asgd=True),
     "geo": lambda: deployed(captured(Dense()), geo_sgd_mode=True),
     "nccl2": lambda: deployed(captured(Dense()), mode="nccl2"),
-    "grad_allreduce": lambda: deployed(captured(Dense()), **COLLECTIVE, collective_mode="grad_allreduce", nccl_comm_num=2),
+    "grad_allreduce": lambda: deployed(
+        captured(Dense()), **COLLECTIVE, collective_mode="grad_allreduce", nccl_comm_num=2
+    ),
     "local_sgd": lambda: deployed(captured(Dense()), **COLLECTIVE, collective_mode="local_sgd"),
     "tables_sync": lambda: deployed(captured(Tables())),
     "tables_async": lambda: deployed(captured(Tables()), **ASYNC),
-    "tables_async_split_at_run_time": lambda: deployed(captured(Tables()), **ASYNC, runtime_split_send_recv=True),
+    "tables_async_split_at_run_time": lambda: deployed(
+        captured(Tables()), **ASYNC, runtime_split_send_recv=True
+    ),
     "tables_geo": lambda: deployed(captured(Tables()), geo_sgd_mode=True),
 }

@@ -6,9 +6,9 @@
     def test_sums_are_equal(rank: int, scratch: Path) -> None:
         ...
 
-The processes import the test file, join one group and run its functions in the order of their definition; each test then reports
-what its function raised, rank by rank.  The first of a file's tests to be asked for waits for all of them.
-"""
+The processes import the test file, join one group and run its functions in the order of their
+definition; each test then reports what its function raised, rank by rank.  The first of a file's
+tests to be asked for waits for all of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,11 @@ def on_ranks(ranks: int) -> Callable[[Check], Callable[[], None]]:
             if failures:
                 pytest.fail(failures, pytrace=False)
 
-        test.__name__, test.__doc__, test.__module__ = check.__name__, check.__doc__, check.__module__
+        test.__name__, test.__doc__, test.__module__ = (
+            check.__name__,
+            check.__doc__,
+            check.__module__,
+        )
         marked: Callable[[], None] = pytest.mark.timeout(SECONDS + 40)(test)
         return marked
 
@@ -60,7 +64,11 @@ def _outcome(file: str, ranks: int) -> dict[str, str]:
     """What went wrong in each check, on all ranks; empty where nothing did."""
     with tempfile.TemporaryDirectory() as scratch:
         words = [sys.executable, __file__, file, str(ranks), scratch]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(file).parent)])}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(file).parent)]),
+        }
         processes = []
         logs = [Path(scratch, f"{rank}.log") for rank in range(ranks)]
         try:
@@ -68,7 +76,13 @@ def _outcome(file: str, ranks: int) -> dict[str, str]:
                 with open(log, "w") as output:
                     command = [*words, str(rank)]
                     processes.append(
-                        subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+                        subprocess.Popen(
+                            command,
+                            env=environment,
+                            stdout=output,
+                            stderr=subprocess.STDOUT,
+                            cwd=ROOT,
+                        )
                     )
             end = time.monotonic() + SECONDS
             for process in processes:
@@ -81,7 +95,12 @@ def _outcome(file: str, ranks: int) -> dict[str, str]:
                 process.wait()
         if "RANKS_LOG" in os.environ:  # what the processes said, for whoever looks for slow tests
             print(logs[0].read_text())
-        return _gathered(Path(scratch), ranks, list(_checks[file, ranks]), [log.read_text()[-3000:] for log in logs])
+        return _gathered(
+            Path(scratch),
+            ranks,
+            list(_checks[file, ranks]),
+            [log.read_text()[-3000:] for log in logs],
+        )
 
 
 def _gathered(scratch: Path, ranks: int, names: list[str], logs: list[str]) -> dict[str, str]:
@@ -90,7 +109,11 @@ def _gathered(scratch: Path, ranks: int, names: list[str], logs: list[str]) -> d
         said = []
         for rank in range(ranks):
             path = scratch / f"{name}.{rank}.json"
-            failure = json.loads(path.read_text()) if path.exists() else f"did not get through this\n{logs[rank]}"
+            failure = (
+                json.loads(path.read_text())
+                if path.exists()
+                else f"did not get through this\n{logs[rank]}"
+            )
             if failure:
                 said.append(f"rank {rank}: {failure}")
         found[name] = "\n".join(said)
@@ -112,7 +135,8 @@ def _run(file: str, ranks: int, scratch: Path, rank: int) -> None:
     )
     specification = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert specification is not None and specification.loader is not None
-    sys.modules["many_ranks"] = sys.modules["__main__"]  # the file's decorator fills this very table
+    # the file's decorator fills this very table
+    sys.modules["many_ranks"] = sys.modules["__main__"]
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
     specification.loader.exec_module(module)

@@ -1,7 +1,8 @@
-"""One trainer of the documentation's nccl2 example: python nccl2_example.py TRAINER_ID ENDPOINTS RESULTS
+"""One trainer of the documentation's nccl2 example: python nccl2_example.py TRAINER_ID ENDPOINTS
+RESULTS
 
-It takes STEPS steps and saves its parameters.  Then trainer 1 dies without a word, and trainer 0 writes down what it is told.
-"""
+It takes STEPS steps and saves its parameters.  Then trainer 1 dies without a word, and trainer 0
+writes down what it is told."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ TRAINERS = 2
 def model_and_data() -> tuple[nn.Module, list[list[tuple[torch.Tensor, torch.Tensor]]]]:
     """The model as every trainer starts it, and step by step the batches of all trainers."""
     torch.manual_seed(5)
-    return nn.Linear(13, 1), [[(torch.randn(4, 13), torch.randn(4, 1)) for _ in range(TRAINERS)] for _ in range(STEPS)]
+    return nn.Linear(13, 1), [
+        [(torch.randn(4, 13), torch.randn(4, 1)) for _ in range(TRAINERS)] for _ in range(STEPS)
+    ]
 
 
 def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -41,8 +44,14 @@ def main(trainer_id: int, trainer_endpoints: str, results: str) -> None:
     config = DistributeTranspilerConfig()
     config.mode = "nccl2"
     t = DistributeTranspiler(config=config)
-    t.transpile(trainer_id=trainer_id, trainers=trainer_endpoints, current_endpoint=trainer_endpoints.split(",")[trainer_id])
-    exe = ParallelExecutor(use_cuda=False, loss_name="loss", num_trainers=trainer_num, trainer_id=trainer_id)
+    t.transpile(
+        trainer_id=trainer_id,
+        trainers=trainer_endpoints,
+        current_endpoint=trainer_endpoints.split(",")[trainer_id],
+    )
+    exe = ParallelExecutor(
+        use_cuda=False, loss_name="loss", num_trainers=trainer_num, trainer_id=trainer_id
+    )
     for batches in data:
         exe.run(fetch_list=["loss"], feed=batches[trainer_id])
     torch.save(model.state_dict(), f"{results}/{trainer_id}.pt")

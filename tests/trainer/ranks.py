@@ -1,4 +1,6 @@
-"""What each of two trainers does in the tests of the collective mode: functions that ``spawn`` can find."""
+"""What each of two trainers does in the tests of the collective mode: functions that ``spawn`` can
+find.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,15 @@ def plain_net(seed: int) -> nn.Module:
 def batches(count: int = 4, seed: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Joint batches of 8 samples: 4 for each of two trainers."""
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(8, 6, generator=generator), torch.randn(8, 4, generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(8, 6, generator=generator), torch.randn(8, 4, generator=generator))
+        for _ in range(count)
+    ]
 
 
-def train(model: nn.Module, data: Any, make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD) -> dict[str, torch.Tensor]:
+def train(
+    model: nn.Module, data: Any, make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+) -> dict[str, torch.Tensor]:
     """What the parameters and buffers are in the end."""
     optimizer = make(model.parameters(), lr=0.1)
     for x, y in data:
@@ -54,11 +61,13 @@ def mine(joint: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Ten
     return [(x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4]) for x, y in joint]
 
 
-# ---- one function for each promise: what it returns is what the test looks at -------------------------------------------
+# ---- one function for each promise: what it returns is what the test looks at ----
 
 
 def equality(rank: int) -> dict[str, Any]:
-    """Trained with DataParallel, with torch's DDP, and (with no batch norm) to compare with a single node."""
+    """Trained with DataParallel, with torch's DDP, and (with no batch norm) to compare with a
+    single node.
+    """
     return {
         "ours": train(DataParallel(net(rank)), mine(batches())),
         "ddp": dict(train(DistributedDataParallel(net(rank)), mine(batches()))),
@@ -77,16 +86,26 @@ def construction(rank: int) -> dict[str, Any]:
 def sent(rank: int) -> dict[str, Any]:
     """The buckets of three steps, by the names of the parameters in them, for several limits."""
     found: dict[str, Any] = {}
-    for key, limits in {"small last": (8 * KB, 5 * KB), "large last": (8 * KB, 20 * KB), "one": (25.0, 25.0)}.items():
+    for key, limits in {
+        "small last": (8 * KB, 5 * KB),
+        "large last": (8 * KB, 20 * KB),
+        "one": (25.0, 25.0),
+    }.items():
         for unused in (False, True):
             model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(6)))  # 4 KB each
             wrapped = DataParallel(model, None, *limits, unused)
             names = {parameter: name[0] for name, parameter in model.named_parameters()}
             steps: list[list[str]] = []
 
-            def hook(state: Any, bucket: dist.GradBucket, names: Any = names, steps: Any = steps) -> Any:
+            def hook(
+                state: Any, bucket: dist.GradBucket, names: Any = names, steps: Any = steps
+            ) -> Any:
                 steps[-1].append("".join(names[parameter] for parameter in bucket.parameters()))
-                return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+                return (
+                    dist.all_reduce(bucket.buffer(), async_op=True)
+                    .get_future()
+                    .then(lambda done: done.value()[0])
+                )
 
             wrapped.register_comm_hook(None, hook)
             for _ in range(3):
@@ -103,7 +122,10 @@ def accumulated(rank: int) -> dict[str, Any]:
         F.mse_loss(model(x), y).backward()
     inside = [parameter.grad.clone() for parameter in model.parameters()]
     F.mse_loss(model(x), y).backward()
-    return {"inside": inside, "outside": [parameter.grad.clone() for parameter in model.parameters()]}
+    return {
+        "inside": inside,
+        "outside": [parameter.grad.clone() for parameter in model.parameters()],
+    }
 
 
 def evaluation(rank: int) -> dict[str, Any]:
@@ -117,8 +139,14 @@ def evaluation(rank: int) -> dict[str, Any]:
 
 
 def by_hand(rank: int) -> dict[str, Any]:
-    """fused_allreduce_gradients over parameters of which one has a gradient on one trainer only, and one on none."""
-    parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(1))]
+    """fused_allreduce_gradients over parameters of which one has a gradient on one trainer only,
+    and one on none.
+    """
+    parameters = [
+        nn.Parameter(torch.zeros(3)),
+        nn.Parameter(torch.zeros(2, 2)),
+        nn.Parameter(torch.zeros(1)),
+    ]
     parameters[0].grad = torch.full((3,), float(rank))
     if rank == 1:
         parameters[1].grad = torch.full((2, 2), 4.0)
@@ -127,13 +155,17 @@ def by_hand(rank: int) -> dict[str, Any]:
 
 
 def refused(rank: int) -> dict[str, Any]:
-    """Models that differ in a shape, a dtype, a name and in what needs a gradient; a group that this trainer is not in."""
+    """Models that differ in a shape, a dtype, a name and in what needs a gradient; a group that
+    this trainer is not in.
+    """
     frozen = nn.Linear(2, 2)
     frozen.bias.requires_grad_(rank == 0)
     models: dict[str, nn.Module] = {
         "shape": nn.Linear(2 + rank, 3),
         "dtype": nn.Linear(2, 3, dtype=(torch.float32, torch.float64)[rank]),
-        "name": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) if rank else nn.Sequential(nn.Linear(2, 2)),
+        "name": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        if rank
+        else nn.Sequential(nn.Linear(2, 2)),
         "frozen": frozen,
     }
     said = {}
@@ -197,7 +229,7 @@ def keep(path: str) -> None:
     fleet.finish()
 
 
-# ---- the examples of the documentation, line by line ---------------------------------------------------------------------
+# ---- the examples of the documentation, line by line ----
 
 
 class LinearNet(nn.Module):
@@ -291,7 +323,9 @@ def state_dict_example(path: str = "") -> None:
 
 
 def examples() -> None:
-    """All of them, by two trainers; after the one with a function of its own, both have the same parameters."""
+    """All of them, by two trainers; after the one with a function of its own, both have the same
+    parameters.
+    """
     torch.manual_seed(dist.get_rank())
     first_example()
     no_sync_example()
@@ -304,11 +338,13 @@ def examples() -> None:
     assert all(torch.equal(one, other) for one, other in zip(parameters, others, strict=True))
 
 
-# ---- ends ----------------------------------------------------------------------------------------------------------------
+# ---- ends ----
 
 
 def end(path: str, how: str) -> None:
-    """Trainer 1 ends in mid-training; trainer 0 writes down what its backward then raises, and after how many seconds."""
+    """Trainer 1 ends in mid-training; trainer 0 writes down what its backward then raises, and
+    after how many seconds.
+    """
     torch.set_num_threads(1)
     init_parallel_env()
     model, data = DataParallel(nn.Linear(4, 1)), torch.ones(2, 4)
@@ -324,5 +360,7 @@ def end(path: str, how: str) -> None:
         while True:
             model(data).sum().backward()
     except PServerError as error:
-        (Path(path) / "said").write_text(f"{time.monotonic() - began:.1f} {type(error).__name__}: {error}")
+        (Path(path) / "said").write_text(
+            f"{time.monotonic() - began:.1f} {type(error).__name__}: {error}"
+        )
         raise

@@ -1,7 +1,7 @@
 """DataParallel: the mean gradient, buckets of the size that was asked for, names without a prefix.
 
-The two trainers of most tests are two processes, started once: ``ranks.py`` has what they do, and each test looks at one result.
-"""
+The two trainers of most tests are two processes, started once: ``ranks.py`` has what they do, and
+each test looks at one result."""
 
 from __future__ import annotations
 
@@ -46,13 +46,17 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         assert torch.equal(value, other[name]), name
 
 
-# ---- two trainers -----------------------------------------------------------------------------------------------------
+# ---- two trainers ----
 
 
 def test_two_trainers_equal_torchs_ddp_to_the_bit(results: Results) -> None:
-    """Other buckets, the same sums; batch norm's statistics, which are each trainer's own after a step, are the same as well."""
+    """Other buckets, the same sums; batch norm's statistics, which are each trainer's own after a
+    step, are the same as well.
+    """
     for found in results:
-        ddp = {name.removeprefix("module."): value for name, value in found["equality"]["ddp"].items()}
+        ddp = {
+            name.removeprefix("module."): value for name, value in found["equality"]["ddp"].items()
+        }
 
         assert_equal(found["equality"]["ours"], ddp)
 
@@ -74,7 +78,9 @@ def test_parameters_and_buffers_are_trainer_0s_from_the_construction_on(results:
 
 @pytest.mark.parametrize("unused", [False, True])
 def test_the_last_bucket_is_small_in_every_step(results: Results, unused: bool) -> None:
-    """Six gradients of 4 KB, 8 KB at once, the last at most 5 KB or 20 KB, as a communication hook sees them."""
+    """Six gradients of 4 KB, 8 KB at once, the last at most 5 KB or 20 KB, as a communication hook
+    sees them.
+    """
     for found in results:
         sent = found["sent"]
 
@@ -84,7 +90,9 @@ def test_the_last_bucket_is_small_in_every_step(results: Results, unused: bool) 
 
 
 def test_no_sync_leaves_gradients_until_the_next_backward_outside(results: Results) -> None:
-    """Inside, each trainer has its own; the first backward outside averages what has accumulated."""
+    """Inside, each trainer has its own; the first backward outside averages what has
+    accumulated.
+    """
     own = []
     for rank, found in enumerate(results):
         model = ranks.plain_net(0)
@@ -92,9 +100,13 @@ def test_no_sync_leaves_gradients_until_the_next_backward_outside(results: Resul
         F.mse_loss(model(x[4 * rank : 4 * rank + 4]), y[4 * rank : 4 * rank + 4]).backward()
         own.append([parameter.grad for parameter in model.parameters()])
 
-        assert all(torch.equal(*pair) for pair in zip(found["accumulated"]["inside"], own[rank], strict=True))
+        assert all(
+            torch.equal(*pair)
+            for pair in zip(found["accumulated"]["inside"], own[rank], strict=True)
+        )
     for first, second, mean in zip(*own, results[1]["accumulated"]["outside"], strict=True):
-        assert torch.allclose(mean, first + second, rtol=1e-5, atol=1e-7)  # the mean of twice the first and twice the second
+        # the mean of twice the first and twice the second
+        assert torch.allclose(mean, first + second, rtol=1e-5, atol=1e-7)
 
 
 def test_one_trainer_may_evaluate_alone(results: Results) -> None:
@@ -109,25 +121,39 @@ def test_gradients_are_averaged_by_hand(results: Results) -> None:
     for found in results:
         first, second, third = found["by_hand"]["gradients"]
 
-        assert torch.equal(first, torch.full((3,), 0.5)) and torch.equal(second, torch.full((2, 2), 2.0)) and third is None
+        assert (
+            torch.equal(first, torch.full((3,), 0.5))
+            and torch.equal(second, torch.full((2, 2), 2.0))
+            and third is None
+        )
 
 
 def test_models_that_differ_are_named_by_trainer_and_parameter(results: Results) -> None:
-    """Every trainer is told the same: a shape, a dtype, a parameter that one lacks, one that needs no gradient."""
+    """Every trainer is told the same: a shape, a dtype, a parameter that one lacks, one that needs
+    no gradient.
+    """
     for found in results:
         said = found["refused"]
 
         assert "'weight' is float32[3, 2] on trainer 0, float32[3, 3] on trainer 1" in said["shape"]
         assert "'weight' is float32[3, 2] on trainer 0, float64[3, 2] on trainer 1" in said["dtype"]
         assert "'1.weight' is not there on trainer 0, float32[2, 2] on trainer 1" in said["name"]
-        assert "'bias' is float32[2] on trainer 0, float32[2] without gradient on trainer 1" in said["frozen"]
-        assert all(said[key].startswith("FingerprintMismatch") for key in ("shape", "dtype", "name", "frozen"))
+        assert (
+            "'bias' is float32[2] on trainer 0, float32[2] without gradient on trainer 1"
+            in said["frozen"]
+        )
+        assert all(
+            said[key].startswith("FingerprintMismatch")
+            for key in ("shape", "dtype", "name", "frozen")
+        )
     assert results[0]["refused"]["group"] == "DataParallel"
     assert "expected one that trainer 1 is in" in results[1]["refused"]["group"]
 
 
 def test_trainers_with_different_numbers_of_batches_end_together(results: Results) -> None:
-    """fleet.shard stops everybody when one has no further batch; DataParallel's join() lets the others finish theirs."""
+    """fleet.shard stops everybody when one has no further batch; DataParallel's join() lets the
+    others finish theirs.
+    """
     assert [found["uneven"]["steps"] for found in results] == [3, 3]
     assert_equal(results[0]["uneven"]["model"], results[1]["uneven"]["model"])
     assert results[1]["uneven"]["joined"].keys() == results[0]["uneven"]["joined"].keys()
@@ -136,11 +162,12 @@ def test_trainers_with_different_numbers_of_batches_end_together(results: Result
 def test_who_goes_on_alone_is_told_who_has_finished(results: Results) -> None:
     """After how many steps, and what would have kept them together."""
     assert results[1]["left"] == (
-        "TrainerLost: trainer 0 has left the job: it finished after 3 steps; fleet.shard gives all trainers equally many"
+        "TrainerLost: trainer 0 has left the job: it finished after 3 steps; fleet.shard gives "
+        "all trainers equally many"
     )
 
 
-# ---- a world of one ---------------------------------------------------------------------------------------------------
+# ---- a world of one ----
 
 
 def test_alone_it_trains_as_the_model_itself() -> None:
@@ -155,7 +182,9 @@ def test_alone_it_trains_as_the_model_itself() -> None:
 
 
 def test_a_custom_function_trains_as_in_the_single_process() -> None:
-    """The page's way, with no_sync() and fused_allreduce_gradients(), gives plain torch's parameters."""
+    """The page's way, with no_sync() and fused_allreduce_gradients(), gives plain torch's
+    parameters.
+    """
     torch.manual_seed(4)
     found = ranks.custom_function_example()
     torch.manual_seed(4)
@@ -170,7 +199,9 @@ def test_a_custom_function_trains_as_in_the_single_process() -> None:
 
 
 def test_states_have_the_models_own_names(tmp_path: Path) -> None:
-    """They go through safetensors into the bare model, and back by set_state_dict and load_state_dict."""
+    """They go through safetensors into the bare model, and back by set_state_dict and
+    load_state_dict.
+    """
     model, fresh = DataParallel(ranks.net(1)), ranks.net(2)
     safetensors.torch.save_file(model.state_dict(), tmp_path / "m.safetensors")
     held = safetensors.torch.load_file(tmp_path / "m.safetensors")
@@ -186,7 +217,9 @@ def test_states_have_the_models_own_names(tmp_path: Path) -> None:
 
 
 def test_states_go_where_they_are_asked_to() -> None:
-    """``destination`` is filled, ``include_sublayers=False`` leaves out what the submodules have."""
+    """``destination`` is filled, ``include_sublayers=False`` leaves out what the submodules
+    have.
+    """
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -198,7 +231,13 @@ def test_states_go_where_they_are_asked_to() -> None:
     into: dict[str, Any] = {"before": 1}
     model = DataParallel(Outer())
 
-    assert model.state_dict(into) is into and list(into) == ["before", "scale", "count", "inner.weight", "inner.bias"]
+    assert model.state_dict(into) is into and list(into) == [
+        "before",
+        "scale",
+        "count",
+        "inner.weight",
+        "inner.bias",
+    ]
     assert list(model.state_dict(include_sublayers=False)) == ["scale", "count"]
 
 
@@ -219,17 +258,43 @@ def frozen() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: DataParallel(frozen()), ValueError, "expected a parameter .* gradient, got none among the 2 of Linear"),
+        (
+            lambda: DataParallel(frozen()),
+            ValueError,
+            "expected a parameter .* gradient, got none among the 2 of Linear",
+        ),
         (lambda: DataParallel("model"), TypeError, "layers: expected a torch.nn.Module, got str"),
         (lambda: DataParallel(nn.Linear(2, 2), strategy={}), ValueError, "strategy: expected None"),
-        (lambda: DataParallel(nn.Linear(2, 2), comm_buffer_size=0), ValueError, "comm_buffer_size: expected .* above 0, got 0"),
-        (lambda: DataParallel(nn.Linear(2, 2), last_comm_buffer_size="1"), ValueError, "last_comm_buffer_size: .* got '1'"),
-        (lambda: DataParallel(nn.Linear(2, 2)).set_state_dict({}, False), ValueError, "use_structured_name=False"),
-        (lambda: DataParallel(nn.Linear(2, 2)).set_state_dict({}), RuntimeError, "Missing key.*weight"),
-        (lambda: DataParallel(nn.Linear(2, 2)).join(False), ValueError, "divide_by_initial_world_size=False"),
+        (
+            lambda: DataParallel(nn.Linear(2, 2), comm_buffer_size=0),
+            ValueError,
+            "comm_buffer_size: expected .* above 0, got 0",
+        ),
+        (
+            lambda: DataParallel(nn.Linear(2, 2), last_comm_buffer_size="1"),
+            ValueError,
+            "last_comm_buffer_size: .* got '1'",
+        ),
+        (
+            lambda: DataParallel(nn.Linear(2, 2)).set_state_dict({}, False),
+            ValueError,
+            "use_structured_name=False",
+        ),
+        (
+            lambda: DataParallel(nn.Linear(2, 2)).set_state_dict({}),
+            RuntimeError,
+            "Missing key.*weight",
+        ),
+        (
+            lambda: DataParallel(nn.Linear(2, 2)).join(False),
+            ValueError,
+            "divide_by_initial_world_size=False",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Exception], words: str) -> None:
+def test_what_cannot_be_is_refused(
+    make: Callable[[], object], error: type[Exception], words: str
+) -> None:
     """A message says what was expected and what came."""
     with pytest.raises(error, match=words):
         make()
@@ -237,7 +302,13 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Excep
 
 def test_other_trainers_without_a_process_group_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under torchrun a forgotten init_parallel_env() is no reason to train alone in silence."""
-    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    torchrun = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError, match="call init_parallel_env"):
@@ -245,7 +316,9 @@ def test_other_trainers_without_a_process_group_are_named(monkeypatch: pytest.Mo
 
 
 def test_parameters_that_a_step_does_not_use() -> None:
-    """With find_unused_parameters they have no gradient, step after step; without, the next forward says what to set."""
+    """With find_unused_parameters they have no gradient, step after step; without, the next forward
+    says what to set.
+    """
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
     found = DataParallel(model, find_unused_parameters=True)
@@ -259,7 +332,7 @@ def test_parameters_that_a_step_does_not_use() -> None:
         missed(torch.ones(1, 2))
 
 
-# ---- buckets ----------------------------------------------------------------------------------------------------------
+# ---- buckets ----
 
 
 def parameters(*sizes: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -278,7 +351,9 @@ def parameters(*sizes: int, dtype: torch.dtype = torch.float32) -> list[torch.Te
         ([5], 1, 1, [[0]]),
     ],
 )
-def test_buckets_hold_at_most_what_they_may(sizes: list[int], size: float, last_size: float, expected: list[list[int]]) -> None:
+def test_buckets_hold_at_most_what_they_may(
+    sizes: list[int], size: float, last_size: float, expected: list[list[int]]
+) -> None:
     """In backward's order; a gradient that is larger than the limit goes by itself."""
     found, limits = buckets(parameters(*sizes), [False] * len(sizes), size * KB, last_size * KB)
 
@@ -288,25 +363,39 @@ def test_buckets_hold_at_most_what_they_may(sizes: list[int], size: float, last_
 
 def test_buckets_are_of_one_dtype_and_sparse_gradients_go_alone() -> None:
     """What is reduced together is one tensor."""
-    mixed = [*parameters(1), *parameters(1, dtype=torch.float64), *parameters(1), *parameters(1, dtype=torch.float64)]
+    mixed = [
+        *parameters(1),
+        *parameters(1, dtype=torch.float64),
+        *parameters(1),
+        *parameters(1, dtype=torch.float64),
+    ]
 
     assert buckets(mixed, [False] * 4, 25, 1 * KB)[0] == [[2], [3, 1], [0]]
-    assert buckets(parameters(1, 1, 1, 1), [False, False, True, False], 25, 1 * KB)[0] == [[2], [3, 1], [0]]
+    assert buckets(parameters(1, 1, 1, 1), [False, False, True, False], 25, 1 * KB)[0] == [
+        [2],
+        [3, 1],
+        [0],
+    ]
 
 
-# ---- GPUs: a world of one proves streams and mixed precision, not communication --------------------------------------------
+# ---- GPUs: a world of one proves streams and mixed precision, not communication ----
 
 
 @pytest.mark.parametrize("amp", [False, True])
 @pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=cuda)])
 def test_on_a_gpu_it_trains_as_the_model_itself(device: str, amp: bool) -> None:
-    """NCCL in a world of one, with and without autocast and GradScaler: plain torch's parameters to the bit."""
+    """NCCL in a world of one, with and without autocast and GradScaler: plain torch's parameters to
+    the bit.
+    """
     model = ranks.net(3).to(device)
     reference = copy.deepcopy(model)
     wrapped = DataParallel(model, comm_buffer_size=1 * KB, last_comm_buffer_size=0.1 * KB)
 
     def run(model: nn.Module) -> dict[str, torch.Tensor]:
-        optimizer, scaler = torch.optim.Adam(model.parameters(), lr=0.01), torch.amp.GradScaler(enabled=amp)
+        optimizer, scaler = (
+            torch.optim.Adam(model.parameters(), lr=0.01),
+            torch.amp.GradScaler(enabled=amp),
+        )
         for x, y in ranks.batches(10):
             with torch.autocast("cuda", torch.float16, enabled=amp):
                 loss = F.mse_loss(model(x.to(device)), y.to(device))

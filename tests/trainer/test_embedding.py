@@ -1,4 +1,6 @@
-"""DistributedEmbedding without servers: equal to torch's own embeddings and optimizers, step by step."""
+"""DistributedEmbedding without servers: equal to torch's own embeddings and optimizers, step by
+step.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
-from trainer import Constant, CountFilterEntry, DistributedEmbedding, Normal, ShowClickEntry, row_optimizers
+from trainer import (
+    Constant,
+    CountFilterEntry,
+    DistributedEmbedding,
+    Normal,
+    ShowClickEntry,
+    row_optimizers,
+)
 from trainer.optimizer import DistributedOptimizer
 from transpiler import ClipGradByGlobalNorm, Ftrl
 
@@ -56,17 +65,30 @@ def values(module: nn.Module) -> Tensor:
 
 def some_ids(step: int, *shape: int) -> Tensor:
     """Ids of which some repeat, others in every step."""
-    return torch.randint(0, ROWS, shape or (3, 4), generator=torch.Generator().manual_seed(step)) % (ROWS - step)
+    return torch.randint(
+        0, ROWS, shape or (3, 4), generator=torch.Generator().manual_seed(step)
+    ) % (ROWS - step)
 
 
 RULES: dict[str, tuple[Optimizer, bool]] = {
     "sgd": (partial(torch.optim.SGD, lr=0.1), False),
     "decayed_sgd": (partial(torch.optim.SGD, lr=0.1, weight_decay=0.1), False),
     "momentum": (partial(torch.optim.SGD, lr=0.1, momentum=0.9), False),
-    "nesterov": (partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, maximize=True), False),
-    "adagrad": (partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.1, lr_decay=0.01), False),
+    "nesterov": (
+        partial(
+            torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, maximize=True
+        ),
+        False,
+    ),
+    "adagrad": (
+        partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.1, lr_decay=0.01),
+        False,
+    ),
     "adam": (partial(torch.optim.Adam, lr=0.1), False),
-    "decayed_adam": (partial(torch.optim.Adam, lr=0.1, weight_decay=0.1, decoupled_weight_decay=True), False),
+    "decayed_adam": (
+        partial(torch.optim.Adam, lr=0.1, weight_decay=0.1, decoupled_weight_decay=True),
+        False,
+    ),
     "adamw": (partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1), False),
     "sparse_adam": (partial(torch.optim.SparseAdam, lr=0.1), True),
     "ftrl": (partial(Ftrl, lr=0.5, l1=0.01, l2=0.1, beta=1.0), False),
@@ -75,7 +97,9 @@ RULES: dict[str, tuple[Optimizer, bool]] = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_train_as_torchs_embedding_does(rule: str) -> None:
-    """Under each optimizer that has a rule for rows, with its schedule, rows are those of nn.Embedding after every step."""
+    """Under each optimizer that has a rule for rows, with its schedule, rows are those of
+    nn.Embedding after every step.
+    """
     make, sparse = RULES[rule]
     theirs, mine = pair(sparse=sparse)
     steps = []
@@ -112,7 +136,9 @@ BAGS: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("padding", [None, 2, -ROWS])
 @pytest.mark.parametrize("bags", BAGS)
 def test_bags_are_torchs_bags(mode: str, padding: int | None, bags: str) -> None:
-    """Sums and means of bags, empty and padded ones too, and what a step makes of their rows, are nn.EmbeddingBag's."""
+    """Sums and means of bags, empty and padded ones too, and what a step makes of their rows, are
+    nn.EmbeddingBag's.
+    """
     torch.manual_seed(3)
     embedding = nn.EmbeddingBag(ROWS, DIM, mode=mode, padding_idx=padding)
     theirs, mine = Net(embedding), Net(DistributedEmbedding.from_module(embedding))
@@ -162,7 +188,9 @@ def test_weights_of_samples_are_torchs_and_get_gradients() -> None:
 @pytest.mark.parametrize("pooling", ["mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_means_are_what_they_say(pooling: str, weighted: bool) -> None:
-    """mean divides by the sum of the weights, sqrtn by the root of the sum of their squares, and gradients flow through both."""
+    """mean divides by the sum of the weights, sqrtn by the root of the sum of their squares, and
+    gradients flow through both.
+    """
     embedding = DistributedEmbedding(DIM, pooling=pooling, dtype=torch.float64)
     ids, offsets = torch.tensor([5, 6, 5, 9, 9, 2]), torch.tensor([0, 3, 3, 4])
     weights = torch.tensor([1.0, 2, 3, 0.5, 4, 5], dtype=torch.float64, requires_grad=True)
@@ -175,7 +203,9 @@ def test_means_are_what_they_say(pooling: str, weighted: bool) -> None:
     for begin, end in ((0, 3), (3, 3), (3, 4), (4, 6)):
         own = used[begin:end]
         below = own.sum() if pooling == "mean" else own.square().sum().sqrt()
-        expected.append((own[:, None] * rows[begin:end]).sum(0) / below if end > begin else rows.new_zeros(DIM))
+        expected.append(
+            (own[:, None] * rows[begin:end]).sum(0) / below if end > begin else rows.new_zeros(DIM)
+        )
     assert torch.allclose(got, torch.stack(expected))
     if weighted:
         (mine,) = torch.autograd.grad(got.square().sum(), weights)
@@ -186,10 +216,12 @@ def test_means_are_what_they_say(pooling: str, weighted: bool) -> None:
         assert not zeros.any() and torch.isfinite(gradient).all()
 
 
-# ---- what scripts do to gradients ---------------------------------------------------------------------------------------
+# ---- what scripts do to gradients ----
 
 
-def trained(net: Net, make: Optimizer, script: Callable[[Net, torch.optim.Optimizer], None]) -> Tensor:
+def trained(
+    net: Net, make: Optimizer, script: Callable[[Net, torch.optim.Optimizer], None]
+) -> Tensor:
     script(net, make(net.parameters()))
     return values(net)
 
@@ -274,12 +306,25 @@ def checkpointed(net: Net, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-SCRIPTS = [clipped, accumulated, zeroed_in_between, never_zeroed, stepped_on_zeros, looked_up_twice, with_closures, retained]
+SCRIPTS = [
+    clipped,
+    accumulated,
+    zeroed_in_between,
+    never_zeroed,
+    stepped_on_zeros,
+    looked_up_twice,
+    with_closures,
+    retained,
+]
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, checkpointed])
-def test_gradients_are_handled_as_a_parameters(script: Callable[[Net, torch.optim.Optimizer], None]) -> None:
-    """Clipping, accumulating, zeroing, retaining, recomputing: a table's rows come out as an nn.Embedding's."""
+def test_gradients_are_handled_as_a_parameters(
+    script: Callable[[Net, torch.optim.Optimizer], None],
+) -> None:
+    """Clipping, accumulating, zeroing, retaining, recomputing: a table's rows come out as an
+    nn.Embedding's.
+    """
     theirs, mine = pair(padding_idx=3)
     make = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -287,7 +332,9 @@ def test_gradients_are_handled_as_a_parameters(script: Callable[[Net, torch.opti
 
 
 def test_anchor_gradients_are_norms() -> None:
-    """After each backward anchor.grad is the norm of nn.Embedding's gradient, and the rows that wait are its rows."""
+    """After each backward anchor.grad is the norm of nn.Embedding's gradient, and the rows that
+    wait are its rows.
+    """
     theirs, mine = pair()
     for step in range(3):
         for net in (theirs, mine):
@@ -297,8 +344,14 @@ def test_anchor_gradients_are_norms() -> None:
         assert torch.allclose(mine.embedding.anchor.grad, theirs.embedding.weight.grad.norm())
         assert torch.equal(gradient.rows, theirs.embedding.weight.grad[gradient.ids])
         gradient.mul_(0.0)
-        assert torch.equal(mine.embedding.gradient().rows, theirs.embedding.weight.grad[gradient.ids])
-        assert len(gradient.ids) == int((theirs.embedding.weight.grad != 0).any(1).sum()) == len(gradient.ids.unique())
+        assert torch.equal(
+            mine.embedding.gradient().rows, theirs.embedding.weight.grad[gradient.ids]
+        )
+        assert (
+            len(gradient.ids)
+            == int((theirs.embedding.weight.grad != 0).any(1).sum())
+            == len(gradient.ids.unique())
+        )
     mine.zero_grad(set_to_none=False)
     assert len(mine.embedding.gradient().ids) == 0
     mine.embedding.discard()
@@ -307,7 +360,9 @@ def test_anchor_gradients_are_norms() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}])
 def test_grad_scaler_unscales_rows_and_skips_what_overflows(options: dict[str, Any]) -> None:
-    """GradScaler's scale is taken out of rows, also where the optimizer does that itself; an overflow leaves them as they are."""
+    """GradScaler's scale is taken out of rows, also where the optimizer does that itself; an
+    overflow leaves them as they are.
+    """
     found = []
     for net in pair():
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, **options)
@@ -325,11 +380,15 @@ def test_grad_scaler_unscales_rows_and_skips_what_overflows(options: dict[str, A
             assert (step == 2) == torch.equal(before, values(net))
         found.append((values(net), scaler.get_scale()))
 
-    assert torch.allclose(found[0][0], found[1][0], atol=1e-6) and found[0][1] == found[1][1] == 512.0
+    assert (
+        torch.allclose(found[0][0], found[1][0], atol=1e-6) and found[0][1] == found[1][1] == 512.0
+    )
 
 
 def test_a_distributed_optimizer_alone_trains_tables() -> None:
-    """Where fleet's optimizer has no servers its inner one steps the rows, once, clipped as it says."""
+    """Where fleet's optimizer has no servers its inner one steps the rows, once, clipped as it
+    says.
+    """
     found = []
     for net in pair():
         inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
@@ -337,7 +396,9 @@ def test_a_distributed_optimizer_alone_trains_tables() -> None:
             optimizer: torch.optim.Optimizer = inner
         else:
             names = {parameter: name for name, parameter in net.named_parameters()}
-            optimizer = DistributedOptimizer(inner, names, lambda _: None, ClipGradByGlobalNorm(0.5))
+            optimizer = DistributedOptimizer(
+                inner, names, lambda _: None, ClipGradByGlobalNorm(0.5)
+            )
         for step in range(3):
             optimizer.zero_grad()
             net(some_ids(step)).backward()
@@ -349,15 +410,20 @@ def test_a_distributed_optimizer_alone_trains_tables() -> None:
     assert torch.allclose(*found, atol=1e-6)
 
 
-# ---- tables and optimizers ----------------------------------------------------------------------------------------------
+# ---- tables and optimizers ----
 
 
 def test_several_tables_each_by_its_own_optimizer() -> None:
-    """A table with an optimizer of its own is trained by that one, whatever steps the others; its numbers may be set."""
+    """A table with an optimizer of its own is trained by that one, whatever steps the others; its
+    numbers may be set.
+    """
     first, second = nn.Embedding(ROWS, DIM), nn.Embedding(ROWS, DIM)
     own = DistributedEmbedding.from_module(first, optimizer=row_optimizers.Adagrad(lr=0.5))
     other = DistributedEmbedding.from_module(second)
-    theirs = [torch.optim.Adagrad(first.parameters(), lr=0.5), torch.optim.SGD(second.parameters(), lr=0.1)]
+    theirs = [
+        torch.optim.Adagrad(first.parameters(), lr=0.5),
+        torch.optim.SGD(second.parameters(), lr=0.1),
+    ]
     mine = [torch.optim.SGD([*own.parameters(), *other.parameters()], lr=0.1)]
     for step in range(4):
         if step == 2:
@@ -368,19 +434,28 @@ def test_several_tables_each_by_its_own_optimizer() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    assert torch.allclose(values(own), values(first), atol=1e-6) and torch.allclose(values(other), values(second), atol=1e-6)
+    assert torch.allclose(values(own), values(first), atol=1e-6) and torch.allclose(
+        values(other), values(second), atol=1e-6
+    )
 
 
 def test_segments_of_columns_have_rules_of_their_own() -> None:
     """With Segments the first column follows Ftrl and the others Adagrad, as two tensors would."""
     start = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(1))
-    segments = row_optimizers.Segments([(1, row_optimizers.Ftrl(lr=0.3)), (DIM - 1, {"type": "adagrad", "lr": 0.2})])
-    whole = DistributedEmbedding.from_module(nn.Embedding.from_pretrained(start.clone(), freeze=False), optimizer=segments)
+    segments = row_optimizers.Segments(
+        [(1, row_optimizers.Ftrl(lr=0.3)), (DIM - 1, {"type": "adagrad", "lr": 0.2})]
+    )
+    whole = DistributedEmbedding.from_module(
+        nn.Embedding.from_pretrained(start.clone(), freeze=False), optimizer=segments
+    )
     parts = [nn.Parameter(start[:, :1].clone()), nn.Parameter(start[:, 1:].clone())]
     theirs = [Ftrl(parts[:1], lr=0.3), torch.optim.Adagrad(parts[1:], lr=0.2)]
     mine = torch.optim.SGD(whole.parameters(), lr=123.0)
     for step in range(4):
-        for module, optimizers in ((lambda ids: F.embedding(ids, torch.cat(parts, 1)), theirs), (whole, [mine])):
+        for module, optimizers in (
+            (lambda ids: F.embedding(ids, torch.cat(parts, 1)), theirs),
+            (whole, [mine]),
+        ):
             torch.tanh(module(some_ids(step))).square().sum().backward()
             for optimizer in optimizers:
                 optimizer.step()
@@ -392,7 +467,10 @@ def test_segments_of_columns_have_rules_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (partial(torch.optim.RMSprop, lr=0.1), "rows are updated by one of .* got 'rmsprop': give the table an optimizer"),
+        (
+            partial(torch.optim.RMSprop, lr=0.1),
+            "rows are updated by one of .* got 'rmsprop': give the table an optimizer",
+        ),
         (partial(torch.optim.Adam, amsgrad=True), "amsgrad=True: rows have no such form"),
         (partial(torch.optim.Adafactor), "give the table an optimizer of its own"),
         (partial(torch.optim.LBFGS), "LBFGS"),
@@ -410,18 +488,22 @@ def test_a_rule_that_rows_do_not_have_is_refused_at_the_step(make: Optimizer, me
     assert all(torch.equal(value, before[name]) for name, value in net.layer.state_dict().items())
 
 
-# ---- ids ------------------------------------------------------------------------------------------------------------
+# ---- ids ----
 
 
 def test_ids_have_any_value_and_shape() -> None:
-    """A table without a range takes every int64, in any shape, and reads the same row for the same id, whenever it is asked."""
+    """A table without a range takes every int64, in any shape, and reads the same row for the same
+    id, whenever it is asked.
+    """
     embedding = DistributedEmbedding(DIM, init=Normal(0.0, 0.5), seed=4)
     ids = torch.tensor([[0, -1, 2**63 - 1], [-(2**63), 12345678901, 0]])
 
     rows = embedding(ids)
 
     assert rows.shape == (2, 3, DIM) and torch.equal(rows[0, 0], rows[1, 2])
-    assert torch.equal(embedding(ids.flip(0)), rows.flip(0)) and torch.equal(embedding(ids[0, 1]), rows[0, 1])
+    assert torch.equal(embedding(ids.flip(0)), rows.flip(0)) and torch.equal(
+        embedding(ids[0, 1]), rows[0, 1]
+    )
     assert torch.equal(DistributedEmbedding(DIM, init=Normal(0.0, 0.5), seed=4)(ids), rows)
     assert not torch.equal(DistributedEmbedding(DIM, init=Normal(0.0, 0.5), seed=5)(ids), rows)
     assert torch.equal(embedding(ids.to(torch.int32)[:1, :2]), rows[:1, :2])
@@ -429,7 +511,9 @@ def test_ids_have_any_value_and_shape() -> None:
 
 
 def test_a_padding_id_reads_its_row_and_is_never_trained() -> None:
-    """A padding_idx reads zeros (what it read before, in a module made of torch's), whatever else is in the batch."""
+    """A padding_idx reads zeros (what it read before, in a module made of torch's), whatever else
+    is in the batch.
+    """
     embedding = DistributedEmbedding(DIM, padding_idx=-7)
     ids = torch.tensor([[-7, 3], [4, -7]])
     optimizer = torch.optim.SGD(embedding.parameters(), lr=1.0, weight_decay=0.1)
@@ -441,17 +525,37 @@ def test_a_padding_id_reads_its_row_and_is_never_trained() -> None:
     assert not embedding(ids)[0, 0].any() and not torch.equal(embedding(ids)[0, 1], before[0, 1])
     assert not embedding(torch.full((2,), -7)).any()
     pretrained = nn.Embedding.from_pretrained(torch.ones(ROWS, DIM), padding_idx=2)
-    assert torch.equal(DistributedEmbedding.from_module(pretrained)(ids.abs() % 5), pretrained(ids.abs() % 5))
+    assert torch.equal(
+        DistributedEmbedding.from_module(pretrained)(ids.abs() % 5), pretrained(ids.abs() % 5)
+    )
 
 
 def test_batches_without_ids_work() -> None:
-    """No ids give no rows, empty bags zeros, and a backward and a step through them are those of a zero gradient."""
+    """No ids give no rows, empty bags zeros, and a backward and a step through them are those of a
+    zero gradient.
+    """
     for embedding, given, shape in (
         (DistributedEmbedding(DIM), (torch.empty(0, 3, dtype=torch.int64),), (0, 3, DIM)),
-        (DistributedEmbedding(DIM, pooling="mean"), (torch.empty(2, 0, dtype=torch.int64),), (2, DIM)),
-        (DistributedEmbedding(DIM, pooling="sum"), (torch.empty(0, dtype=torch.int64), torch.zeros(3).long()), (3, DIM)),
-        (DistributedEmbedding(DIM, pooling="sqrtn", padding_idx=1), (torch.ones(2, 2).long(),), (2, DIM)),
-        (DistributedEmbedding(DIM, pooling="sum"), (torch.empty(0, dtype=torch.int64), torch.empty(0).long()), (0, DIM)),
+        (
+            DistributedEmbedding(DIM, pooling="mean"),
+            (torch.empty(2, 0, dtype=torch.int64),),
+            (2, DIM),
+        ),
+        (
+            DistributedEmbedding(DIM, pooling="sum"),
+            (torch.empty(0, dtype=torch.int64), torch.zeros(3).long()),
+            (3, DIM),
+        ),
+        (
+            DistributedEmbedding(DIM, pooling="sqrtn", padding_idx=1),
+            (torch.ones(2, 2).long(),),
+            (2, DIM),
+        ),
+        (
+            DistributedEmbedding(DIM, pooling="sum"),
+            (torch.empty(0, dtype=torch.int64), torch.empty(0).long()),
+            (0, DIM),
+        ),
     ):
         optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
         out = embedding(*given)
@@ -473,31 +577,71 @@ def test_ten_million_ids_in_one_batch() -> None:
     assert embedding(ids[:1000]).eq(-10_000).all()
 
 
-WHOLE, BAGGED = DistributedEmbedding(DIM, ROWS, name="words"), DistributedEmbedding(DIM, pooling="sum", name="words")
+WHOLE, BAGGED = (
+    DistributedEmbedding(DIM, ROWS, name="words"),
+    DistributedEmbedding(DIM, pooling="sum", name="words"),
+)
 FIVE = torch.arange(5)
 
 
 @pytest.mark.parametrize(
     ("embedding", "given", "error", "message"),
     [
-        (WHOLE, (torch.ones(3),), TypeError, "table 'words': ids: expected a tensor of int64, got torch.float32"),
+        (
+            WHOLE,
+            (torch.ones(3),),
+            TypeError,
+            "table 'words': ids: expected a tensor of int64, got torch.float32",
+        ),
         (WHOLE, ([1, 2],), TypeError, "ids: expected a tensor of int64, got list"),
         (WHOLE, (torch.tensor([True]),), TypeError, "got torch.bool"),
-        (WHOLE, (torch.tensor([[1, 2], [ROWS, -1]]),), ValueError, f"expected 0 to {ROWS - 1}, got {ROWS} at position 2"),
+        (
+            WHOLE,
+            (torch.tensor([[1, 2], [ROWS, -1]]),),
+            ValueError,
+            f"expected 0 to {ROWS - 1}, got {ROWS} at position 2",
+        ),
         (WHOLE, (torch.tensor([3, -4]),), ValueError, "got -4 at position 1"),
-        (WHOLE, (FIVE, FIVE), ValueError, "offsets and per_sample_weights are for a table with pooling"),
-        (BAGGED, (FIVE,), ValueError, "expected ids .bags, size., or .n. with offsets; got shape .5."),
+        (
+            WHOLE,
+            (FIVE, FIVE),
+            ValueError,
+            "offsets and per_sample_weights are for a table with pooling",
+        ),
+        (
+            BAGGED,
+            (FIVE,),
+            ValueError,
+            "expected ids .bags, size., or .n. with offsets; got shape .5.",
+        ),
         (BAGGED, (FIVE.view(1, 5), FIVE), ValueError, "expected ids .n. and offsets"),
-        (BAGGED, (FIVE, torch.tensor([0, 3, 2])), ValueError, "expected them to go up, got 2 after 3 at 2"),
+        (
+            BAGGED,
+            (FIVE, torch.tensor([0, 3, 2])),
+            ValueError,
+            "expected them to go up, got 2 after 3 at 2",
+        ),
         (BAGGED, (FIVE, torch.tensor([1, 3])), ValueError, "expected 0 as the first, got 1"),
         (BAGGED, (FIVE, torch.tensor([0, 6])), ValueError, "expected at most 5 as the last, got 6"),
-        (BAGGED, (FIVE, torch.tensor([], dtype=torch.int64)), ValueError, "expected at least one for 5 ids"),
+        (
+            BAGGED,
+            (FIVE, torch.tensor([], dtype=torch.int64)),
+            ValueError,
+            "expected at least one for 5 ids",
+        ),
         (BAGGED, (FIVE, torch.zeros(1)), TypeError, "offsets: expected int64, got torch.float32"),
-        (BAGGED, (FIVE, torch.tensor([0]), FIVE), TypeError, "per_sample_weights: expected floats, got torch.int64"),
+        (
+            BAGGED,
+            (FIVE, torch.tensor([0]), FIVE),
+            TypeError,
+            "per_sample_weights: expected floats, got torch.int64",
+        ),
         (BAGGED, (FIVE, torch.tensor([0]), torch.ones(4)), ValueError, "expected the ids' shape"),
     ],
 )
-def test_bad_input_is_named(embedding: nn.Module, given: tuple[Any, ...], error: type[Exception], message: str) -> None:
+def test_bad_input_is_named(
+    embedding: nn.Module, given: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
     """What a table cannot look up is refused in words, with the first id that is wrong."""
     with pytest.raises(error, match=message):
         embedding(*given)
@@ -515,14 +659,24 @@ def test_bad_input_is_named(embedding: nn.Module, given: tuple[Any, ...], error:
         ({"entry": 3}, TypeError, "entry: expected CountFilterEntry"),
         ({"ttl": 0}, ValueError, "ttl: expected a number above 0"),
         ({"eviction": "fifo"}, ValueError, "eviction: expected one of lru, lfu"),
-        ({"num_embeddings": 4, "padding_idx": 4}, ValueError, "padding_idx: expected -4 to 3, got 4"),
+        (
+            {"num_embeddings": 4, "padding_idx": 4},
+            ValueError,
+            "padding_idx: expected -4 to 3, got 4",
+        ),
         ({"cache_staleness": 2}, ValueError, "cache_staleness: expected cache_rows with it"),
         ({"cache_rows": -1}, ValueError, "cache_rows: expected 0 or more"),
         ({"optimizer": 0.1}, TypeError, "optimizer: expected one of trainer.row_optimizers"),
-        ({"optimizer": row_optimizers.Segments([(1, torch.optim.Adagrad)])}, ValueError, "parts of 5 columns together, got 1"),
+        (
+            {"optimizer": row_optimizers.Segments([(1, torch.optim.Adagrad)])},
+            ValueError,
+            "parts of 5 columns together, got 1",
+        ),
     ],
 )
-def test_bad_settings_are_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_settings_are_named(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     """A setting that makes no sense is refused when the module is made."""
     with pytest.raises(error, match=message):
         DistributedEmbedding(**{"dim": DIM, **options})
@@ -538,14 +692,18 @@ def test_bad_settings_are_named(options: dict[str, Any], error: type[Exception],
         (nn.Linear(3, 2), TypeError, "expected an nn.Embedding or nn.EmbeddingBag, got Linear"),
     ],
 )
-def test_what_an_embedding_cannot_be_made_of_is_named(module: Any, error: type[Exception], message: str) -> None:
+def test_what_an_embedding_cannot_be_made_of_is_named(
+    module: Any, error: type[Exception], message: str
+) -> None:
     """Forms of torch's embeddings that a table has no equal of are refused."""
     with pytest.raises(error, match=message):
         DistributedEmbedding.from_module(module)
 
 
 def test_shows_and_clicks_are_summed_by_id() -> None:
-    """The two keyword arguments that a ShowClickEntry names travel with the gradient, summed by id; others are refused."""
+    """The two keyword arguments that a ShowClickEntry names travel with the gradient, summed by id;
+    others are refused.
+    """
     embedding = DistributedEmbedding(DIM, entry=ShowClickEntry("seen", "bought"), padding_idx=0)
     ids = torch.tensor([[5, 5, 0], [7, 5, 7]])
     embedding(ids, bought=torch.tensor([[1.0], [0.5]])).sum().backward()
@@ -553,16 +711,23 @@ def test_shows_and_clicks_are_summed_by_id() -> None:
 
     gradient = embedding.gradient()
 
-    assert dict(zip(gradient.ids.tolist(), gradient.statistics.tolist(), strict=True)) == {5: [8.0, 2.5], 7: [2.0, 1.0]}
-    with pytest.raises(TypeError, match="unexpected keyword argument 'show': its entry names seen and bought"):
+    assert dict(zip(gradient.ids.tolist(), gradient.statistics.tolist(), strict=True)) == {
+        5: [8.0, 2.5],
+        7: [2.0, 1.0],
+    }
+    with pytest.raises(
+        TypeError, match="unexpected keyword argument 'show': its entry names seen and bought"
+    ):
         embedding(ids, show=ids)
     with pytest.raises(TypeError, match="it has no ShowClickEntry"):
         DistributedEmbedding(DIM)(ids, show=ids)
-    with pytest.raises(ValueError, match="seen: expected a shape that broadcasts to .2, 3., got .2."):
+    with pytest.raises(
+        ValueError, match="seen: expected a shape that broadcasts to .2, 3., got .2."
+    ):
         embedding(ids, seen=torch.ones(2))
 
 
-# ---- the module as a module ---------------------------------------------------------------------------------------------
+# ---- the module as a module ----
 
 
 def steps_of(net: Net, optimizer: torch.optim.Optimizer, steps: range) -> None:
@@ -573,14 +738,21 @@ def steps_of(net: Net, optimizer: torch.optim.Optimizer, steps: range) -> None:
 
 
 def test_a_state_dict_resumes_to_the_bit(tmp_path: Any) -> None:
-    """Rows and their states are in the state_dict, which torch loads with weights only; training goes on as if never stopped."""
+    """Rows and their states are in the state_dict, which torch loads with weights only; training
+    goes on as if never stopped.
+    """
     mine, make = pair()[1], partial(torch.optim.Adagrad, lr=0.1)
     optimizer = make(mine.parameters())
     steps_of(mine, optimizer, range(3))
-    torch.save({"model": mine.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved.pt")
+    torch.save(
+        {"model": mine.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved.pt"
+    )
     steps_of(mine, optimizer, range(3, 6))
 
-    resumed, saved = Net(DistributedEmbedding(DIM, ROWS)), torch.load(tmp_path / "saved.pt", weights_only=True)
+    resumed, saved = (
+        Net(DistributedEmbedding(DIM, ROWS)),
+        torch.load(tmp_path / "saved.pt", weights_only=True),
+    )
     resumed.load_state_dict(saved["model"])
     optimizer = make(resumed.parameters())
     optimizer.load_state_dict(saved["optimizer"])
@@ -590,14 +762,21 @@ def test_a_state_dict_resumes_to_the_bit(tmp_path: Any) -> None:
 
 
 def test_ids_wait_for_admission_here_too() -> None:
-    """With a count of 3 the third step of an id is the first that is applied, also where the state was saved before it."""
+    """With a count of 3 the third step of an id is the first that is applied, also where the state
+    was saved before it.
+    """
     runs = []
     for stop in (False, True):
-        embedding = DistributedEmbedding(DIM, entry=CountFilterEntry(3), optimizer=row_optimizers.Adagrad(lr=1.0))
+        embedding = DistributedEmbedding(
+            DIM, entry=CountFilterEntry(3), optimizer=row_optimizers.Adagrad(lr=1.0)
+        )
         reads = []
         for step in range(5):
             if stop and step == 2:
-                state, embedding = embedding.state_dict(), DistributedEmbedding(DIM, entry=CountFilterEntry(3))
+                state, embedding = (
+                    embedding.state_dict(),
+                    DistributedEmbedding(DIM, entry=CountFilterEntry(3)),
+                )
                 embedding.load_state_dict(state)
                 embedding.optimizer = row_optimizers.Adagrad(lr=1.0)
             optimizer = torch.optim.SGD(embedding.parameters())
@@ -616,9 +795,18 @@ def test_a_state_dict_of_other_rows_is_refused() -> None:
     embedding = DistributedEmbedding(DIM, name="words")
     state, before = embedding.state_dict(), values(embedding)
     for other, message in (
-        (DistributedEmbedding(DIM + 1).state_dict(), "table 'words': expected rows of 5 numbers, got an array of shape .0, 6."),
-        (DistributedEmbedding(DIM, dtype=torch.float64).state_dict(), "expected rows of float32, got float64"),
-        ({key: value for key, value in state.items() if key != "table.values"}, "Missing key.*table.values"),
+        (
+            DistributedEmbedding(DIM + 1).state_dict(),
+            "table 'words': expected rows of 5 numbers, got an array of shape .0, 6.",
+        ),
+        (
+            DistributedEmbedding(DIM, dtype=torch.float64).state_dict(),
+            "expected rows of float32, got float64",
+        ),
+        (
+            {key: value for key, value in state.items() if key != "table.values"},
+            "Missing key.*table.values",
+        ),
         ({**state, "table.facts": state["table.facts"][:5]}, "facts: expected JSON"),
     ):
         with pytest.raises(RuntimeError, match=message):
@@ -640,17 +828,26 @@ def test_copies_are_whole_and_apart(tmp_path: Any) -> None:
 
 
 def test_lower_precision_is_that_of_the_output() -> None:
-    """half() and the like change what forward returns, as for nn.Embedding; rows and what they learn stay as they are."""
+    """half() and the like change what forward returns, as for nn.Embedding; rows and what they
+    learn stay as they are.
+    """
     theirs, mine = (net.embedding for net in pair())
 
-    assert torch.equal(mine.bfloat16()(FIVE), theirs.bfloat16()(FIVE)) and mine.anchor.dtype == torch.float32
+    assert (
+        torch.equal(mine.bfloat16()(FIVE), theirs.bfloat16()(FIVE))
+        and mine.anchor.dtype == torch.float32
+    )
     mine(FIVE).float().sum().backward()
     assert mine.gradient().rows.dtype == torch.float32
-    assert mine.double()(FIVE).dtype == torch.float64 and values(mine.float()).dtype == torch.float32
+    assert (
+        mine.double()(FIVE).dtype == torch.float64 and values(mine.float()).dtype == torch.float32
+    )
 
 
 def test_a_frozen_table_stays() -> None:
-    """A module whose parameters need no gradient gives none, and one made of a frozen nn.Embedding is frozen."""
+    """A module whose parameters need no gradient gives none, and one made of a frozen nn.Embedding
+    is frozen.
+    """
     frozen = DistributedEmbedding.from_module(nn.Embedding.from_pretrained(torch.ones(ROWS, DIM)))
     assert not frozen(FIVE).requires_grad
     frozen.requires_grad_(True)
@@ -663,7 +860,9 @@ def test_a_frozen_table_stays() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("pooling", [None, "mean", "sqrtn"])
 def test_ids_on_a_gpu_are_looked_up_there(pooling: str | None) -> None:
-    """What is returned is on the ids' device, and a step with ids there is one with ids here, within rounding."""
+    """What is returned is on the ids' device, and a step with ids there is one with ids here,
+    within rounding.
+    """
     found = []
     for device in ("cpu", "cuda:0"):
         net = Net(DistributedEmbedding(DIM, pooling=pooling, padding_idx=3)).to(device)
@@ -691,7 +890,9 @@ class Served:
 
 
 def test_connected_rows_are_anothers() -> None:
-    """Once connected, a module pulls each id once, holds no rows, saves none, and no optimizer here steps them."""
+    """Once connected, a module pulls each id once, holds no rows, saves none, and no optimizer here
+    steps them.
+    """
     net = pair()[1]
     embedding, start, source = net.embedding, values(pair()[1]), Served()
     ids, rows = embedding.initial_rows
@@ -699,9 +900,13 @@ def test_connected_rows_are_anothers() -> None:
 
     embedding.connect(source)
 
-    assert torch.equal(embedding.initial_rows[1], rows) and list(embedding.state_dict()) == ["anchor"]
+    assert torch.equal(embedding.initial_rows[1], rows) and list(embedding.state_dict()) == [
+        "anchor"
+    ]
     out = embedding(torch.tensor([[4, 4], [9, 2]]))
-    assert torch.equal(out[..., 0], torch.tensor([[4.0, 4], [9, 2]])) and source.asked == [[4, 9, 2]]
+    assert torch.equal(out[..., 0], torch.tensor([[4.0, 4], [9, 2]])) and source.asked == [
+        [4, 9, 2]
+    ]
     out.sum().backward()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.step()
@@ -714,7 +919,9 @@ def test_connected_rows_are_anothers() -> None:
 
 
 def test_cached_rows_are_pulled_again_after_the_bound() -> None:
-    """With a cache, training pulls a row again after cache_staleness steps, not before; evaluation always does."""
+    """With a cache, training pulls a row again after cache_staleness steps, not before; evaluation
+    always does.
+    """
     embedding, source = DistributedEmbedding(DIM, cache_rows=100, cache_staleness=1), Served()
     embedding.connect(source)
     for step in range(4):
@@ -727,20 +934,35 @@ def test_cached_rows_are_pulled_again_after_the_bound() -> None:
     assert source.asked == [[1, 2], [1, 2]]
     embedding(torch.tensor([5]))
     source.more = 40.0
-    assert embedding(torch.tensor([5]))[0, 0] == 5 + 30.0 and embedding.cache.counters()["hits"] == 5
+    assert (
+        embedding(torch.tensor([5]))[0, 0] == 5 + 30.0 and embedding.cache.counters()["hits"] == 5
+    )
     assert embedding.eval()(torch.tensor([5]))[0, 0] == 5 + 40.0
 
 
 def test_a_table_is_a_plans() -> None:
-    """What a plan needs of a table stands in one place, and two modules say in words why they are not one table."""
+    """What a plan needs of a table stands in one place, and two modules say in words why they are
+    not one table.
+    """
     segments = row_optimizers.Segments([(2, row_optimizers.SGD()), (3, row_optimizers.SGD())])
     embedding = DistributedEmbedding(DIM, ROWS, optimizer=segments, name="words", seed=9, ttl=60.0)
 
     table = embedding.table(segments=[(0, 2, 4), (2, 5, 6)], lane=1)
 
-    assert (table.name, table.rows, table.seed, table.ttl, table.lane) == ("words", ROWS, 9, 60.0, 1)
+    assert (table.name, table.rows, table.seed, table.ttl, table.lane) == (
+        "words",
+        ROWS,
+        9,
+        60.0,
+        1,
+    )
     assert [segment.group for segment in table.segments] == [4, 6]
     assert embedding.differs(copy.deepcopy(embedding)) is None
-    assert embedding.differs(DistributedEmbedding(DIM, ROWS, optimizer=segments, seed=9)) == "ttl 60.0 and None"
-    assert "optimizer" in str(DistributedEmbedding(DIM).differs(DistributedEmbedding(DIM, optimizer=row_optimizers.SGD())))
+    assert (
+        embedding.differs(DistributedEmbedding(DIM, ROWS, optimizer=segments, seed=9))
+        == "ttl 60.0 and None"
+    )
+    assert "optimizer" in str(
+        DistributedEmbedding(DIM).differs(DistributedEmbedding(DIM, optimizer=row_optimizers.SGD()))
+    )
     assert "30 -> 5, name='words'" in repr(embedding) and "rows in this process" in repr(embedding)

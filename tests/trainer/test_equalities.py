@@ -1,7 +1,8 @@
-"""A cluster computes what a single node computes: to the bit with one trainer, within rounding with several.
+"""A cluster computes what a single node computes: to the bit with one trainer, within rounding with
+several.
 
-Real servers in this process, over their real carriers.  The reference runs in the same test, on the same threads.
-"""
+Real servers in this process, over their real carriers.  The reference runs in the same test, on the
+same threads."""
 
 from __future__ import annotations
 
@@ -83,12 +84,26 @@ def net() -> Net:
     return Net()
 
 
-def batches(count: int = STEPS, size: int = 8, seed: int = 11) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    count: int = STEPS, size: int = 8, seed: int = 11
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(size, 96, generator=generator), torch.randint(0, 3, (size,), generator=generator)) for _ in range(count)]
+    return [
+        (
+            torch.randn(size, 96, generator=generator),
+            torch.randint(0, 3, (size,), generator=generator),
+        )
+        for _ in range(count)
+    ]
 
 
-def alone(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, clip: Any = None, schedule: Any = None) -> nn.Module:
+def alone(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Any,
+    clip: Any = None,
+    schedule: Any = None,
+) -> nn.Module:
     """The reference: plain torch."""
     scheduler = schedule(optimizer) if schedule else None
     for x, y in data:
@@ -103,8 +118,12 @@ def alone(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, clip: A
 
 
 def assert_equal(model: nn.Module, reference: nn.Module) -> None:
-    for (name, mine), (_, theirs) in zip(model.state_dict().items(), reference.state_dict().items(), strict=True):
-        assert torch.equal(mine, theirs), f"{name}: largest difference {(mine - theirs).abs().max()}"
+    for (name, mine), (_, theirs) in zip(
+        model.state_dict().items(), reference.state_dict().items(), strict=True
+    ):
+        assert torch.equal(mine, theirs), (
+            f"{name}: largest difference {(mine - theirs).abs().max()}"
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +132,15 @@ def finished() -> Iterator[None]:
     fleet.finish()
 
 
-def eager(endpoints: str, make: Any, data: Any, *, strategy: Any = None, grad_clip: Any = None, schedule: Any = None) -> Net:
+def eager(
+    endpoints: str,
+    make: Any,
+    data: Any,
+    *,
+    strategy: Any = None,
+    grad_clip: Any = None,
+    schedule: Any = None,
+) -> Net:
     """One trainer of an eager job."""
     fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")))
     model = fleet.distributed_model(net())
@@ -130,16 +157,31 @@ def eager(endpoints: str, make: Any, data: Any, *, strategy: Any = None, grad_cl
 
 
 class Prepared:
-    """One trainer of a job of programs, captured and transpiled.  Tracing is for one thread at a time; training is not."""
+    """One trainer of a job of programs, captured and transpiled.
 
-    def __init__(self, endpoints: str, make: Any, example: Any, trainer: int = 0, trainers: int = 1, **kinds: Any) -> None:
+    Tracing is for one thread at a time; training is not.
+    """
+
+    def __init__(
+        self,
+        endpoints: str,
+        make: Any,
+        example: Any,
+        trainer: int = 0,
+        trainers: int = 1,
+        **kinds: Any,
+    ) -> None:
         self.model = net()
         optimizer = make(self.model.parameters())
         self.scheduler = kinds["schedule"](optimizer) if kinds.get("schedule") else None
         clip = kinds.get("grad_clip")
-        main, startup = capture(self.model, loss_of, optimizer, example, grad_clip=clip, scheduler=self.scheduler)
+        main, startup = capture(
+            self.model, loss_of, optimizer, example, grad_clip=clip, scheduler=self.scheduler
+        )
         self.transpiler = DistributeTranspiler(kinds.get("config"))
-        self.transpiler.transpile(trainer, main, pservers=endpoints, trainers=trainers, startup_program=startup)
+        self.transpiler.transpile(
+            trainer, main, pservers=endpoints, trainers=trainers, startup_program=startup
+        )
 
     def train(self, data: Any) -> nn.Module:
         with Executor() as exe:
@@ -158,8 +200,12 @@ def program(endpoints: str, make: Any, data: Any, **kinds: Any) -> nn.Module:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_equals_plain_torch_on_the_eager_path(servers: Servers, name: str, count: int) -> None:
-    """Sync, one trainer: parameters after 20 steps are equal to the bit, however many servers share them."""
+def test_every_optimizer_equals_plain_torch_on_the_eager_path(
+    servers: Servers, name: str, count: int
+) -> None:
+    """Sync, one trainer: parameters after 20 steps are equal to the bit, however many servers share
+    them.
+    """
     cls, options = OPTIMIZERS[name]
     reference = net()
 
@@ -170,7 +216,9 @@ def test_every_optimizer_equals_plain_torch_on_the_eager_path(servers: Servers, 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_equals_plain_torch_on_the_program_path(servers: Servers, name: str, count: int) -> None:
+def test_every_optimizer_equals_plain_torch_on_the_program_path(
+    servers: Servers, name: str, count: int
+) -> None:
     """The same through capture, transpiler and Executor."""
     cls, options = OPTIMIZERS[name]
     reference = net()
@@ -183,7 +231,9 @@ def test_every_optimizer_equals_plain_torch_on_the_program_path(servers: Servers
 @pytest.mark.parametrize("path", [eager, program])
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd_momentum", "adagrad"])
 def test_fused_rules_on_slices_are_within_an_ulp(servers: Servers, name: str, path: Any) -> None:
-    """``fused=True`` runs torch's fused kernel on each slice: rounding may differ at a slice's tail."""
+    """``fused=True`` runs torch's fused kernel on each slice: rounding may differ at a slice's
+    tail.
+    """
     cls, options = OPTIMIZERS[name]
     options = {**options, "fused": True}
     reference = net()
@@ -218,24 +268,37 @@ CLIPS = {
 
 @pytest.mark.parametrize("path", [eager, program])
 @pytest.mark.parametrize("kind", CLIPS)
-def test_gradient_clipping_equals_plain_torch_with_one_trainer(servers: Servers, kind: str, path: Any) -> None:
+def test_gradient_clipping_equals_plain_torch_with_one_trainer(
+    servers: Servers, kind: str, path: Any
+) -> None:
     """Clipping and slicing together: on the trainer, to the bit."""
     ours, theirs = CLIPS[kind]
     reference = net()
 
-    model = path(servers(3), lambda parameters: O.Adam(parameters, lr=0.01), batches(), grad_clip=ours)
+    model = path(
+        servers(3), lambda parameters: O.Adam(parameters, lr=0.01), batches(), grad_clip=ours
+    )
 
-    assert_equal(model, alone(reference, O.Adam(reference.parameters(), lr=0.01), batches(), clip=theirs))
+    assert_equal(
+        model, alone(reference, O.Adam(reference.parameters(), lr=0.01), batches(), clip=theirs)
+    )
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "step": lambda optimizer: O.lr_scheduler.StepLR(optimizer, 3, 0.5),
     "cosine": lambda optimizer: O.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5),
     "lambda": lambda optimizer: O.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-    "one_cycle": lambda optimizer: O.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=STEPS + 1),  # moves betas too
-    "cyclic": lambda optimizer: O.lr_scheduler.CyclicLR(optimizer, 0.001, 0.01, step_size_up=4, cycle_momentum=False),
+    # moves betas too
+    "one_cycle": lambda optimizer: O.lr_scheduler.OneCycleLR(
+        optimizer, 0.05, total_steps=STEPS + 1
+    ),
+    "cyclic": lambda optimizer: O.lr_scheduler.CyclicLR(
+        optimizer, 0.001, 0.01, step_size_up=4, cycle_momentum=False
+    ),
     "sequential": lambda optimizer: O.lr_scheduler.SequentialLR(
-        optimizer, [O.lr_scheduler.ConstantLR(optimizer), O.lr_scheduler.ExponentialLR(optimizer, 0.9)], [5]
+        optimizer,
+        [O.lr_scheduler.ConstantLR(optimizer), O.lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        [5],
     ),
 }
 
@@ -246,9 +309,19 @@ def test_the_schedule_that_runs_is_the_users(servers: Servers, name: str, path: 
     """Every step carries the whole row of hyper-parameters."""
     reference = net()
 
-    model = path(servers(2), lambda parameters: O.Adam(parameters, lr=0.01), batches(), schedule=SCHEDULES[name])
+    model = path(
+        servers(2),
+        lambda parameters: O.Adam(parameters, lr=0.01),
+        batches(),
+        schedule=SCHEDULES[name],
+    )
 
-    assert_equal(model, alone(reference, O.Adam(reference.parameters(), lr=0.01), batches(), schedule=SCHEDULES[name]))
+    assert_equal(
+        model,
+        alone(
+            reference, O.Adam(reference.parameters(), lr=0.01), batches(), schedule=SCHEDULES[name]
+        ),
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -258,14 +331,21 @@ def test_async_with_one_trainer_equals_plain_torch(servers: Servers, count: int)
     strategy, config = DistributedStrategy(), DistributeTranspilerConfig()
     strategy.a_sync, strategy.a_sync_configs, config.sync_mode = True, {"send_queue_size": 1}, False
 
-    assert_equal(eager(servers(count), lambda p: O.Adam(p, lr=0.01), batches(), strategy=strategy), reference)
-    assert_equal(program(servers(count), lambda p: O.Adam(p, lr=0.01), batches(), config=config), reference)
+    assert_equal(
+        eager(servers(count), lambda p: O.Adam(p, lr=0.01), batches(), strategy=strategy), reference
+    )
+    assert_equal(
+        program(servers(count), lambda p: O.Adam(p, lr=0.01), batches(), config=config), reference
+    )
 
 
 def cluster(endpoints: str, trainers: int, make: Any, data: Any, **kinds: Any) -> list[nn.Module]:
     """Every trainer of a sync job of programs, each with its part of every batch."""
     size = data[0][0].shape[0] // trainers
-    parts = [[(x[i * size : (i + 1) * size], y[i * size : (i + 1) * size]) for x, y in data] for i in range(trainers)]
+    parts = [
+        [(x[i * size : (i + 1) * size], y[i * size : (i + 1) * size]) for x, y in data]
+        for i in range(trainers)
+    ]
     jobs = [Prepared(endpoints, make, parts[i][0], i, trainers, **kinds) for i in range(trainers)]
 
     def run(number: int) -> nn.Module:
@@ -273,25 +353,39 @@ def cluster(endpoints: str, trainers: int, make: Any, data: Any, **kinds: Any) -
         return jobs[number].train(parts[number])
 
     with ThreadPoolExecutor(trainers) as pool:
-        return [future.result(timeout=100) for future in [pool.submit(run, number) for number in range(trainers)]]
+        return [
+            future.result(timeout=100)
+            for future in [pool.submit(run, number) for number in range(trainers)]
+        ]
 
 
 def distance(model: nn.Module, reference: nn.Module) -> float:
     """||difference|| / ||parameters||"""
-    mine, theirs = (torch.cat([p.detach().reshape(-1).double() for p in m.parameters()]) for m in (model, reference))
+    mine, theirs = (
+        torch.cat([p.detach().reshape(-1).double() for p in m.parameters()])
+        for m in (model, reference)
+    )
     return float((mine - theirs).norm() / theirs.norm())
 
 
 @pytest.mark.parametrize(("trainers", "count"), list(itertools.product([2, 4], [1, 2])))
 @pytest.mark.parametrize("kind", [None, *CLIPS])
-def test_several_trainers_equal_the_concatenated_batch(servers: Servers, trainers: int, count: int, kind: str | None) -> None:
-    """2 and 4 trainers in sync mode: within 1e-6 of single-node training, bit-equal to one another and from run to run."""
+def test_several_trainers_equal_the_concatenated_batch(
+    servers: Servers, trainers: int, count: int, kind: str | None
+) -> None:
+    """2 and 4 trainers in sync mode: within 1e-6 of single-node training, bit-equal to one another
+    and from run to run.
+    """
     ours, theirs = CLIPS[kind] if kind else (None, None)
     data = batches(size=16)
-    reference = alone(net_ := net(), O.SGD(net_.parameters(), lr=0.1, momentum=0.9), data, clip=theirs)
+    reference = alone(
+        net_ := net(), O.SGD(net_.parameters(), lr=0.1, momentum=0.9), data, clip=theirs
+    )
 
     def run() -> list[nn.Module]:
-        return cluster(servers(count), trainers, lambda p: O.SGD(p, lr=0.1, momentum=0.9), data, grad_clip=ours)
+        return cluster(
+            servers(count), trainers, lambda p: O.SGD(p, lr=0.1, momentum=0.9), data, grad_clip=ours
+        )
 
     models = run()
     for model in models:
@@ -306,4 +400,6 @@ def test_size_balanced_slices_train_the_same(servers: Servers) -> None:
     config.split_method, config.min_block_size = SizeBalanced, 100
     reference = alone(net_ := net(), O.Adam(net_.parameters(), lr=0.01), batches())
 
-    assert_equal(program(servers(3), lambda p: O.Adam(p, lr=0.01), batches(), config=config), reference)
+    assert_equal(
+        program(servers(3), lambda p: O.Adam(p, lr=0.01), batches(), config=config), reference
+    )

@@ -1,4 +1,6 @@
-"""The Executor runs programs: it checks what is fed, gives what is fetched, and leaves the module trained."""
+"""The Executor runs programs: it checks what is fed, gives what is fetched, and leaves the module
+trained.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,16 @@ def captured():
 
 
 def test_a_feed_that_does_not_fit_is_refused_by_name(captured):
-    """Missing, unknown, wrong dtype, rank, static size, unequal free sizes, no rows, no tensor: each error names the input."""
+    """Missing, unknown, wrong dtype, rank, static size, unequal free sizes, no rows, no tensor:
+    each error names the input.
+    """
     _, _, program, startup = captured
     x, y = batch(3)
     wrong = {
-        "'y'.*expected int64\\[batch\\], got int64\\[4\\]; batch is 3 in the input 'x'": (x, torch.zeros(4, dtype=torch.long)),
+        "'y'.*expected int64\\[batch\\], got int64\\[4\\]; batch is 3 in the input 'x'": (
+            x,
+            torch.zeros(4, dtype=torch.long),
+        ),
         "'x': expected float32\\[batch, 6\\], got float64\\[3, 6\\]": (x.double(), y),
         "'x': expected float32\\[batch, 6\\], got float32\\[6\\]": (x[0], y),
         "'x': expected float32\\[batch, 6\\], got float32\\[3, 5\\]": (x[:, :5], y),
@@ -59,7 +66,9 @@ def test_a_feed_that_does_not_fit_is_refused_by_name(captured):
 
 
 def test_a_batch_that_the_step_cannot_hold_is_refused():
-    """Batch norm over features needs two rows: a single one is refused, as eager code refuses it, with the smallest number."""
+    """Batch norm over features needs two rows: a single one is refused, as eager code refuses it,
+    with the smallest number.
+    """
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     program, _ = capture(model, classify, torch.optim.SGD(model.parameters(), lr=0.1), batch(4))
     with Executor() as executor:
@@ -69,18 +78,35 @@ def test_a_batch_that_the_step_cannot_hold_is_refused():
 
 
 def test_any_variable_can_be_fetched(captured):
-    """Outputs, inputs, gradients, parameters, states, sizes and temporaries come detached, and later runs do not change them."""
+    """Outputs, inputs, gradients, parameters, states, sizes and temporaries come detached, and
+    later runs do not change them.
+    """
     model, optimizer, program, startup = captured
     names = ["loss", "x", "0.weight@GRAD", "0.weight", "0.weight@exp_avg", "0.weight@step", "addmm"]
     x, y = batch(5)
     with Executor() as executor:
         executor.run(startup)
-        loss, fed, grad, weight, average, step, hidden = executor.run(program, feed={"y": y, "x": x}, fetch_list=names)
+        loss, fed, grad, weight, average, step, hidden = executor.run(
+            program, feed={"y": y, "x": x}, fetch_list=names
+        )
         kept = weight.clone()
-        assert torch.equal(weight, model[0].weight.detach()) and not weight.requires_grad and not loss.requires_grad
-        assert torch.equal(fed, x) and grad.shape == (8, 6) and hidden.shape == (5, 8) and int(step) == 1
+        assert (
+            torch.equal(weight, model[0].weight.detach())
+            and not weight.requires_grad
+            and not loss.requires_grad
+        )
+        assert (
+            torch.equal(fed, x)
+            and grad.shape == (8, 6)
+            and hidden.shape == (5, 8)
+            and int(step) == 1
+        )
         assert torch.equal(average, optimizer.state[model[0].weight]["exp_avg"])
-        assert executor.run(program, feed=batch()) == [] == executor.run(program, feed=batch(), fetch_list=[])
+        assert (
+            executor.run(program, feed=batch())
+            == []
+            == executor.run(program, feed=batch(), fetch_list=[])
+        )
         assert torch.equal(weight, kept) and not torch.equal(kept, model[0].weight.detach())
 
 
@@ -100,14 +126,18 @@ def test_gradients_of_the_user_are_left_alone(captured):
     model[0].weight.grad = grad = torch.full((8, 6), 3.0)
     with Executor() as executor:
         executor.run(program, feed=batch())
-        with pytest.raises(IndexError, match=r"While executing aten.nll_loss_forward at test_executor.py:\d+"):
+        with pytest.raises(
+            IndexError, match=r"While executing aten.nll_loss_forward at test_executor.py:\d+"
+        ):
             executor.run(program, feed=(torch.randn(2, 6), torch.tensor([0, 9])))
     assert model[0].weight.grad is grad and torch.equal(grad, torch.full((8, 6), 3.0))
     assert model[2].weight.grad is None
 
 
 def test_the_users_optimizer_keeps_state_and_hooks(captured):
-    """The live optimizer steps: its state is current, its hooks run, and a rate moved by hand counts from the next run on."""
+    """The live optimizer steps: its state is current, its hooks run, and a rate moved by hand
+    counts from the next run on.
+    """
     model, optimizer, program, _ = captured
     calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
@@ -122,11 +152,18 @@ def test_the_users_optimizer_keeps_state_and_hooks(captured):
 
 @pytest.mark.parametrize("clip", [None, ClipGradByGlobalNorm(0.1)], ids=["plain", "clipped"])
 def test_a_saved_program_trains_on_without_its_script(tmp_path, clip):
-    """A program that was saved and loaded trains to the same bits as the captured one, with optimizers made from its ops."""
+    """A program that was saved and loaded trains to the same bits as the captured one, with
+    optimizers made from its ops.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 3))
-    groups = [{"params": model[2].parameters(), "lr": 0.01}, {"params": model[0].parameters(), "weight_decay": 0.1}]
-    program, startup = capture(model, classify, torch.optim.AdamW(groups, lr=0.05), batch(), grad_clip=clip)
+    groups = [
+        {"params": model[2].parameters(), "lr": 0.01},
+        {"params": model[0].parameters(), "weight_decay": 0.1},
+    ]
+    program, startup = capture(
+        model, classify, torch.optim.AdamW(groups, lr=0.05), batch(), grad_clip=clip
+    )
     program.save(tmp_path / "main")
     loaded = Program.load(tmp_path / "main")
     with Executor() as first, Executor() as second:
@@ -142,11 +179,15 @@ def test_a_saved_program_trains_on_without_its_script(tmp_path, clip):
 
 
 def test_a_received_program_needs_its_startup_program(captured):
-    """A program without values is refused until a startup program in the same Executor has bound them."""
+    """A program without values is refused until a startup program in the same Executor has bound
+    them.
+    """
     _, _, program, startup = captured
     received = Program.from_proto(program.to_proto())
     with Executor() as executor:
-        with pytest.raises(ValueError, match="no value for '0.weight'; run its startup program first"):
+        with pytest.raises(
+            ValueError, match="no value for '0.weight'; run its startup program first"
+        ):
             executor.run(received, feed=batch())
         executor.run(startup)
         (loss,) = executor.run(received, feed=batch(), fetch_list=["loss"])
@@ -161,7 +202,8 @@ def test_code_of_a_program_goes_with_the_program(captured):
         executor.run(program, feed=batch())
         executor.run(other, feed=batch())
         assert len(executor._loaded) == 2
-        capture(model, classify, optimizer, batch())  # the default programs hold the last captured one
+        # the default programs hold the last captured one
+        capture(model, classify, optimizer, batch())
         del other
         gc.collect()
         assert len(executor._loaded) == 1
@@ -206,7 +248,9 @@ class Recording(Executor):
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 def test_communication_keeps_its_place_among_compute(compile):
-    """send and recv run in the order of the program, between the ops around them, also when compute is compiled."""
+    """send and recv run in the order of the program, between the ops around them, also when compute
+    is compiled.
+    """
     if compile and shutil.which("c++") is None:
         pytest.skip("torch.compile needs a C++ compiler")
     ops = (
@@ -217,10 +261,18 @@ def test_communication_keeps_its_place_among_compute(compile):
         Op("recv", {"param": "w", "endpoints": ("h:1",)}, ("w",)),
         Op("aten.add.Tensor", {"self": Ref("z"), "other": Ref("w")}, ("end",)),
     )
-    kinds = {"x": Role.INPUT, "y": Role.TEMPORARY, "z": Role.TEMPORARY, "w": Role.TEMPORARY, "end": Role.OUTPUT}
+    kinds = {
+        "x": Role.INPUT,
+        "y": Role.TEMPORARY,
+        "z": Role.TEMPORARY,
+        "w": Role.TEMPORARY,
+        "end": Role.OUTPUT,
+    }
     variables = {name: Variable(name, (2,), "float32", role) for name, role in kinds.items()}
     with Recording(compile) as executor:
-        (end,) = executor.run(Program((Block(0, variables, ops),)), feed=(torch.ones(2),), fetch_list=["end"])
+        (end,) = executor.run(
+            Program((Block(0, variables, ops),)), feed=(torch.ones(2),), fetch_list=["end"]
+        )
         assert executor.seen == [("send", 4.0), ("send", 12.0), ("recv", 0.0)]
     assert torch.equal(end, torch.full((2,), 16.0))
 
@@ -228,12 +280,16 @@ def test_communication_keeps_its_place_among_compute(compile):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_training_on_a_gpu_equals_training_on_the_cpu():
-    """The Executor moves the module to its device; five steps there equal five on the CPU within 1e-4."""
+    """The Executor moves the module to its device; five steps there equal five on the CPU within
+    1e-4.
+    """
     results = []
     for device in ("cpu", "cuda:0"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-        program, startup = capture(model, classify, torch.optim.Adam(model.parameters(), lr=0.01), batch())
+        program, startup = capture(
+            model, classify, torch.optim.Adam(model.parameters(), lr=0.01), batch()
+        )
         with Executor(device=device) as executor:
             executor.run(startup)
             for seed in range(5):

@@ -1,4 +1,6 @@
-"""The eager path: what a script may do with ``fleet``, one trainer against real servers in this process."""
+"""The eager path: what a script may do with ``fleet``, one trainer against real servers in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def net(seed: int = 3) -> nn.Module:
 
 def batches(count: int, seed: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(8, 6, generator=generator), torch.randint(0, 2, (8,), generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(8, 6, generator=generator), torch.randint(0, 2, (8,), generator=generator))
+        for _ in range(count)
+    ]
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any) -> None:
@@ -36,7 +41,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any) -> None
         optimizer.step()
 
 
-def joined(endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+def joined(
+    endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any
+) -> Any:
     fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")))
     fleet.distributed_model(model)
     return fleet.distributed_optimizer(optimizer, **options)
@@ -64,14 +71,20 @@ def finished() -> Iterator[None]:
     fleet.finish()
 
 
-def test_alone_the_same_script_trains_single_node_with_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_alone_the_same_script_trains_single_node_with_one_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Without a cluster's variables a process trains alone, on purpose and with one line."""
     mine, reference = net(), net()
     with caplog.at_level(logging.INFO):
         fleet.init()
         fleet.distributed_model(mine)
-        optimizer = fleet.distributed_optimizer(torch.optim.Adam(mine.parameters()), grad_clip=ClipGradByNorm(0.1))
-    assert [record for record in caplog.records if "training alone" in record.message].__len__() == 1
+        optimizer = fleet.distributed_optimizer(
+            torch.optim.Adam(mine.parameters()), grad_clip=ClipGradByNorm(0.1)
+        )
+    assert [
+        record for record in caplog.records if "training alone" in record.message
+    ].__len__() == 1
     train(mine, optimizer, batches(5))
 
     plain = torch.optim.Adam(reference.parameters())
@@ -98,7 +111,9 @@ def test_the_models_state_and_the_optimizers_are_whole_and_current(servers: Serv
 
 
 def test_loading_a_state_dict_goes_on_from_it(servers: Servers) -> None:
-    """``load_state_dict`` of another run's optimizer: the servers have its states and the next steps equal plain torch."""
+    """``load_state_dict`` of another run's optimizer: the servers have its states and the next
+    steps equal plain torch.
+    """
     mine, reference = net(), net()
     plain = torch.optim.Adam(reference.parameters(), lr=0.01)
     train(reference, plain, batches(4))
@@ -116,7 +131,10 @@ def test_loading_a_state_dict_goes_on_from_it(servers: Servers) -> None:
 def test_an_optimizer_that_has_stepped_before_keeps_its_state(servers: Servers) -> None:
     """A job may start from an optimizer with state."""
     mine, reference = net(), net()
-    before, plain = torch.optim.Adam(mine.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)
+    before, plain = (
+        torch.optim.Adam(mine.parameters(), lr=0.01),
+        torch.optim.Adam(reference.parameters(), lr=0.01),
+    )
     train(mine, before, batches(3))
     train(reference, plain, batches(3))
 
@@ -127,7 +145,9 @@ def test_an_optimizer_that_has_stepped_before_keeps_its_state(servers: Servers) 
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_saved_job_resumes_to_the_bit_on_any_number_of_servers(servers: Servers, tmp_path: Path, count: int) -> None:
+def test_a_saved_job_resumes_to_the_bit_on_any_number_of_servers(
+    servers: Servers, tmp_path: Path, count: int
+) -> None:
     """Parameters, buffers, optimizer state, hyper-parameters and step come back."""
     reference = net()
     plain = torch.optim.Adam(reference.parameters(), lr=0.01)
@@ -148,11 +168,18 @@ def test_a_saved_job_resumes_to_the_bit_on_any_number_of_servers(servers: Server
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "multi-step": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1),
-    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=9),
-    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.05, total_steps=9
+    ),
+    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 1 / (1 + step)
+    ),
     "sequential": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
         optimizer,
-        [torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)],
+        [
+            torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5),
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        ],
         [2],
     ),
 }
@@ -204,7 +231,9 @@ def test_grad_clip_is_one_of_three_classes(servers: Servers) -> None:
         fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), grad_clip=1.0)  # type: ignore[arg-type]
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_nothing_changes(servers: Servers, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_changes(
+    servers: Servers, tmp_path: Path
+) -> None:
     """Bad input: a clear error, nothing half-done."""
     model = net()
     optimizer = joined(servers(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -223,7 +252,9 @@ def test_a_checkpoint_of_another_model_is_refused_and_nothing_changes(servers: S
 
 
 def test_parameters_without_gradient_are_skipped(servers: Servers) -> None:
-    """In some steps, or always (frozen): their values and the optimizer's count of their steps stay."""
+    """In some steps, or always (frozen): their values and the optimizer's count of their steps
+    stay.
+    """
 
     def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for number, (x, y) in enumerate(batches(6)):
@@ -287,7 +318,9 @@ def test_step_takes_a_closure(servers: Servers) -> None:
 
 
 def test_grad_scaler_skips_overflows_and_unscales(servers: Servers) -> None:
-    """GradScaler takes it for any optimizer: scaled gradients, an overflow in the middle, unscale_ with clipping."""
+    """GradScaler takes it for any optimizer: scaled gradients, an overflow in the middle, unscale_
+    with clipping.
+    """
 
     def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
@@ -328,10 +361,15 @@ def test_a_group_may_be_added_before_the_first_step_only(servers: Servers) -> No
         optimizer.add_param_group({"params": mine[1].parameters()})
 
 
-def test_a_scheduler_made_for_the_inner_optimizer_moves_the_job(servers: Servers, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_scheduler_made_for_the_inner_optimizer_moves_the_job(
+    servers: Servers, recwarn: pytest.WarningsRecorder
+) -> None:
     """Both optimizers share their groups, and no scheduler warns of a wrong order."""
     mine, reference = net(), net()
-    inner, plain = torch.optim.SGD(mine.parameters(), lr=0.1), torch.optim.SGD(reference.parameters(), lr=0.1)
+    inner, plain = (
+        torch.optim.SGD(mine.parameters(), lr=0.1),
+        torch.optim.SGD(reference.parameters(), lr=0.1),
+    )
     schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in (inner, plain)]
     optimizer = joined(servers(1), mine, inner)
     for batch in batches(4):
@@ -352,7 +390,9 @@ def test_parameters_of_no_registered_model_are_refused(servers: Servers) -> None
         fleet.distributed_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
 
 
-@pytest.mark.parametrize("cls", [torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon, torch.optim.SparseAdam])
+@pytest.mark.parametrize(
+    "cls", [torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon, torch.optim.SparseAdam]
+)
 def test_what_cannot_be_sliced_raises_and_says_why(servers: Servers, cls: Any) -> None:
     """No optimizer trains silently as another, or not at all."""
     model = nn.Linear(4, 4, bias=False)
@@ -396,7 +436,9 @@ def test_the_order_of_calls_is_checked() -> None:
 
 def test_an_empty_parameter_passes(servers: Servers) -> None:
     """Zero elements are no special case."""
-    model = nn.ParameterDict({"none": nn.Parameter(torch.zeros(0, 3)), "one": nn.Parameter(torch.ones(2))})
+    model = nn.ParameterDict(
+        {"none": nn.Parameter(torch.zeros(0, 3)), "one": nn.Parameter(torch.ones(2))}
+    )
     optimizer = joined(servers(2), model, torch.optim.Adam(model.parameters(), lr=0.5))
     (model["none"].sum() + model["one"].sum()).backward()
     optimizer.step()

@@ -1,7 +1,8 @@
-"""fleet without servers, in a world of one: the same calls, the model itself, and what has no effect raises.
+"""fleet without servers, in a world of one: the same calls, the model itself, and what has no
+effect raises.
 
-What several trainers do with it is in ``test_data_parallel.py`` and ``tests/cluster/test_collective.py``.
-"""
+What several trainers do with it is in ``test_data_parallel.py`` and
+``tests/cluster/test_collective.py``."""
 
 from __future__ import annotations
 
@@ -46,15 +47,21 @@ def train(model: nn.Module, optimizer: Any, data: Any) -> dict[str, torch.Tensor
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return list(one) == list(other) and all(torch.equal(value, other[name]) for name, value in one.items())
+    return list(one) == list(other) and all(
+        torch.equal(value, other[name]) for name, value in one.items()
+    )
 
 
 @pytest.mark.parametrize("device", devices)
 def test_alone_it_trains_as_plain_torch(device: str) -> None:
-    """Clip and schedule included; on a GPU too, where a world of one proves streams, not communication."""
+    """Clip and schedule included; on a GPU too, where a world of one proves streams, not
+    communication.
+    """
     model = ranks.net(2).to(device)
     reference = copy.deepcopy(model)
-    optimizer = joined(model, torch.optim.Adam(model.parameters(), lr=0.01), grad_clip=ClipGradByGlobalNorm(0.1))
+    optimizer = joined(
+        model, torch.optim.Adam(model.parameters(), lr=0.01), grad_clip=ClipGradByGlobalNorm(0.1)
+    )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     plain = torch.optim.Adam(reference.parameters(), lr=0.01)
     theirs = torch.optim.lr_scheduler.StepLR(plain, 2, 0.5)
@@ -74,7 +81,9 @@ def test_alone_it_trains_as_plain_torch(device: str) -> None:
 
 
 def test_a_mixed_precision_step_that_overflows_is_skipped() -> None:
-    """GradScaler works with the optimizer that is returned: a gradient that is not finite changes nothing."""
+    """GradScaler works with the optimizer that is returned: a gradient that is not finite changes
+    nothing.
+    """
     model = nn.Linear(2, 1)
     optimizer = joined(model, torch.optim.SGD(model.parameters(), lr=0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -83,11 +92,17 @@ def test_a_mixed_precision_step_that_overflows_is_skipped() -> None:
     scaler.step(optimizer)
     scaler.update()
 
-    assert equal(dict(model.state_dict()), dict(before)) and scaler.get_scale() == 2.0 and fleet.metrics() == {"steps": 0.0}
+    assert (
+        equal(dict(model.state_dict()), dict(before))
+        and scaler.get_scale() == 2.0
+        and fleet.metrics() == {"steps": 0.0}
+    )
 
 
 def test_a_copy_of_the_model_is_a_model_of_its_own() -> None:
-    """An average of the weights has a forward and a backward of its own; after finish() the model has, too."""
+    """An average of the weights has a forward and a backward of its own; after finish() the model
+    has, too.
+    """
     model = ranks.plain_net(0)
     optimizer = joined(model, torch.optim.SGD(model.parameters(), lr=0.1))
     average = copy.deepcopy(model)
@@ -116,7 +131,9 @@ def test_a_model_without_trainable_parameters_takes_part() -> None:
 
 
 def test_a_strategy_sets_the_buckets_and_unused_parameters() -> None:
-    """fuse_grad_size_in_MB, last_comm_group_size_MB and find_unused_parameters are DataParallel's arguments."""
+    """fuse_grad_size_in_MB, last_comm_group_size_MB and find_unused_parameters are DataParallel's
+    arguments.
+    """
     strategy = DistributedStrategy()
     strategy.find_unused_parameters = True
     strategy.fuse_grad_size_in_MB = 1
@@ -142,10 +159,15 @@ def changed(**fields: Any) -> DistributedStrategy:
     ("strategy", "words"),
     [
         (changed(amp=True), "strategy.amp: has no effect in the collective mode"),
-        (changed(a_sync_configs={"k_steps": 4}), "strategy.a_sync_configs.k_steps: has no effect in the collective mode"),
+        (
+            changed(a_sync_configs={"k_steps": 4}),
+            "strategy.a_sync_configs.k_steps: has no effect in the collective mode",
+        ),
     ],
 )
-def test_a_switch_without_effect_raises_and_names_itself(strategy: DistributedStrategy, words: str) -> None:
+def test_a_switch_without_effect_raises_and_names_itself(
+    strategy: DistributedStrategy, words: str
+) -> None:
     """In init, and where the strategy is given later."""
     with pytest.raises(ValueError, match=words):
         fleet.init(is_collective=True, strategy=strategy)
@@ -169,7 +191,9 @@ def embedded() -> None:
 
 
 def among_servers() -> None:
-    fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=["a:1"]), is_collective=True)
+    fleet.init(
+        fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=["a:1"]), is_collective=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,17 +202,25 @@ def among_servers() -> None:
         (elsewhere, "is in no registered model"),
         (compressed, "compression: has no effect in the collective mode"),
         (embedded, "DistributedEmbedding: expected parameter servers"),
-        (among_servers, "is_collective=True: expected no servers, got the role TRAINER with PSERVER_ENDPOINTS a:1"),
+        (
+            among_servers,
+            "is_collective=True: expected no servers, got the role TRAINER with PSERVER_ENDPOINTS "
+            "a:1",
+        ),
     ],
 )
-def test_what_a_job_without_servers_cannot_do_is_refused(call: Callable[[], None], words: str) -> None:
+def test_what_a_job_without_servers_cannot_do_is_refused(
+    call: Callable[[], None], words: str
+) -> None:
     """Each is named."""
     with pytest.raises(ValueError, match=words):
         call()
 
 
 def test_it_saves_and_goes_on_as_with_servers(tmp_path: Path) -> None:
-    """Parameters, buffers, the optimizer's state and the step; then to the bit as without the break."""
+    """Parameters, buffers, the optimizer's state and the step; then to the bit as without the
+    break.
+    """
     reference = ranks.net(3)
     plain = torch.optim.Adam(reference.parameters(), lr=0.01)
     train(reference, plain, ranks.batches(6))

@@ -1,7 +1,8 @@
-"""Training on a GPU is training on the CPU within 1e-4: gradients and parameters cross between device and host.
+"""Training on a GPU is training on the CPU within 1e-4: gradients and parameters cross between
+device and host.
 
-The last tests need no GPU: they take the same way through main memory with parameters that cannot receive values in place.
-"""
+The last tests need no GPU: they take the same way through main memory with parameters that cannot
+receive values in place."""
 
 from __future__ import annotations
 
@@ -32,13 +33,18 @@ on_gpu = pytest.param("cuda:0", marks=cuda)
 
 def net(device: str = "cpu") -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)).to(device)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
+    ).to(device)
 
 
 def batches(size: int = 8, seed: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [
-        (torch.randn(size, 1, 8, 8, generator=generator), torch.randint(0, 10, (size,), generator=generator))
+        (
+            torch.randn(size, 1, 8, 8, generator=generator),
+            torch.randint(0, 10, (size,), generator=generator),
+        )
         for _ in range(STEPS)
     ]
 
@@ -60,7 +66,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any) -> nn.M
     return model
 
 
-def joined(endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any) -> Any:
+def joined(
+    endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any
+) -> Any:
     fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")))
     fleet.distributed_model(model)
     return fleet.distributed_optimizer(optimizer or adam(model), **options)
@@ -86,7 +94,9 @@ def finished() -> Iterator[None]:
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_eager_path_equals_the_cpu(servers: Servers, device: str, count: int) -> None:
-    """Gradients leave the device, parameters come back to it: the model stays where it is and is trained."""
+    """Gradients leave the device, parameters come back to it: the model stays where it is and is
+    trained.
+    """
     model = net(device)
     places = [parameter.data_ptr() for parameter in model.parameters()]
 
@@ -100,7 +110,9 @@ def test_the_eager_path_equals_the_cpu(servers: Servers, device: str, count: int
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
 @pytest.mark.parametrize("mode", ["k_steps", "async"])
 def test_the_other_modes_equal_the_cpu(servers: Servers, device: str, mode: str) -> None:
-    """Values that arrive between steps cross too: one trainer that waits for its own result, or steps by itself."""
+    """Values that arrive between steps cross too: one trainer that waits for its own result, or
+    steps by itself.
+    """
     strategy = DistributedStrategy()
     strategy.a_sync_configs = {"k_steps": 2} if mode == "k_steps" else {"send_queue_size": 1}
     model = net(device)
@@ -120,7 +132,10 @@ def test_the_program_path_equals_the_cpu(servers: Servers, device: str) -> None:
     transpiler.transpile(0, program, pservers=servers(2), trainers=1, startup_program=startup)
     with Executor(device) as exe:
         exe.run(transpiler.get_startup_program())
-        losses = [exe.run(transpiler.get_trainer_program(), feed=batch, fetch_list=["loss"])[0] for batch in batches()]
+        losses = [
+            exe.run(transpiler.get_trainer_program(), feed=batch, fetch_list=["loss"])[0]
+            for batch in batches()
+        ]
 
     assert {parameter.device for parameter in model.parameters()} == {torch.device(device)}
     assert all(loss.device == torch.device(device) for loss in losses)
@@ -139,7 +154,9 @@ def test_a_single_node_program_equals_the_cpu(device: str) -> None:
             exe.run(program, feed=batch)
 
     assert_near(model, train(reference, adam(reference), batches()))
-    assert all(state["exp_avg"].device == parameter.device for parameter, state in optimizer.state.items())
+    assert all(
+        state["exp_avg"].device == parameter.device for parameter, state in optimizer.state.items()
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
@@ -160,7 +177,9 @@ def test_a_program_moves_a_resumed_optimizers_state(servers: Servers, device: st
 
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
 def test_state_dicts_are_on_the_models_device(servers: Servers, device: str) -> None:
-    """As plain torch would have them; and both can be loaded again, into a job or into plain torch."""
+    """As plain torch would have them; and both can be loaded again, into a job or into plain
+    torch.
+    """
     model = net(device)
     optimizer = joined(servers(2), model)
     train(model, optimizer, batches()[:5])
@@ -181,7 +200,9 @@ def test_state_dicts_are_on_the_models_device(servers: Servers, device: str) -> 
 
 @pytest.mark.parametrize("after", ["cpu", on_gpu])
 @pytest.mark.parametrize("before", ["cpu", on_gpu])
-def test_a_checkpoint_does_not_know_where_it_was_made(servers: Servers, tmp_path: Path, before: str, after: str) -> None:
+def test_a_checkpoint_does_not_know_where_it_was_made(
+    servers: Servers, tmp_path: Path, before: str, after: str
+) -> None:
     """Saved on one device, loaded on another: by a job, and by a process alone."""
     model = net(before)
     train(model, joined(servers(2), model), batches()[:5])
@@ -222,14 +243,20 @@ def test_clipping_and_grad_scaler_equal_the_cpu(servers: Servers, device: str) -
     fleet.finish()
     fleet.init()
     fleet.distributed_model(reference)
-    run(reference, fleet.distributed_optimizer(adam(reference), grad_clip=ClipGradByGlobalNorm(0.5)), "cpu")
+    run(
+        reference,
+        fleet.distributed_optimizer(adam(reference), grad_clip=ClipGradByGlobalNorm(0.5)),
+        "cpu",
+    )
 
     assert_near(model, reference)
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
 def test_two_trainers_share_one_device(servers: Servers, device: str) -> None:
-    """Two trainers' programs, each with half of every batch: what one node computes with the whole of it."""
+    """Two trainers' programs, each with half of every batch: what one node computes with the whole
+    of it.
+    """
 
     def make() -> nn.Module:  # without batch norm, whose statistics are each trainer's own
         torch.manual_seed(3)
@@ -239,9 +266,13 @@ def test_two_trainers_share_one_device(servers: Servers, device: str) -> None:
     parts = [[(x[i::2], y[i::2]) for x, y in whole] for i in range(2)]
     for number in range(2):
         model = make()
-        program, startup = capture(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1), parts[number][0])
+        program, startup = capture(
+            model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1), parts[number][0]
+        )
         transpiler = DistributeTranspiler()
-        transpiler.transpile(number, program, pservers=endpoints, trainers=2, startup_program=startup)
+        transpiler.transpile(
+            number, program, pservers=endpoints, trainers=2, startup_program=startup
+        )
         jobs.append((model, transpiler))
 
     def run(number: int) -> nn.Module:
@@ -253,9 +284,15 @@ def test_two_trainers_share_one_device(servers: Servers, device: str) -> None:
         return model
 
     with ThreadPoolExecutor(2) as pool:
-        models = [future.result(timeout=100) for future in [pool.submit(run, number) for number in range(2)]]
+        models = [
+            future.result(timeout=100)
+            for future in [pool.submit(run, number) for number in range(2)]
+        ]
     for model in models:
-        assert_near(model, train(reference := make(), torch.optim.SGD(reference.parameters(), lr=0.1), whole))
+        assert_near(
+            model,
+            train(reference := make(), torch.optim.SGD(reference.parameters(), lr=0.1), whole),
+        )
 
 
 ON_THE_WAY: dict[str, dict[str, Any]] = {
@@ -269,8 +306,12 @@ ON_THE_WAY: dict[str, dict[str, Any]] = {
 }
 
 
-def train_on(model: nn.Module, optimizer: Any, data: Any, scaler: Any = None, keeps: bool = False) -> nn.Module:
-    """Every step sees the one before; with ``keeps`` gradients stay where they are and are written to in place."""
+def train_on(
+    model: nn.Module, optimizer: Any, data: Any, scaler: Any = None, keeps: bool = False
+) -> nn.Module:
+    """Every step sees the one before; with ``keeps`` gradients stay where they are and are written
+    to in place.
+    """
     device = next(model.parameters()).device.type
     scaler = scaler or torch.amp.GradScaler(device, enabled=False)
     for x, y in data:
@@ -299,13 +340,21 @@ def strategy_of(configs: dict[str, Any]) -> DistributedStrategy:
 def test_gradients_and_parameters_cross_on_a_side_stream(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str, mixed: bool
 ) -> None:
-    """Through pinned memory; what is trained, with autocast and GradScaler too, is what plain torch trains on the GPU."""
+    """Through pinned memory; what is trained, with autocast and GradScaler too, is what plain torch
+    trains on the GPU.
+    """
     seen = []
 
     class Seen(Crossing):
         def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
             host = source if target.is_cuda else target
-            seen.append((target.is_cuda, host.is_pinned(), self.stream != torch.cuda.current_stream(self.device)))
+            seen.append(
+                (
+                    target.is_cuda,
+                    host.is_pinned(),
+                    self.stream != torch.cuda.current_stream(self.device),
+                )
+            )
             return super()._copy(source, target)
 
     monkeypatch.setattr("trainer.slices.Crossing", Seen)
@@ -314,7 +363,12 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
     scalers = [torch.amp.GradScaler("cuda", init_scale=256.0) if mixed else None for _ in range(2)]
     if mixed and ON_THE_WAY[mode].get("overlap"):
         pytest.skip("overlap refuses GradScaler")
-    train_on(model, joined(servers(2), model, strategy=strategy_of(ON_THE_WAY[mode])), batches(), scalers[0])
+    train_on(
+        model,
+        joined(servers(2), model, strategy=strategy_of(ON_THE_WAY[mode])),
+        batches(),
+        scalers[0],
+    )
     fleet.finish()
 
     assert_near(model, train_on(reference, adam(reference), batches(), scalers[1]))
@@ -322,11 +376,13 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
     assert {back for back, _, _ in seen} == ({True} if mode == "k-step" else {False, True})
 
 
-# ---- the same way, without a GPU ---------------------------------------------------------------------------------------
+# ---- the same way, without a GPU ----
 
 
 class Late:
-    """A crossing without a GPU: copies out are made when somebody waits for them; those back have to be waited for, too."""
+    """A crossing without a GPU: copies out are made when somebody waits for them; those back have
+    to be waited for, too.
+    """
 
     class Copy:
         """One of them."""
@@ -356,8 +412,13 @@ class Late:
 
     def back(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
         target.copy_(source)  # what the script reads next waits for the copy
-        before, self._back[source.data_ptr()] = self._back.get(source.data_ptr()), Late.Copy(source.clone(), source.clone())
-        assert before is None or before.source is None, "the buffer was written to again, and nobody had waited for the copy"
+        before, self._back[source.data_ptr()] = (
+            self._back.get(source.data_ptr()),
+            Late.Copy(source.clone(), source.clone()),
+        )
+        assert before is None or before.source is None, (
+            "the buffer was written to again, and nobody had waited for the copy"
+        )
         return self._back[source.data_ptr()]
 
     def join(self) -> None:
@@ -372,13 +433,22 @@ class Late:
 def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """With copies that take as long as they may, and gradients written to after the step, it is plain torch to the bit."""
+    """With copies that take as long as they may, and gradients written to after the step, it is
+    plain torch to the bit.
+    """
     for module in ("communicator", "together", "queued", "slices"):
         monkeypatch.setattr(f"trainer.{module}.crosses", lambda tensor: True)
-    monkeypatch.setattr("trainer.slices.pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    monkeypatch.setattr(
+        "trainer.slices.pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype)
+    )
     monkeypatch.setattr("trainer.slices.Crossing", Late)
     model, reference = net(), net()
-    train_on(model, joined(servers(2), model, strategy=strategy_of(ON_THE_WAY[mode])), batches(), keeps=True)
+    train_on(
+        model,
+        joined(servers(2), model, strategy=strategy_of(ON_THE_WAY[mode])),
+        batches(),
+        keeps=True,
+    )
     fleet.finish()
 
     train_on(reference, adam(reference), batches(), keeps=True)
@@ -387,7 +457,9 @@ def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
 
 
 def strided(model: nn.Module) -> nn.Module:
-    """Gives every parameter and floating-point buffer strides that are not row-major: values land elsewhere and are copied."""
+    """Gives every parameter and floating-point buffer strides that are not row-major: values land
+    elsewhere and are copied.
+    """
     for tensor in (*model.parameters(), *(buffer for buffer in model.buffers() if buffer.dim())):
         room = torch.empty(*tensor.shape, 2, dtype=tensor.dtype)[..., 0]
         tensor.data = room.copy_(tensor.detach())
@@ -395,13 +467,21 @@ def strided(model: nn.Module) -> nn.Module:
     return model
 
 
-STRATEGIES: dict[str, dict[str, Any] | None] = {"sync": None, "async": {"send_queue_size": 1}, "k_steps": {"k_steps": 2}}
+STRATEGIES: dict[str, dict[str, Any] | None] = {
+    "sync": None,
+    "async": {"send_queue_size": 1},
+    "k_steps": {"k_steps": 2},
+}
 
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("mode", STRATEGIES)
-def test_parameters_that_cannot_receive_in_place_are_trained_all_the_same(servers: Servers, mode: str, count: int) -> None:
-    """What a GPU's parameters go through: copied, sliced, and back; equal to plain torch to the bit, strides kept."""
+def test_parameters_that_cannot_receive_in_place_are_trained_all_the_same(
+    servers: Servers, mode: str, count: int
+) -> None:
+    """What a GPU's parameters go through: copied, sliced, and back; equal to plain torch to the
+    bit, strides kept.
+    """
     strategy = None
     if STRATEGIES[mode] is not None:
         strategy = DistributedStrategy()
@@ -413,12 +493,22 @@ def test_parameters_that_cannot_receive_in_place_are_trained_all_the_same(server
     fleet.finish()
 
     train(reference, adam(reference), batches())
-    for (name, mine), theirs in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs) if mode != "k_steps" else torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6), name
-    assert [(parameter.data_ptr(), parameter.stride()) for parameter in model.parameters()] == strides
+    for (name, mine), theirs in zip(
+        model.state_dict().items(), reference.state_dict().values(), strict=True
+    ):
+        assert (
+            torch.equal(mine, theirs)
+            if mode != "k_steps"
+            else torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+        ), name
+    assert [
+        (parameter.data_ptr(), parameter.stride()) for parameter in model.parameters()
+    ] == strides
 
 
-def test_a_checkpoint_of_strided_parameters_resumes_to_the_bit(servers: Servers, tmp_path: Path) -> None:
+def test_a_checkpoint_of_strided_parameters_resumes_to_the_bit(
+    servers: Servers, tmp_path: Path
+) -> None:
     """Saving, loading and pushing take the same way."""
     model = strided(net())
     train(model, joined(servers(3), model), batches()[:5])
@@ -430,5 +520,7 @@ def test_a_checkpoint_of_strided_parameters_resumes_to_the_bit(servers: Servers,
     train(again, optimizer, batches()[5:])
 
     reference = train(whole := strided(net()), adam(whole), batches())
-    for (name, mine), theirs in zip(again.state_dict().items(), reference.state_dict().values(), strict=True):
+    for (name, mine), theirs in zip(
+        again.state_dict().items(), reference.state_dict().values(), strict=True
+    ):
         assert torch.equal(mine, theirs), name

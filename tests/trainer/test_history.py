@@ -1,4 +1,6 @@
-"""Exactly once: 50 stories under random faults, every mode under faults at named points, and servers that do it wrongly."""
+"""Exactly once: 50 stories under random faults, every mode under faults at named points, and
+servers that do it wrongly.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ SEEDS = 50
 
 
 def test_fifty_stories_under_random_faults() -> None:
-    """Every law holds, and the stories have had every mode over every carrier, and every fault in most modes."""
+    """Every law holds, and the stories have had every mode over every carrier, and every fault in
+    most modes.
+    """
     verdicts = [play(of_seed(seed)) for seed in range(SEEDS)]
 
     failed = [str(verdict) for verdict in verdicts if verdict.failure]
@@ -36,25 +40,48 @@ def test_fifty_stories_under_random_faults() -> None:
     assert {(verdict.scenario.mode, verdict.scenario.carrier) for verdict in verdicts} == {
         (m, c) for m in MODES for c in CARRIERS
     }
-    assert {action for verdict in verdicts for action, _, _ in verdict.faults} == {*ACTIONS, *CALL_ACTIONS}
+    assert {action for verdict in verdicts for action, _, _ in verdict.faults} == {
+        *ACTIONS,
+        *CALL_ACTIONS,
+    }
     kinds = {kind for verdict in verdicts for _, _, kind in verdict.faults}
-    assert {"LOOKUP", "ROWS", "GRADIENT", "COMMIT", "VALUE", "DONE", "HELLO", "Join", "Leave", "Barrier"} <= kinds
+    assert {
+        "LOOKUP",
+        "ROWS",
+        "GRADIENT",
+        "COMMIT",
+        "VALUE",
+        "DONE",
+        "HELLO",
+        "Join",
+        "Leave",
+        "Barrier",
+    } <= kinds
     assert all(mode in table(verdicts) for mode in MODES)
 
 
 def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The laws hold too where several threads update the slices, while others send those that are updated."""
+    """The laws hold too where several threads update the slices, while others send those that are
+    updated.
+    """
     monkeypatch.setattr(steps, "LARGE_BYTES", 0)
     monkeypatch.setattr(entry, "JOINT_BYTES", 1)
     monkeypatch.setattr(workers, "DIVIDED", 1.0)
     monkeypatch.setattr(installation, "Workers", lambda threads: workers.Workers(3))
-    failed = [str(verdict) for verdict in map(play, map(of_seed, range(SEEDS, SEEDS + 20))) if verdict.failure]
+    failed = [
+        str(verdict)
+        for verdict in map(play, map(of_seed, range(SEEDS, SEEDS + 20)))
+        if verdict.failure
+    ]
     assert not failed, failed[0]
 
 
 def story(mode: str) -> Scenario:
     """Of 8 steps, at least two messages of each trainer, and no overflow in the second."""
-    seeds = (Scenario(seed, mode, "inprocess", servers=1, trainers=2, steps=8, rate=0.0) for seed in range(100))
+    seeds = (
+        Scenario(seed, mode, "inprocess", servers=1, trainers=2, steps=8, rate=0.0)
+        for seed in range(100)
+    )
     return next(scenario for scenario in seeds if all(step != 2 for _, step in scenario.overflows))
 
 
@@ -65,7 +92,9 @@ POINTS = {
     "a lost commit, retried": Point("drop", "out", Kind.COMMIT, step=2, trainer=0),
     "a commit lost with its connection": Point("reset", "out", Kind.COMMIT, step=2, trainer=0),
     "a gradient lost with its connection": Point("reset", "out", Kind.GRADIENT, step=2, trainer=0),
-    "a step that comes late over the old connection": Point("late", "out", Kind.COMMIT, step=2, trainer=0),
+    "a step that comes late over the old connection": Point(
+        "late", "out", Kind.COMMIT, step=2, trainer=0
+    ),
     "a reply while the old connection lingers": Point("late", "in", Kind.DONE, step=2, trainer=0),
     "a duplicated commit": Point("duplicate", "out", Kind.COMMIT, step=2, trainer=0),
     "a duplicated gradient": Point("duplicate", "out", Kind.GRADIENT, step=2, trainer=0),
@@ -73,7 +102,8 @@ POINTS = {
     "values after their end": Point("reorder", "in", Kind.VALUE, step=2, trainer=0),
     "a delayed step": Point("delay", "out", Kind.COMMIT, step=2, trainer=0),
 }
-DIFFERENT = [mode for mode in MODES if mode not in ("async, queue", "async, receiver")]  # those two retry as "async" does
+# those two retry as "async" does
+DIFFERENT = [mode for mode in MODES if mode not in ("async, queue", "async, receiver")]
 
 
 @pytest.mark.parametrize("mode", DIFFERENT)
@@ -94,9 +124,15 @@ OTHERS = {
     "the answer to the upload": ("async", Point("drop", "in", Kind.DONE, step=0)),
     "a request for values": ("async, receiver", Point("drop", "out", Kind.PULL, occurrence=3)),
     "norms": ("sync, clipped", Point("drop", "in", Kind.NORMS, step=2, trainer=0)),
-    "norms, with their connection": ("sync, clipped", Point("reset", "in", Kind.NORMS, step=2, trainer=0)),
+    "norms, with their connection": (
+        "sync, clipped",
+        Point("reset", "in", Kind.NORMS, step=2, trainer=0),
+    ),
     "the coefficient": ("sync, clipped", Point("drop", "out", Kind.SCALE, step=2, trainer=0)),
-    "the coefficient, with its connection": ("sync, clipped", Point("reset", "out", Kind.SCALE, step=2, trainer=0)),
+    "the coefficient, with its connection": (
+        "sync, clipped",
+        Point("reset", "out", Kind.SCALE, step=2, trainer=0),
+    ),
     "the goodbye": ("sync", Point("drop", "out", Kind.BYE, trainer=0)),
 }
 
@@ -113,13 +149,16 @@ def test_nothing_is_lost_with(what: str) -> None:
 
 def test_a_probe_that_is_lost_is_followed_by_another() -> None:
     """A lost commit, and the first probe behind it too."""
-    verdict = play(story("sync"), [POINTS["a lost commit, retried"], Point("drop", "out", Kind.PROBE, trainer=0)])
+    verdict = play(
+        story("sync"),
+        [POINTS["a lost commit, retried"], Point("drop", "out", Kind.PROBE, trainer=0)],
+    )
 
     assert not verdict.failure, verdict
     assert verdict.faults.total() == 2
 
 
-# ---- what tables add -------------------------------------------------------------------------------------------------
+# ---- what tables add ----
 
 ROW_MODES = ("sync", "async", "half_async", "staleness", "geo")
 ROW_POINTS = {
@@ -131,11 +170,21 @@ ROW_POINTS = {
 }
 LOOKUP_POINTS = {
     "ids that are lost": Point("drop", "out", Kind.LOOKUP, trainer=0, occurrence=2),
-    "ids after the end of the request": Point("reorder", "out", Kind.LOOKUP, trainer=0, occurrence=2),
-    "ids that come late over the old connection": Point("late", "out", Kind.LOOKUP, trainer=0, occurrence=2),
-    "a request for rows that is lost": Point("drop", "out", Kind.PULL, trainer=0, tables=True, occurrence=2),
-    "rows that are not received": Point("drop", "in", Kind.VALUE, trainer=0, tables=True, occurrence=2),
-    "rows received after their end": Point("reorder", "in", Kind.VALUE, trainer=0, tables=True, occurrence=2),
+    "ids after the end of the request": Point(
+        "reorder", "out", Kind.LOOKUP, trainer=0, occurrence=2
+    ),
+    "ids that come late over the old connection": Point(
+        "late", "out", Kind.LOOKUP, trainer=0, occurrence=2
+    ),
+    "a request for rows that is lost": Point(
+        "drop", "out", Kind.PULL, trainer=0, tables=True, occurrence=2
+    ),
+    "rows that are not received": Point(
+        "drop", "in", Kind.VALUE, trainer=0, tables=True, occurrence=2
+    ),
+    "rows received after their end": Point(
+        "reorder", "in", Kind.VALUE, trainer=0, tables=True, occurrence=2
+    ),
     "the end of the rows": Point("reset", "in", Kind.DONE, trainer=0, tables=True, occurrence=2),
     "the stream of the tables": Point("reset", "out", Kind.HELLO, trainer=1, tables=True),
 }
@@ -153,27 +202,37 @@ def test_no_row_is_updated_twice_after(what: str, mode: str) -> None:
 
 @pytest.mark.parametrize("what", LOOKUP_POINTS)
 def test_rows_are_looked_up_again_after(what: str) -> None:
-    """A lookup changes nothing, and its answer is whole; in "mixed" that of tables in three lanes."""
+    """A lookup changes nothing, and its answer is whole; in "mixed" that of tables in three
+    lanes.
+    """
     verdict = play(story("mixed"), [LOOKUP_POINTS[what]])
 
     assert not verdict.failure, verdict
     assert verdict.faults.total() == 1
 
 
-# ---- control calls ---------------------------------------------------------------------------------------------------
+# ---- control calls ----
 
 
 @pytest.mark.parametrize("action", [action for action in CALL_ACTIONS if action != "slow"])
 def test_control_calls_may_get_lost_or_come_twice(action: str) -> None:
-    """Each trainer joins once, the first one installs once, everybody meets once at a barrier, and leaves once."""
-    points = [CallPoint(action, call, occurrence) for call in ("Join", "Install", "Barrier", "Leave") for occurrence in (1, 2)]
+    """Each trainer joins once, the first one installs once, everybody meets once at a barrier, and
+    leaves once.
+    """
+    points = [
+        CallPoint(action, call, occurrence)
+        for call in ("Join", "Install", "Barrier", "Leave")
+        for occurrence in (1, 2)
+    ]
     verdict = play(story("async"), calls=points)
 
     assert not verdict.failure, verdict
-    assert {(action, "call", call) for call in ("Join", "Install", "Barrier", "Leave")} <= set(verdict.faults)
+    assert {(action, "call", call) for call in ("Join", "Install", "Barrier", "Leave")} <= set(
+        verdict.faults
+    )
 
 
-# ---- servers that do it wrongly --------------------------------------------------------------------------------------
+# ---- servers that do it wrongly ----
 
 
 class Nth:
@@ -226,27 +285,41 @@ def caught(mode: str) -> bool:
     return any(play(scenario).failure for scenario in stories(mode))
 
 
-MISTREATED = [(wrong, mode) for wrong in WRONG for mode in ("sync", "async, queue", "half_async", "geo", "diloco")]
-MISTREATED.remove(("doubles", "diloco"))  # twice towards one place, the mean of where trainers are, is that place
+MISTREATED = [
+    (wrong, mode)
+    for wrong in WRONG
+    for mode in ("sync", "async, queue", "half_async", "geo", "diloco")
+]
+# twice towards one place, the mean of where trainers are, is that place
+MISTREATED.remove(("doubles", "diloco"))
 
 
 def in_a_round(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., None]:
     """A round that mistreats its first slice."""
     right = Round.apply
 
-    def apply(current: Round, names: Iterable[str], entries: Mapping[str, Entry], scale: Mapping[str, float]) -> None:
+    def apply(
+        current: Round,
+        names: Iterable[str],
+        entries: Mapping[str, Entry],
+        scale: Mapping[str, float],
+    ) -> None:
         first = next(iter(current.merged), None)
         gradient = None if first is None else current.merged.pop(first)
         right(current, names, entries, scale)
         if first is not None:
             entry = entries[first]
-            wrong(type(entry).update)(entry, gradient, current.contributions[0].rows[entry.group], scale)
+            wrong(type(entry).update)(
+                entry, gradient, current.contributions[0].rows[entry.group], scale
+            )
 
     return apply
 
 
 @pytest.mark.parametrize(("wrong", "mode"), MISTREATED)
-def test_a_server_that_mistreats_one_update_is_caught(wrong: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_mistreats_one_update_is_caught(
+    wrong: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One slice's update, once, among the stories of the mode in the first 50."""
     rounds = mode in ("sync", "diloco")
     owner, method = (Round, "apply") if rounds else (Entry, "update")
@@ -275,7 +348,9 @@ def tears_a_row(gradient: RowGradient) -> RowGradient:
 
 
 @pytest.mark.parametrize("mode", ROW_MODES)
-@pytest.mark.parametrize("wrong", [drops_a_row, doubles_a_row, tears_a_row], ids=lambda wrong: wrong.__name__)
+@pytest.mark.parametrize(
+    "wrong", [drops_a_row, doubles_a_row, tears_a_row], ids=lambda wrong: wrong.__name__
+)
 def test_a_server_that_mistreats_one_row_is_caught(
     wrong: Callable[[RowGradient], RowGradient], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +370,9 @@ def test_a_server_that_mistreats_one_row_is_caught(
 
 @pytest.mark.parametrize("mode", ROW_MODES)
 def test_a_server_whose_rows_go_back_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lookup that answers with what rows were some lookups before, though at the end every row is right."""
+    """A lookup that answers with what rows were some lookups before, though at the end every row is
+    right.
+    """
     lookup, seen = HeldTable.lookup, [0]
 
     def goes_back(held: HeldTable, ids: torch.Tensor) -> torch.Tensor:
@@ -322,7 +399,9 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def marks_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step counts as applied when it comes: with the connection that it came over, its update may be lost."""
+    """A step counts as applied when it comes: with the connection that it came over, its update may
+    be lost.
+    """
     commit = Steps.commit
 
     def wrong(steps: Steps, member: Member, step: int, contribution: Any) -> Any:
@@ -343,7 +422,9 @@ def answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def forgets_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step came to is not kept for its second asking."""
     apply = Mark.apply
-    monkeypatch.setattr(Mark, "apply", lambda mark, committed, overflow: apply(mark, committed, False))
+    monkeypatch.setattr(
+        Mark, "apply", lambda mark, committed, overflow: apply(mark, committed, False)
+    )
 
 
 def lets_repeats_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,8 +463,12 @@ FORGETFUL = {  # where it shows, and what is forgotten
 
 
 @pytest.mark.parametrize("mutate", FORGETFUL, ids=lambda mutate: mutate.__name__)
-def test_a_server_that_forgets_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What exactly-once rests on, taken away, shows among the stories of one mode in the first 50."""
+def test_a_server_that_forgets_is_caught(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What exactly-once rests on, taken away, shows among the stories of one mode in the first
+    50.
+    """
     mutate(monkeypatch)
 
     assert caught(FORGETFUL[mutate])

@@ -47,12 +47,20 @@ class Block(nn.Module):
         super().__init__()
         self.num_heads, self.head_size = heads, WIDTH // heads
         self.query, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.key = nn.Linear(WIDTH, WIDTH, bias=False)  # softmax does not see it: its gradient would be rounding errors
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        # softmax does not see it: its gradient would be rounding errors
+        self.key = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, time, _ = x.shape
-        heads = (part(x).view(batch, time, -1, self.head_size).transpose(1, 2) for part in (self.query, self.key, self.value))
+        heads = (
+            part(x).view(batch, time, -1, self.head_size).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
         seen = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, time, -1))
         return x + self.down(F.gelu(self.up(self.norm(x))))
@@ -83,7 +91,14 @@ def batches(count: int = 3) -> list[tuple[torch.Tensor, ...]]:
     """16 sequences each: symbols, positions, what comes next."""
     source = torch.Generator().manual_seed(4)
     text = [torch.randint(0, SYMBOLS, (16, TIME + 1), generator=source) for _ in range(count)]
-    return [(x[:, :-1].contiguous(), torch.arange(TIME).expand(16, -1).contiguous(), x[:, 1:].contiguous()) for x in text]
+    return [
+        (
+            x[:, :-1].contiguous(),
+            torch.arange(TIME).expand(16, -1).contiguous(),
+            x[:, 1:].contiguous(),
+        )
+        for x in text
+    ]
 
 
 def strategy_of(order: Any = None, micro: int = 2, **degrees: int) -> DistributedStrategy:
@@ -96,7 +111,9 @@ def strategy_of(order: Any = None, micro: int = 2, **degrees: int) -> Distribute
 
 
 def check_equal_to_one_process(rank: int, clip: Any = None, **degrees: int) -> None:
-    """Trains a model made parallel so, and one process's; parameters, loss and state must be equal within 1e-5."""
+    """Trains a model made parallel so, and one process's; parameters, loss and state must be equal
+    within 1e-5.
+    """
     strategy = strategy_of(**degrees)
     mesh = hybrid_mesh(strategy)
     alone, plain_losses, losses = Net(), [], []
@@ -104,7 +121,11 @@ def check_equal_to_one_process(rank: int, clip: Any = None, **degrees: int) -> N
     options: dict[str, Any] = {"tensor_plan": PLAN} if degrees.get("mp", 1) > 1 else {}
     if degrees.get("pp", 1) > 1:
         options |= {"stages": ["blocks.1"], "loss_fn": loss_of}
-    model = hybrid_parallel(Net(seed=rank), strategy, **options) if rank else hybrid_parallel(Net(), strategy, **options)
+    model = (
+        hybrid_parallel(Net(seed=rank), strategy, **options)
+        if rank
+        else hybrid_parallel(Net(), strategy, **options)
+    )
     optimizer = hybrid_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model, clip)
     place, parts = data_place(mesh)
     for x, positions, target in batches():
@@ -115,7 +136,9 @@ def check_equal_to_one_process(rank: int, clip: Any = None, **degrees: int) -> N
         plain.step()
         plain.zero_grad()
         plain_losses.append(loss.item())
-        mine = [split_sequence(tensor.chunk(parts)[place], mesh) for tensor in (x, positions, target)]
+        mine = [
+            split_sequence(tensor.chunk(parts)[place], mesh) for tensor in (x, positions, target)
+        ]
         if isinstance(model, Pipeline):
             loss = model.forward_backward(*mine[:2], target=mine[2])
         else:
@@ -128,12 +151,16 @@ def check_equal_to_one_process(rank: int, clip: Any = None, **degrees: int) -> N
     whole = hybrid_state_dict(model)
     assert list(whole) == list(alone.state_dict())
     for name, theirs in alone.state_dict().items():
-        torch.testing.assert_close(whole[name], theirs, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            whole[name], theirs, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
     held = optimizer.state_dict()["state"]
     names = [name for name, _ in model.named_parameters()]
     expected = {name: plain.state[parameter] for name, parameter in alone.named_parameters()}
     for index, name in enumerate(names):
-        torch.testing.assert_close(held[index]["exp_avg"], expected[name]["exp_avg"], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            held[index]["exp_avg"], expected[name]["exp_avg"], rtol=0, atol=1e-5
+        )
 
 
 # ---- combinations ----
@@ -183,7 +210,9 @@ def test_dp_by_mp_by_pp(rank: int, scratch: Path) -> None:
 
 @on_ranks(4)
 def test_fleet_makes_a_model_parallel(rank: int, scratch: Path) -> None:
-    """fleet's calls do the same: trainers of one model get the same batches, export writes the whole, equal to one process."""
+    """fleet's calls do the same: trainers of one model get the same batches, export writes the
+    whole, equal to one process.
+    """
     strategy = strategy_of(mp=2)
     source = torch.Generator().manual_seed(1)
     text = torch.randint(0, SYMBOLS, (32, TIME + 1), generator=source)
@@ -199,8 +228,13 @@ def test_fleet_makes_a_model_parallel(rank: int, scratch: Path) -> None:
         for (mine,) in fleet.shard(loader, seed=0):
             everybodys: list[Any] = [None] * 4
             torch.distributed.all_gather_object(everybodys, mine)
-            assert torch.equal(everybodys[0], everybodys[1]) and not torch.equal(everybodys[0], everybodys[2])
-            for each, one, lines in ((model, optimizer, mine), (alone, plain, torch.cat([everybodys[0], everybodys[2]]))):
+            assert torch.equal(everybodys[0], everybodys[1]) and not torch.equal(
+                everybodys[0], everybodys[2]
+            )
+            for each, one, lines in (
+                (model, optimizer, mine),
+                (alone, plain, torch.cat([everybodys[0], everybodys[2]])),
+            ):
                 x, target = lines[:, :-1], lines[:, 1:]
                 loss_of(each(x, torch.arange(TIME).expand(len(x), -1)), target).backward()
                 if one is plain:
@@ -213,7 +247,9 @@ def test_fleet_makes_a_model_parallel(rank: int, scratch: Path) -> None:
         whole = torch.load(scratch / "whole.pt", weights_only=True)
         for name, theirs in alone.state_dict().items():
             torch.testing.assert_close(whole[name], theirs, rtol=0, atol=1e-5)
-        with pytest.raises(ValueError, match="whole on every trainer, got one divided by hybrid_configs"):
+        with pytest.raises(
+            ValueError, match="whole on every trainer, got one divided by hybrid_configs"
+        ):
             fleet.save(str(scratch / "saved"))
     finally:
         fleet.finish()
@@ -227,7 +263,9 @@ def test_fleet_makes_a_model_parallel(rank: int, scratch: Path) -> None:
         fleet.init(is_collective=True, strategy=other)
     with pytest.raises(ValueError, match="expected degrees whose product is the 4 ranks"):
         fleet.init(is_collective=True, strategy=strategy_of(dp=3, mp=2))
-    with pytest.raises(ValueError, match="pipeline_configs: has an effect with a pp_degree above 1 only"):
+    with pytest.raises(
+        ValueError, match="pipeline_configs: has an effect with a pp_degree above 1 only"
+    ):
         fleet.init(is_collective=True, strategy=strategy_of(mp=2, micro=4))
 
 
@@ -252,7 +290,10 @@ def test_the_mesh_has_the_directions_by_name_in_the_users_order(rank: int, scrat
 @pytest.mark.parametrize(
     ("degrees", "words"),
     [
-        ({"dp": 2, "mp": 3}, "expected degrees whose product is the 8 ranks, got 6: dp_degree 2, pp_degree 1"),
+        (
+            {"dp": 2, "mp": 3},
+            "expected degrees whose product is the 8 ranks, got 6: dp_degree 2, pp_degree 1",
+        ),
         ({"mp": 3}, "product 3 does not divide the 8 ranks, so dp_degree cannot be inferred"),
     ],
 )
@@ -294,7 +335,9 @@ class Guarded(Net):
 
 
 def test_stages_are_marked_by_names_or_by_device_guard() -> None:
-    """Stages one after the other compute what the model does; values skip stages; each parameter is in one."""
+    """Stages one after the other compute what the model does; values skip stages; each parameter is
+    in one.
+    """
     x, places, _ = batches(1)[0]
     for model, begins, inputs in (
         (Net(), ["blocks.1", "head"], [("x", "places"), (), ()]),
@@ -336,7 +379,11 @@ class Branches(Net):
     [
         (Net(), ["blocks.7"], "no module 'blocks.7'"),
         (Net(), ["head", "blocks.1"], "in the order blocks.1, head"),
-        (Net(), ["blocks.1"], r"pp_degree 3: expected stages 0 to 2, got 0, 1 by stages=\['blocks.1'\]"),
+        (
+            Net(),
+            ["blocks.1"],
+            r"pp_degree 3: expected stages 0 to 2, got 0, 1 by stages=\['blocks.1'\]",
+        ),
         (Net(), [], "got 0 by device_guard"),
         (Backwards(), [], "belongs to stage 0, and comes after what belongs to stage 1"),
         (Tied(), ["blocks.1", "head"], "'symbols.weight' is used in stages 0 and 2"),
@@ -360,8 +407,13 @@ def test_device_guard_takes_a_stages_number() -> None:
 
 @on_ranks(4)
 def test_wrong_use_is_named_on_every_rank(rank: int, scratch: Path) -> None:
-    """Options without effect, other models, batches and sequences that cannot be cut: an error before anybody waits."""
-    with pytest.raises(ValueError, match="tensor_plan: expected one if and only if mp_degree is above 1, got mp_degree 2"):
+    """Options without effect, other models, batches and sequences that cannot be cut: an error
+    before anybody waits.
+    """
+    with pytest.raises(
+        ValueError,
+        match="tensor_plan: expected one if and only if mp_degree is above 1, got mp_degree 2",
+    ):
         hybrid_parallel(Net(), strategy_of(mp=2))
     with pytest.raises(ValueError, match="pp_degree above 1 only"):
         hybrid_parallel(Net(), strategy_of(), stages=["head"])
@@ -377,7 +429,9 @@ def test_wrong_use_is_named_on_every_rank(rank: int, scratch: Path) -> None:
     model = hybrid_parallel(Net(), strategy_of(pp=2), stages=["head"], loss_fn=loss_of)
     assert isinstance(model, Pipeline)
     x, places, target = batches(1)[0]
-    with pytest.raises(ValueError, match="x: expected a batch that 2 micro batches divide evenly, got 3 samples"):
+    with pytest.raises(
+        ValueError, match="x: expected a batch that 2 micro batches divide evenly, got 3 samples"
+    ):
         model.forward_backward(x[:3], places[:3], target=target[:3])
     with pytest.raises(RuntimeError, match="call forward_backward"):
         model(x, places)
@@ -390,30 +444,44 @@ def test_wrong_use_is_named_on_every_rank(rank: int, scratch: Path) -> None:
 
 @on_ranks(4)
 def test_a_pipeline_evaluates_and_resumes(rank: int, scratch: Path) -> None:
-    """evaluate gives the loss of the batch without touching gradients; a whole state_dict can be loaded into the stages."""
+    """evaluate gives the loss of the batch without touching gradients; a whole state_dict can be
+    loaded into the stages.
+    """
     model = hybrid_parallel(Net(), strategy_of(dp=2, pp=2), stages=["blocks.1"], loss_fn=loss_of)
     assert isinstance(model, Pipeline)
     x, places, target = batches(1)[0]
-    assert model.evaluate(x, places, target=target).item() == pytest.approx(loss_of(Net()(x, places), target).item(), abs=1e-5)
+    assert model.evaluate(x, places, target=target).item() == pytest.approx(
+        loss_of(Net()(x, places), target).item(), abs=1e-5
+    )
     assert all(parameter.grad is None for parameter in model.parameters())
     assert model.evaluate(x[:4], places[:4], target=target[:4]).item() > 0  # another batch size
     other = Net(seed=7)
     hybrid_load_state_dict(model, other.state_dict())
-    assert model.evaluate(x, places, target=target).item() == pytest.approx(loss_of(other(x, places), target).item(), abs=1e-5)
+    assert model.evaluate(x, places, target=target).item() == pytest.approx(
+        loss_of(other(x, places), target).item(), abs=1e-5
+    )
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a world of one on NCCL has not run")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: a world of one on NCCL has not run"
+)
 def test_a_world_of_one_on_a_gpu(tmp_path: Path) -> None:
-    """The same calls with all degrees 1 on a GPU; communication between devices is not proven by one."""
+    """The same calls with all degrees 1 on a GPU; communication between devices is not proven by
+    one.
+    """
     import torch.distributed as dist
 
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         alone, strategy = Net().cuda(), strategy_of()
         model = hybrid_parallel(Net().cuda(), strategy)
         plain = torch.optim.AdamW(alone.parameters(), lr=1e-3)
-        optimizer = hybrid_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model, ClipGradByGlobalNorm(1e9))
+        optimizer = hybrid_optimizer(
+            torch.optim.AdamW(model.parameters(), lr=1e-3), model, ClipGradByGlobalNorm(1e9)
+        )
         for batch in batches():
             x, places, target = (tensor.cuda() for tensor in batch)
             for each, one in ((alone, plain), (model, optimizer)):

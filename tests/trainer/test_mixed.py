@@ -1,4 +1,6 @@
-"""Jobs in which trainers average some gradients among themselves, beside tables and parameters on servers."""
+"""Jobs in which trainers average some gradients among themselves, beside tables and parameters on
+servers.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,17 @@ def strategy(modes: dict[str, str]) -> DistributedStrategy:
 def data(steps: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(4)
     return [
-        (torch.randint(0, 30, (size,), generator=generator), torch.randint(0, 3, (size,), generator=generator))
+        (
+            torch.randint(0, 30, (size,), generator=generator),
+            torch.randint(0, 3, (size,), generator=generator),
+        )
         for _ in range(steps)
     ]
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor, y: torch.Tensor) -> None:
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor, y: torch.Tensor
+) -> None:
     optimizer.zero_grad()
     F.cross_entropy(model(ids), y).backward()
     optimizer.step()
@@ -60,7 +67,9 @@ def trainer(endpoints: str, rank: int, trainers: int, share: Any) -> Model:
     job = Job(RoleMaker(Role.TRAINER, rank, trainers, tuple(endpoints.split(","))), strategy(MODES))
     job.models.append(model)
     names = {tensor: name for name, tensor in job.tensors().items()}
-    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.05), names, job.connect, tables=job.find_tables())
+    optimizer = DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), lr=0.05), names, job.connect, tables=job.find_tables()
+    )
     for ids, y in share:
         step(model, optimizer, ids, y)
     optimizer.barrier("end")
@@ -72,11 +81,18 @@ def trainer(endpoints: str, rank: int, trainers: int, share: Any) -> Model:
 
 @pytest.mark.parametrize("trainers", [1, 2])
 def test_a_mixed_job_in_sync_mode_equals_a_single_node(servers: Servers, trainers: int) -> None:
-    """Rows on servers, dense gradients averaged by the trainers: within 1e-6 of plain torch on the concatenated batches."""
+    """Rows on servers, dense gradients averaged by the trainers: within 1e-6 of plain torch on the
+    concatenated batches.
+    """
     endpoints, joint = servers(2), data(8, 12)
-    shares = [[(ids.chunk(trainers)[rank], y.chunk(trainers)[rank]) for ids, y in joint] for rank in range(trainers)]
+    shares = [
+        [(ids.chunk(trainers)[rank], y.chunk(trainers)[rank]) for ids, y in joint]
+        for rank in range(trainers)
+    ]
     with ThreadPoolExecutor(trainers) as pool:
-        models = list(pool.map(lambda rank: trainer(endpoints, rank, trainers, shares[rank]), range(trainers)))
+        models = list(
+            pool.map(lambda rank: trainer(endpoints, rank, trainers, shares[rank]), range(trainers))
+        )
     reference = Model()
     optimizer = torch.optim.Adam(reference.parameters(), lr=0.05)
     for ids, y in joint:
@@ -86,7 +102,9 @@ def test_a_mixed_job_in_sync_mode_equals_a_single_node(servers: Servers, trainer
     for model in models:
         assert (model.fc.weight - reference.fc.weight).abs().max() <= 1e-6
         assert (model.rows - rows).abs().max() <= 1e-6
-        assert torch.equal(model.fc.weight, models[0].fc.weight) and torch.equal(model.unused.weight, reference.unused.weight)
+        assert torch.equal(model.fc.weight, models[0].fc.weight) and torch.equal(
+            model.unused.weight, reference.unused.weight
+        )
 
 
 def test_a_table_is_not_averaged_and_servers_are_not_left_without_work(servers: Servers) -> None:

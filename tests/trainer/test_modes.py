@@ -1,4 +1,6 @@
-"""Every update mode of the eager path, against real servers in this process: what it computes, and what its settings do."""
+"""Every update mode of the eager path, against real servers in this process: what it computes, and
+what its settings do.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,15 @@ def net() -> nn.Module:
 
 def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(8, 6, generator=generator), torch.randint(0, 2, (8,), generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(8, 6, generator=generator), torch.randint(0, 2, (8,), generator=generator))
+        for _ in range(count)
+    ]
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, scheduler: Any = None) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, scheduler: Any = None
+) -> None:
     for x, y in data:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -57,7 +64,9 @@ def strategy_of(**configs: Any) -> DistributedStrategy:
     return strategy
 
 
-def joined(endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer, **configs: Any) -> Any:
+def joined(
+    endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer, **configs: Any
+) -> Any:
     fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")))
     fleet.distributed_model(model)
     return fleet.distributed_optimizer(optimizer, strategy_of(**configs))
@@ -68,7 +77,9 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def assert_equal(mine: nn.Module, reference: nn.Module) -> None:
-    for (name, one), (_, other) in zip(mine.state_dict().items(), reference.state_dict().items(), strict=True):
+    for (name, one), (_, other) in zip(
+        mine.state_dict().items(), reference.state_dict().items(), strict=True
+    ):
         assert torch.equal(one, other), f"{name}: largest difference {(one - other).abs().max()}"
 
 
@@ -91,13 +102,19 @@ EXACT: dict[str, dict[str, Any]] = {
     "diloco, every step": {"k_steps": 1, "outer_optimizer": OUTER_SGD},
     "diloco, every third": {"k_steps": 3, "outer_optimizer": OUTER_SGD},
     "modes": {"modes": {"0.*": "async", "*": "sync"}, "send_queue_size": 1},
-    "three modes": {"modes": {"0.weight": "geo", "0.*": "async", "*": "sync"}, "send_queue_size": 1, "k_steps": 2},
+    "three modes": {
+        "modes": {"0.weight": "geo", "0.*": "async", "*": "sync"},
+        "send_queue_size": 1,
+        "k_steps": 2,
+    },
 }
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", EXACT)
-def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(servers: Servers, name: str, count: int) -> None:
+def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(
+    servers: Servers, name: str, count: int
+) -> None:
     """A schedule included; to the bit where the trainer waits for its own results."""
     mine, reference = net(), net()
     optimizer = joined(servers(count), mine, adam(mine), **EXACT[name])
@@ -114,7 +131,9 @@ def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(servers: Serve
 def test_runtime_split_send_recv_cuts_gradients_where_they_are_sent(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, configs: dict[str, Any]
 ) -> None:
-    """On the lane's sending thread instead of in ``step()``; what is trained is the same to the bit."""
+    """On the lane's sending thread instead of in ``step()``; what is trained is the same to the
+    bit.
+    """
     cut, where = LiveSlices.cut, []
 
     def seen(self: LiveSlices, tensors: Any) -> Any:
@@ -127,7 +146,14 @@ def test_runtime_split_send_recv_cuts_gradients_where_they_are_sent(
     for late in (False, True):
         trained[late] = net()
         sgd = torch.optim.SGD(trained[late].parameters(), lr=0.1)
-        optimizer = joined(servers(2), trained[late], sgd, runtime_split_send_recv=late, max_merge_var_num=2, **configs)
+        optimizer = joined(
+            servers(2),
+            trained[late],
+            sgd,
+            runtime_split_send_recv=late,
+            max_merge_var_num=2,
+            **configs,
+        )
         for batch in batches(6):
             train(trained[late], optimizer, [batch])
             if not configs:
@@ -152,9 +178,17 @@ def test_async_with_a_queue_applies_every_step(servers: Servers) -> None:
 
 
 def test_half_async_averages_its_own_steps(servers: Servers) -> None:
-    """``max_merge_var_num`` steps' gradients at the same parameters become one step with their mean."""
+    """``max_merge_var_num`` steps' gradients at the same parameters become one step with their
+    mean.
+    """
     mine, reference = net(), net()
-    optimizer = joined(servers(2), mine, torch.optim.SGD(mine.parameters(), lr=0.1), half_async=True, max_merge_var_num=4)
+    optimizer = joined(
+        servers(2),
+        mine,
+        torch.optim.SGD(mine.parameters(), lr=0.1),
+        half_async=True,
+        max_merge_var_num=4,
+    )
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)
     train(mine, optimizer, batches(8))
     fleet.finish()
@@ -170,7 +204,7 @@ def test_half_async_averages_its_own_steps(servers: Servers) -> None:
         assert torch.allclose(one, other, atol=1e-7)
 
 
-# ---- the settings, on a server that is held --------------------------------------------------------------------------
+# ---- the settings, on a server that is held ----
 
 
 class Bare:
@@ -183,8 +217,17 @@ class Bare:
         strategy = strategy_of(**configs) if configs else None
         named = [("w", (8,), "float32", 0)]
         count = len(endpoints.split(","))
-        plan = plan_parameters(named, [rule], lanes=lanes_of(strategy), trainers=trainers, servers=count, min_block_size=4)
-        self.communicator = Communicator(Deployment(plan, tuple(endpoints.split(",")), trainer_id=trainer), {"w": self.w})
+        plan = plan_parameters(
+            named,
+            [rule],
+            lanes=lanes_of(strategy),
+            trainers=trainers,
+            servers=count,
+            min_block_size=4,
+        )
+        self.communicator = Communicator(
+            Deployment(plan, tuple(endpoints.split(",")), trainer_id=trainer), {"w": self.w}
+        )
         self.communicator.start()
 
     def step(self, gradient: float = -1.0) -> None:
@@ -243,7 +286,9 @@ def eventually(holds: Callable[[], bool]) -> None:
 def test_a_lane_holds_one_copy_of_its_parameters_where_servers_answer(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, configs: dict[str, Any], copies: int
 ) -> None:
-    """What comes back lands where its gradient left, and the next step's leaves from there; none where the script waits."""
+    """What comes back lands where its gradient left, and the next step's leaves from there; none
+    where the script waits.
+    """
     monkeypatch.setattr("trainer.queued.SOFT_SECONDS", 30.0)  # as if the servers had answered
     monkeypatch.setattr("trainer.queued.SMALL_BYTES", 0)
     blank, made = LiveSlices.blank, []
@@ -261,7 +306,9 @@ def test_a_lane_holds_one_copy_of_its_parameters_where_servers_answer(
             optimizer.communicator.lanes[0].drain()
     optimizer.flush()
 
-    assert sum(tensor.nbytes for tensor in made) == copies * sum(parameter.nbytes for parameter in mine.parameters())
+    assert sum(tensor.nbytes for tensor in made) == copies * sum(
+        parameter.nbytes for parameter in mine.parameters()
+    )
 
 
 def test_max_merge_var_num_merges_steps(server: Server) -> None:
@@ -308,7 +355,9 @@ def test_thread_pool_size_bounds_the_sends_in_flight() -> None:
     """1: while the first server is held, the second one's message has not left; 2: it has."""
     for size, expected in ((1, 0), (2, 1)):
         with Server(ServerConfig()) as first, Server(ServerConfig()) as second:
-            bare = Bare(f"{first.endpoint},{second.endpoint}", thread_pool_size=size, send_queue_size=4)
+            bare = Bare(
+                f"{first.endpoint},{second.endpoint}", thread_pool_size=size, send_queue_size=4
+            )
             with Held(first):
                 bare.step()
                 if expected:
@@ -323,7 +372,11 @@ def test_send_wait_times_0_does_not_wait_to_merge(server: Server) -> None:
     bare = Bare(server.endpoint, max_merge_var_num=4, send_wait_times=0, send_queue_size=4)
     for number in range(1, 4):
         bare.step()
-        eventually(lambda number=number: bare.metric("messages") == number and bare.metric("steps_queued") == 0)
+        eventually(
+            lambda number=number: (
+                bare.metric("messages") == number and bare.metric("steps_queued") == 0
+            )
+        )
 
     assert bare.close() == 3.0
 
@@ -359,7 +412,9 @@ def test_min_send_grad_num_before_recv_fetches_that_seldom(server: Server) -> No
 
 
 def test_no_trainer_runs_further_ahead_than_the_bound(server: Server) -> None:
-    """Staleness 2: the third step of the fast trainer waits until the slow one has taken its first."""
+    """Staleness 2: the third step of the fast trainer waits until the slow one has taken its
+    first.
+    """
     fast, slow = Bare(server.endpoint, 0, 2, staleness=2), Bare(server.endpoint, 1, 2, staleness=2)
     fast.step()
     fast.step()
@@ -377,7 +432,9 @@ def test_no_trainer_runs_further_ahead_than_the_bound(server: Server) -> None:
 
 def test_delay_compensation_adds_lambda_times_the_drift(server: Server) -> None:
     """g + lambda (w - w_then) g g, with w_then as this trainer last received it."""
-    first, second = (Bare(server.endpoint, number, 2, dc_asgd=0.5, send_queue_size=1) for number in range(2))
+    first, second = (
+        Bare(server.endpoint, number, 2, dc_asgd=0.5, send_queue_size=1) for number in range(2)
+    )
     second.step(-4.0)  # w = 4, which the first has not seen
     first.step(-2.0)  # g = -2 + 0.5 * (4 - 0) * 4 = 6
 
@@ -387,7 +444,9 @@ def test_delay_compensation_adds_lambda_times_the_drift(server: Server) -> None:
 
 
 def test_a_held_server_takes_a_geo_delta_while_training_goes_on(server: Server) -> None:
-    """The trainer's own steps continue while the delta travels, and what the others changed moves it."""
+    """The trainer's own steps continue while the delta travels, and what the others changed moves
+    it.
+    """
     first, second = (Bare(server.endpoint, number, 2, k_steps=2) for number in range(2))
 
     def local(bare: Bare, change: float) -> None:
@@ -412,7 +471,9 @@ def test_a_held_server_takes_a_geo_delta_while_training_goes_on(server: Server) 
 
 
 def test_send_queue_size_bounds_the_deltas_on_their_way(server: Server) -> None:
-    """2: with the server held, two deltas leave, and the third waits for the first; what comes back late is put right."""
+    """2: with the server held, two deltas leave, and the third waits for the first; what comes back
+    late is put right.
+    """
     bare = Bare(server.endpoint, k_steps=1, send_queue_size=2)
 
     def local() -> None:
@@ -436,7 +497,10 @@ def test_send_queue_size_bounds_the_deltas_on_their_way(server: Server) -> None:
 
 def test_two_trainers_diloco_go_on_from_the_same_point(server: Server) -> None:
     """x := z: the outer optimizer steps with the mean of what the trainers changed."""
-    pair = [Bare(server.endpoint, n, 2, k_steps=2, outer_optimizer={"type": "sgd", "lr": 0.5}) for n in range(2)]
+    pair = [
+        Bare(server.endpoint, n, 2, k_steps=2, outer_optimizer={"type": "sgd", "lr": 0.5})
+        for n in range(2)
+    ]
 
     def run(bare: Bare, change: float) -> None:
         for _ in range(2):
@@ -444,7 +508,9 @@ def test_two_trainers_diloco_go_on_from_the_same_point(server: Server) -> None:
             bare.communicator.commit(bare.rows)
 
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(run, bare, change) for bare, change in zip(pair, (1.0, 3.0), strict=True)]:
+        for done in [
+            pool.submit(run, bare, change) for bare, change in zip(pair, (1.0, 3.0), strict=True)
+        ]:
             done.result(timeout=10)
 
     assert [float(bare.w[0]) for bare in pair] == [2.0, 2.0]  # 0 + 0.5 * (2 + 6) / 2
@@ -452,7 +518,7 @@ def test_two_trainers_diloco_go_on_from_the_same_point(server: Server) -> None:
         bare.close()
 
 
-# ---- overlap ----------------------------------------------------------------------------------------------------------
+# ---- overlap ----
 
 
 class Gate(torch.autograd.Function):
@@ -470,7 +536,9 @@ class Gate(torch.autograd.Function):
 
 
 def test_overlap_sends_gradients_while_backward_runs(servers: Servers) -> None:
-    """At least half of a step's bytes have left before backward ends, and the result is equal to the bit."""
+    """At least half of a step's bytes have left before backward ends, and the result is equal to
+    the bit.
+    """
     torch.manual_seed(0)
     mine = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(128, 128), nn.Tanh())))
     reference = copy.deepcopy(mine)
@@ -504,22 +572,30 @@ def test_overlap_refuses_a_second_backward_and_early_clipping(servers: Servers) 
         F.cross_entropy(mine(x), y).backward()
 
 
-# ---- compression ------------------------------------------------------------------------------------------------------
+# ---- compression ----
 
 
-@pytest.mark.parametrize("configs", [{"modes": {"*": "sync"}}, {"send_queue_size": 1}, {"send_queue_size": 4}], ids=str)
+@pytest.mark.parametrize(
+    "configs", [{"modes": {"*": "sync"}}, {"send_queue_size": 1}, {"send_queue_size": 4}], ids=str
+)
 @pytest.mark.parametrize(("scheme", "share"), [("bfloat16", 0.5), ("float16", 0.5), ("int8", 0.27)])
 def test_compressed_gradients_take_fewer_bytes_and_train_as_well(
     servers: Servers, scheme: str, share: float, configs: dict[str, Any]
 ) -> None:
-    """Slices on two servers, in sync and async lanes: the bytes shrink as they should, and the loss falls as it does without."""
+    """Slices on two servers, in sync and async lanes: the bytes shrink as they should, and the loss
+    falls as it does without.
+    """
 
     def run(compression: dict[str, str] | None) -> tuple[float, float]:
         model = net()
-        fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(2).split(",")))
+        fleet.init(
+            fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(2).split(","))
+        )
         fleet.distributed_model(model)
         plain = torch.optim.SGD(model.parameters(), lr=0.05)
-        optimizer = fleet.distributed_optimizer(plain, strategy_of(**configs), compression=compression)
+        optimizer = fleet.distributed_optimizer(
+            plain, strategy_of(**configs), compression=compression
+        )
         train(model, optimizer, batches(1) * 30)
         optimizer.flush()
         x, y = batches(1)[0]
@@ -529,7 +605,8 @@ def test_compressed_gradients_take_fewer_bytes_and_train_as_well(
 
     (loss, sent), (reference, full) = run({"*": scheme}), run(None)
 
-    assert sent <= share * full + 200_000  # what trainer 0 uploads at the start is not compressed: 112 KB
+    # what trainer 0 uploads at the start is not compressed: 112 KB
+    assert sent <= share * full + 200_000
     assert loss < 0.5 * 0.7 and abs(loss - reference) < 0.05
 
 
@@ -548,14 +625,23 @@ def test_compression_works_in_every_mode_in_which_gradients_travel(servers: Serv
         fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints))
         fleet.distributed_model(model)
         sgd = torch.optim.SGD(model.parameters(), lr=0.005)
-        optimizer = fleet.distributed_optimizer(sgd, strategy_of(**configs), compression={"0.weight": "int8", "*": ""})
+        optimizer = fleet.distributed_optimizer(
+            sgd, strategy_of(**configs), compression={"0.weight": "int8", "*": ""}
+        )
         x, y = batches(1)[0]
-        before, sent = F.cross_entropy(model(x), y).item(), fleet.variable_bytes()["0.weight"]["bytes_out"]
+        before, sent = (
+            F.cross_entropy(model(x), y).item(),
+            fleet.variable_bytes()["0.weight"]["bytes_out"],
+        )
         train(model, optimizer, batches(1) * 8)
         optimizer.flush()
         fleet.barrier_worker()
         messages = 4 if "half_async" in configs else 8
-        assert 0 < fleet.variable_bytes()["0.weight"]["bytes_out"] - sent <= messages * 0.26 * model[0].weight.nbytes
+        assert (
+            0
+            < fleet.variable_bytes()["0.weight"]["bytes_out"] - sent
+            <= messages * 0.26 * model[0].weight.nbytes
+        )
         assert F.cross_entropy(model(x), y).item() < before, configs
         fleet.finish()
 
@@ -567,28 +653,43 @@ def test_compression_refuses_what_it_cannot_do(servers: Servers) -> None:
         ({"embedding.*": "int8"}, "embedding", {}),
         ({"*": "int8"}, "no gradients travel", {"k_steps": 2}),
         ({"*": "int8"}, "no gradients travel", {"k_steps": 2, "outer_optimizer": OUTER_SGD}),
-        ({"*": "int8"}, "no gradients travel", {"k_steps": 2, "modes": {"0.*": "async", "*": "geo"}}),
+        (
+            {"*": "int8"},
+            "no gradients travel",
+            {"k_steps": 2, "modes": {"0.*": "async", "*": "geo"}},
+        ),
     ):
-        fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(",")))
+        fleet.init(
+            fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(","))
+        )
         model = fleet.distributed_model(net())
         with pytest.raises(ValueError, match=words):
-            fleet.distributed_optimizer(adam(model), strategy_of(**configs), compression=compression)
+            fleet.distributed_optimizer(
+                adam(model), strategy_of(**configs), compression=compression
+            )
         fleet.finish()
 
 
 def test_bytes_on_the_wire_are_counted_per_variable() -> None:
-    """As they travel, slices and scales together; trainer and servers agree, and what is sent to a server is what it receives."""
+    """As they travel, slices and scales together; trainer and servers agree, and what is sent to a
+    server is what it receives.
+    """
     with Server(ServerConfig()) as first, Server(ServerConfig()) as second:
         endpoints = [first.endpoint, second.endpoint]
         model = net()
         fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints))
         fleet.distributed_model(model)
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = fleet.distributed_optimizer(plain, compression={"0.weight": "int8", "0.bias": "bfloat16", "*": ""})
+        optimizer = fleet.distributed_optimizer(
+            plain, compression={"0.weight": "int8", "0.bias": "bfloat16", "*": ""}
+        )
         before = fleet.variable_bytes()
         train(model, optimizer, batches(3))
         after = fleet.variable_bytes()
-        told = [ControlClient(endpoint, 5.0).status(StatusRequest(variables=True)).variables for endpoint in endpoints]
+        told = [
+            ControlClient(endpoint, 5.0).status(StatusRequest(variables=True)).variables
+            for endpoint in endpoints
+        ]
         console = Console(width=200)
         with console.capture() as shown:
             assert status.show(endpoints, console, variables=True) == 0
@@ -601,7 +702,9 @@ def test_bytes_on_the_wire_are_counted_per_variable() -> None:
     assert gone("0.weight", "bytes_out") == 3 * (weight.numel() + 4 * blocks)
     assert gone("0.bias", "bytes_out") == 3 * 2 * bias.numel()
     assert gone("2.weight", "bytes_out") == 3 * model[2].weight.nbytes
-    assert all(gone(name, "bytes_in") == 3 * value.nbytes for name, value in model.named_parameters())
+    assert all(
+        gone(name, "bytes_in") == 3 * value.nbytes for name, value in model.named_parameters()
+    )
     for name, counts in after.items():
         assert counts["bytes_out"] == sum(server[name].bytes_in for server in told)
         assert counts["bytes_in"] == sum(server[name].bytes_out for server in told)

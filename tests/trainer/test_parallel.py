@@ -1,4 +1,6 @@
-"""Trainers without servers: they meet, they are one another's process group, and whoever ends is named to the others."""
+"""Trainers without servers: they meet, they are one another's process group, and whoever ends is
+named to the others.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def alone() -> Iterator[None]:
     parallel.leave_parallel_env()
 
 
-# ---- spawn ------------------------------------------------------------------------------------------------------------
+# ---- spawn ----
 
 
 def said(path: Path) -> tuple[float, str]:
@@ -44,11 +46,16 @@ def said(path: Path) -> tuple[float, str]:
 
 
 def test_an_exception_of_a_child_reaches_the_parent_with_its_traceback(tmp_path: Path) -> None:
-    """Not that of the trainer that then failed because of it, which has been told the reason within seconds."""
+    """Not that of the trainer that then failed because of it, which has been told the reason within
+    seconds.
+    """
     with pytest.raises(ProcessRaisedException, match="trainer 1 ended with") as raised:
         spawn(ranks.end, (str(tmp_path), "raise"), nprocs=2)
 
-    assert 'raise ValueError("no data for trainer 1")' in str(raised.value) and raised.value.error_index == 1
+    assert (
+        'raise ValueError("no data for trainer 1")' in str(raised.value)
+        and raised.value.error_index == 1
+    )
     seconds, text = said(tmp_path)
     assert text == "JobFailed: trainer 1 failed: ValueError: no data for trainer 1" and seconds < 10
 
@@ -60,17 +67,26 @@ def test_a_killed_child_is_named_to_the_parent_and_to_the_others(tmp_path: Path)
 
     assert raised.value.exit_code == -9 and raised.value.signal_name == "SIGKILL"
     seconds, text = said(tmp_path)
-    assert re.fullmatch("TrainerLost: trainer 1 is lost: its connection ended without a goodbye.*", text) and seconds < 10
+    assert (
+        re.fullmatch(
+            "TrainerLost: trainer 1 is lost: its connection ended without a goodbye.*", text
+        )
+        and seconds < 10
+    )
 
 
 def test_an_exit_code_of_a_child_reaches_the_parent(tmp_path: Path) -> None:
-    """Started without waiting, the children are waited for by ``join``, which gives up after its time."""
+    """Started without waiting, the children are waited for by ``join``, which gives up after its
+    time.
+    """
     children = spawn(ranks.end, (str(tmp_path), "exit"), nprocs=2, join=False)
     assert children is not None and not children.join(timeout=0.01)
     with pytest.raises(ProcessExitedException, match="trainer 1 ended with exit code 7") as raised:
         children.join()
 
-    assert raised.value.exit_code == 7 and not any(process.is_alive() for process in children.processes)
+    assert raised.value.exit_code == 7 and not any(
+        process.is_alive() for process in children.processes
+    )
     assert said(tmp_path)[1] == "JobFailed: trainer 1 failed: SystemExit: 7"
 
 
@@ -78,17 +94,23 @@ def test_an_exit_code_of_a_child_reaches_the_parent(tmp_path: Path) -> None:
     ("options", "error", "words"),
     [
         (dict(nprocs=0), ValueError, "nprocs: expected -1, or 1 or more, got 0"),
-        (dict(start_method="fork"), ValueError, "start_method: expected one of spawn, forkserver, got 'fork'"),
+        (
+            dict(start_method="fork"),
+            ValueError,
+            "start_method: expected one of spawn, forkserver, got 'fork'",
+        ),
         (dict(gpus="0,1"), TypeError, "no other options than daemon and start_method, got gpus"),
     ],
 )
-def test_an_option_without_effect_is_refused(options: dict[str, object], error: type[Exception], words: str) -> None:
+def test_an_option_without_effect_is_refused(
+    options: dict[str, object], error: type[Exception], words: str
+) -> None:
     """No process is started."""
     with pytest.raises(error, match=words):
         spawn(ranks.first_example, **options)  # type: ignore[arg-type]
 
 
-# ---- a world of one ---------------------------------------------------------------------------------------------------
+# ---- a world of one ----
 
 
 def test_alone_it_is_a_world_of_one() -> None:
@@ -104,13 +126,17 @@ def test_alone_it_is_a_world_of_one() -> None:
 @pytest.mark.parametrize("chosen", [[0, 1], [], [0, 0], [-1]])
 def test_a_group_of_others_than_there_are_is_refused(chosen: list[int]) -> None:
     """The message has the ranks that there are, and those that were asked for."""
-    with pytest.raises(ValueError, match=re.escape(f"ranks: expected some of 0 to 0, each once, got {chosen}")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"ranks: expected some of 0 to 0, each once, got {chosen}")
+    ):
         new_group(chosen)
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=cuda)])
 def test_on_a_gpu_the_group_has_nccl_and_gloo(device: str) -> None:
-    """In a world of one, which proves no communication: each tensor takes its backend, and the device is this trainer's."""
+    """In a world of one, which proves no communication: each tensor takes its backend, and the
+    device is this trainer's.
+    """
     init_parallel_env()
     for value in (torch.ones(2, device=device), torch.ones(2)):
         dist.all_reduce(value)
@@ -119,7 +145,7 @@ def test_on_a_gpu_the_group_has_nccl_and_gloo(device: str) -> None:
     assert torch.cuda.current_device() == 0 and dist.get_backend_config() == "cpu:gloo,cuda:nccl"
 
 
-# ---- meeting ----------------------------------------------------------------------------------------------------------
+# ---- meeting ----
 
 
 def worlds(count: int, port: int, served: bool = False) -> list[World]:
@@ -142,7 +168,9 @@ def meet(present: list[World], seconds: float) -> list[str]:
 
 @pytest.fixture
 def store() -> TCPStore:
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
+    )
 
 
 def free_port() -> int:
@@ -154,7 +182,9 @@ def test_trainers_that_never_come_are_named_to_all_who_wait() -> None:
     """Within the deadline, and by trainer 0 to those whose clocks began later."""
     present = worlds(4, free_port())
 
-    assert set(meet([present[0], present[2]], 1.0)) == {"TimedOut: trainers 1, 3 of 4 did not come up within 1 s"}
+    assert set(meet([present[0], present[2]], 1.0)) == {
+        "TimedOut: trainers 1, 3 of 4 did not come up within 1 s"
+    }
     assert issubclass(TimedOut, PServerError)
 
 
@@ -172,16 +202,24 @@ def test_two_processes_with_one_number_are_refused(store: TCPStore) -> None:
     present = worlds(2, store.port, served=True)
     said = meet([present[0], present[1], present[1]], 5.0)
 
-    assert sorted(said)[0] == "Refused: RANK: two processes say that they are trainer 1 of 2" and sorted(said)[1:] == ["met"] * 2
+    assert (
+        sorted(said)[0] == "Refused: RANK: two processes say that they are trainer 1 of 2"
+        and sorted(said)[1:] == ["met"] * 2
+    )
     assert issubclass(Refused, PServerError)
 
 
-# ---- who is there -----------------------------------------------------------------------------------------------------
+# ---- who is there ----
 
 
 def star(store: TCPStore, count: int, deadline: float) -> list[Presence]:
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda rank: Presence(rank, count, "127.0.0.1", store.clone(), deadline), range(count)))
+        return list(
+            pool.map(
+                lambda rank: Presence(rank, count, "127.0.0.1", store.clone(), deadline),
+                range(count),
+            )
+        )
 
 
 def error_of(one: Presence) -> PServerError:
@@ -191,13 +229,17 @@ def error_of(one: Presence) -> PServerError:
 
 
 def test_everyone_hears_from_whom_a_failure_came(store: TCPStore) -> None:
-    """From a trainer to trainer 0, and from there to all others; what follows from it changes nothing."""
+    """From a trainer to trainer 0, and from there to all others; what follows from it changes
+    nothing.
+    """
     first, second, third = star(store, 3, 20.0)
     second.tell("failed", "ValueError: no data")
     heard = [error_of(one) for one in (first, third)]
     third.tell("failed", "a consequence")
 
-    assert [(type(error), str(error)) for error in heard] == [(JobFailed, "trainer 1 failed: ValueError: no data")] * 2
+    assert [(type(error), str(error)) for error in heard] == [
+        (JobFailed, "trainer 1 failed: ValueError: no data")
+    ] * 2
     assert str(error_of(first)) == "trainer 1 failed: ValueError: no data"
     for one in (first, second, third):
         one.close("the test is over")
@@ -211,13 +253,18 @@ def test_who_has_left_is_to_blame_only_if_nobody_is_lost(store: TCPStore) -> Non
     error = error_of(first)
     first.check()
 
-    assert isinstance(error, TrainerLost) and str(error) == "trainer 1 has left the job: it finished after 5 steps"
+    assert (
+        isinstance(error, TrainerLost)
+        and str(error) == "trainer 1 has left the job: it finished after 5 steps"
+    )
     with pytest.raises(TrainerLost, match="trainer 1 has left"):
         first.check([1])
     first.close("the test is over")
 
 
-def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_away(store: TCPStore) -> None:
+def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_away(
+    store: TCPStore,
+) -> None:
     """One that connects and never beats; before it, one that does not know the token."""
     joined = threading.Event()
 
@@ -241,8 +288,12 @@ def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_aw
     first.close("the test is over")
 
 
-def test_who_waits_in_vain_and_cannot_be_woken_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The main thread has stood in one place since a trainer was lost: the process says why, and where, and ends."""
+def test_who_waits_in_vain_and_cannot_be_woken_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The main thread has stood in one place since a trainer was lost: the process says why, and
+    where, and ends.
+    """
     ends: list[int] = []
     monkeypatch.setattr(presence, "GRACE_SECONDS", 0.05)
     monkeypatch.setattr(presence.os, "_exit", ends.append)
@@ -258,5 +309,9 @@ def test_who_waits_in_vain_and_cannot_be_woken_ends(monkeypatch: pytest.MonkeyPa
         pool.submit(look).result(timeout=20)
     text = capsys.readouterr().err
 
-    assert ends == [1] and "TrainerLost: trainer 1 is lost: silent for 1 s; this trainer waits for it in vain:" in text
+    assert (
+        ends == [1]
+        and "TrainerLost: trainer 1 is lost: silent for 1 s; this trainer waits for it in vain:"
+        in text
+    )
     assert "test_who_waits_in_vain" in text

@@ -1,4 +1,6 @@
-"""Every mode of DistributeTranspilerConfig on the program path: captured, transpiled, run against real servers."""
+"""Every mode of DistributeTranspilerConfig on the program path: captured, transpiled, run against
+real servers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "delay-compensated": {"sync_mode": False, "enable_dc_asgd": True},
     "sync through the communicator": {"sync_mode": False, "completely_not_async": True},
     "split at run time": {"sync_mode": False, "runtime_split_send_recv": True},
-    "split at run time, half-async": {"sync_mode": False, "runtime_split_send_recv": True, "half_async": True},
+    "split at run time, half-async": {
+        "sync_mode": False,
+        "runtime_split_send_recv": True,
+        "half_async": True,
+    },
 }
 
 
@@ -39,7 +45,10 @@ def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(4, 8, generator=generator), torch.randn(4, 4, generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(4, 8, generator=generator), torch.randn(4, 4, generator=generator))
+        for _ in range(count)
+    ]
 
 
 def transpiled(
@@ -60,10 +69,14 @@ def types(program: Program) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_mode_of_the_configuration_trains_as_plain_torch_with_one_trainer(servers: Servers, name: str) -> None:
+def test_every_mode_of_the_configuration_trains_as_plain_torch_with_one_trainer(
+    servers: Servers, name: str
+) -> None:
     """Slices on two servers, a schedule, 10 steps: equal to the bit."""
     mine, reference = net(), net()
-    optimizer, plain = (torch.optim.Adam(model.parameters(), lr=0.01) for model in (mine, reference))
+    optimizer, plain = (
+        torch.optim.Adam(model.parameters(), lr=0.01) for model in (mine, reference)
+    )
     schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in (optimizer, plain)]
     transpiler = transpiled(mine, optimizer, servers(2), CONFIGS[name])
     with Executor() as exe:
@@ -84,7 +97,9 @@ def test_runtime_split_send_recv_has_no_split_or_concat_op(servers: Servers) -> 
     """The communicator splits; the program does not."""
     model = net()
     fields = CONFIGS["split at run time"]
-    program = transpiled(model, torch.optim.SGD(model.parameters(), lr=0.1), servers(2), fields).get_trainer_program()
+    program = transpiled(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), servers(2), fields
+    ).get_trainer_program()
 
     assert not {"split", "concat"} & set(types(program))
     assert {"send", "recv"} <= set(types(program))

@@ -1,4 +1,6 @@
-"""Which process am I: what each role's environment must hold, and what the error names where it does not."""
+"""Which process am I: what each role's environment must hold, and what the error names where it
+does not.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,24 @@ from typing import Any
 import pytest
 
 from trainer import fleet
-from trainer.role import TORCHRUN, CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker, World
+from trainer.role import (
+    TORCHRUN,
+    CloudRoleMaker,
+    Connection,
+    Role,
+    RoleMaker,
+    UserDefinedRoleMaker,
+    World,
+)
 
 ENDPOINTS = "10.0.0.1:6174,10.0.0.2:6174"
 COMPLETE = {
-    "TRAINER": {"TRAINING_ROLE": "TRAINER", "PSERVER_ENDPOINTS": ENDPOINTS, "TRAINERS": "3", "TRAINER_ID": "2"},
+    "TRAINER": {
+        "TRAINING_ROLE": "TRAINER",
+        "PSERVER_ENDPOINTS": ENDPOINTS,
+        "TRAINERS": "3",
+        "TRAINER_ID": "2",
+    },
     "PSERVER": {
         "TRAINING_ROLE": "PSERVER",
         "PSERVER_ENDPOINTS": ENDPOINTS,
@@ -20,14 +35,21 @@ COMPLETE = {
         "CURRENT_ENDPOINT": "10.0.0.2:6174",
     },
 }
-REQUIRED = [(role, name) for role, complete in COMPLETE.items() for name in complete if name != "TRAINING_ROLE"]
+REQUIRED = [
+    (role, name)
+    for role, complete in COMPLETE.items()
+    for name in complete
+    if name != "TRAINING_ROLE"
+]
 
 
 def test_a_trainers_environment_says_its_number_and_where_the_servers_are() -> None:
     """Four variables, and CURRENT_ENDPOINT is optional."""
     role = CloudRoleMaker(COMPLETE["TRAINER"])
 
-    assert role == RoleMaker(Role.TRAINER, trainer_id=2, trainers=3, server_endpoints=("10.0.0.1:6174", "10.0.0.2:6174"))
+    assert role == RoleMaker(
+        Role.TRAINER, trainer_id=2, trainers=3, server_endpoints=("10.0.0.1:6174", "10.0.0.2:6174")
+    )
     assert CloudRoleMaker({**COMPLETE["TRAINER"], "CURRENT_ENDPOINT": "10.0.0.9:1"}) == role
 
 
@@ -40,7 +62,9 @@ def test_a_servers_environment_says_which_of_the_endpoints_is_its_own() -> None:
 
 @pytest.mark.parametrize("value", [None, ""])
 @pytest.mark.parametrize(("role", "name"), REQUIRED)
-def test_a_required_variable_that_is_missing_or_empty_is_named(role: str, name: str, value: str | None) -> None:
+def test_a_required_variable_that_is_missing_or_empty_is_named(
+    role: str, name: str, value: str | None
+) -> None:
     """The error says which variable, and which role needs it."""
     environ = {key: text for key, text in COMPLETE[role].items() if key != name}
     environ |= {} if value is None else {name: value}
@@ -50,7 +74,9 @@ def test_a_required_variable_that_is_missing_or_empty_is_named(role: str, name: 
 
 
 @pytest.mark.parametrize(("role", "name"), REQUIRED)
-def test_fleet_names_the_missing_variable_of_the_real_environment(monkeypatch: pytest.MonkeyPatch, role: str, name: str) -> None:
+def test_fleet_names_the_missing_variable_of_the_real_environment(
+    monkeypatch: pytest.MonkeyPatch, role: str, name: str
+) -> None:
     """``fleet.init()`` reads the same variables, and starts no job without them."""
     for key, text in COMPLETE[role].items():
         monkeypatch.setenv(key, text)
@@ -86,7 +112,9 @@ def test_fleet_names_the_missing_variable_of_the_real_environment(monkeypatch: p
         ("PSERVER", "TRAINERS", "many", "expected a whole number, got 'many'"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_was_expected(role: str, name: str, value: str, words: str) -> None:
+def test_a_wrong_value_is_named_with_what_was_expected(
+    role: str, name: str, value: str, words: str
+) -> None:
     """The variable, what it should hold, what it holds."""
     with pytest.raises(ValueError, match=words) as caught:
         CloudRoleMaker({**COMPLETE[role], name: value})
@@ -101,21 +129,32 @@ def test_without_any_variable_a_process_trains_alone(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         fleet.init()
     try:
-        assert [record.message for record in caplog.records if "training alone" in record.message] == [
-            "no TRAINING_ROLE in the environment: training alone, in this process only"
-        ]
-        assert (fleet.is_worker(), fleet.worker_index(), fleet.worker_num(), fleet.server_endpoints()) == (True, 0, 1, [])
+        assert [
+            record.message for record in caplog.records if "training alone" in record.message
+        ] == ["no TRAINING_ROLE in the environment: training alone, in this process only"]
+        assert (
+            fleet.is_worker(),
+            fleet.worker_index(),
+            fleet.worker_num(),
+            fleet.server_endpoints(),
+        ) == (True, 0, 1, [])
     finally:
         fleet.finish()
 
 
 def test_torchruns_variables_without_servers_make_a_collective_trainer() -> None:
-    """As torchrun or ``launch --nccl2`` sets them; beside a parameter-server role they are ignored."""
+    """As torchrun or ``launch --nccl2`` sets them; beside a parameter-server role they are
+    ignored.
+    """
     torchrun = dict(zip(TORCHRUN, ("1", "2", "1", "127.0.0.1", "29500"), strict=True))
 
     assert CloudRoleMaker(torchrun) == RoleMaker(Role.COLLECTIVE, trainer_id=1, trainers=2)
-    assert CloudRoleMaker({"TRAINING_ROLE": "TRAINER", **torchrun}) == RoleMaker(Role.COLLECTIVE, trainer_id=1, trainers=2)
-    assert CloudRoleMaker({**COMPLETE["TRAINER"], **torchrun}) == CloudRoleMaker(COMPLETE["TRAINER"])
+    assert CloudRoleMaker({"TRAINING_ROLE": "TRAINER", **torchrun}) == RoleMaker(
+        Role.COLLECTIVE, trainer_id=1, trainers=2
+    )
+    assert CloudRoleMaker({**COMPLETE["TRAINER"], **torchrun}) == CloudRoleMaker(
+        COMPLETE["TRAINER"]
+    )
     assert World.from_environment(torchrun) == World(1, 2, 1, "127.0.0.1", 29500)
     assert World.from_environment({}) == World()
 
@@ -142,7 +181,9 @@ def test_a_script_may_decide_its_role_itself() -> None:
     """UserDefinedRoleMaker, with the documentation's other names of the roles."""
     endpoints = ["a:1", "b:2"]
 
-    assert UserDefinedRoleMaker(1, Role.WORKER, 2, endpoints) == RoleMaker(Role.TRAINER, 1, 2, ("a:1", "b:2"))
+    assert UserDefinedRoleMaker(1, Role.WORKER, 2, endpoints) == RoleMaker(
+        Role.TRAINER, 1, 2, ("a:1", "b:2")
+    )
     assert UserDefinedRoleMaker(1, Role.SERVER, 2, endpoints) == RoleMaker(
         Role.PSERVER, trainers=2, server_endpoints=("a:1", "b:2"), current_endpoint="b:2"
     )
@@ -154,7 +195,10 @@ def test_a_script_may_decide_its_role_itself() -> None:
         (dict(current_id=2, worker_num=2, server_endpoints=["a:1"]), "expected 0 to 1, got 2"),
         (dict(current_id=0, worker_num=1), "at least one HOST:PORT"),
         (dict(current_id=0, worker_num=0, server_endpoints=["a:1"]), "expected 1 or more, got 0"),
-        (dict(current_id=1, role=Role.PSERVER, server_endpoints=["a:1"]), "current_id: expected 0 to 0 for a server, got 1"),
+        (
+            dict(current_id=1, role=Role.PSERVER, server_endpoints=["a:1"]),
+            "current_id: expected 0 to 0 for a server, got 1",
+        ),
         (dict(current_id=0, role=Role.PSERVER, server_endpoints=["a"]), "HOST:PORT"),
     ],
 )
@@ -167,11 +211,20 @@ def test_a_role_that_cannot_be_is_refused(arguments: dict[str, Any], words: str)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (dict(role="PSERVER", server_endpoints=["a:1"]), "role: expected Role.TRAINER or Role.PSERVER, got 'PSERVER'"),
+        (
+            dict(role="PSERVER", server_endpoints=["a:1"]),
+            "role: expected Role.TRAINER or Role.PSERVER, got 'PSERVER'",
+        ),
         (dict(role=Role.SINGLE, server_endpoints=["a:1"]), "role: expected"),
-        (dict(current_id="0", server_endpoints=["a:1"]), "current_id: expected a whole number, got '0'"),
+        (
+            dict(current_id="0", server_endpoints=["a:1"]),
+            "current_id: expected a whole number, got '0'",
+        ),
         (dict(worker_num=True, server_endpoints=["a:1"]), "worker_num: expected a whole number"),
-        (dict(server_endpoints="a:1,b:2"), "server_endpoints: expected a list of HOST:PORT, got 'a:1,b:2'"),
+        (
+            dict(server_endpoints="a:1,b:2"),
+            "server_endpoints: expected a list of HOST:PORT, got 'a:1,b:2'",
+        ),
     ],
 )
 def test_arguments_of_another_type_are_refused(arguments: dict[str, Any], words: str) -> None:
@@ -187,7 +240,9 @@ def test_init_takes_role_makers_only() -> None:
 
 
 def test_the_connections_settings_are_optional_and_checked() -> None:
-    """PSERVER_DEADLINE, PSERVER_START_DEADLINE, PSERVER_TRANSPORT: each error names its variable."""
+    """PSERVER_DEADLINE, PSERVER_START_DEADLINE, PSERVER_TRANSPORT: each error names its
+    variable.
+    """
     assert Connection.from_environment({}) == Connection()
     given = {"PSERVER_DEADLINE": "2.5", "PSERVER_START_DEADLINE": "7", "PSERVER_TRANSPORT": "grpc"}
     assert Connection.from_environment(given) == Connection(2.5, 7.0, "grpc")

@@ -23,7 +23,9 @@ def pull(cache: RowCache, ids: np.ndarray, step: int) -> np.ndarray:
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_a_row_is_read_again_up_to_the_bound_and_never_after(staleness: int) -> None:
-    """A row pulled in step t is what a read gets up to step t + staleness; the next one is told to pull it."""
+    """A row pulled in step t is what a read gets up to step t + staleness; the next one is told to
+    pull it.
+    """
     cache, ids = RowCache(64, 2, staleness), np.array([7, -3, 2**62])
 
     pulled = [pull(cache, ids, step)[:, 1].max() for step in range(9)]
@@ -35,7 +37,9 @@ def test_a_row_is_read_again_up_to_the_bound_and_never_after(staleness: int) -> 
 
 @pytest.mark.parametrize("places", [1, 3, 4, 30, 1000])
 def test_rows_are_their_own_ids_and_no_more_than_there_is_room_for(places: int) -> None:
-    """Whatever ids come, in however small a cache: a row that is read is the id's own, young enough, and rows stay few."""
+    """Whatever ids come, in however small a cache: a row that is read is the id's own, young
+    enough, and rows stay few.
+    """
     cache, random = RowCache(places, 2, staleness=2), np.random.default_rng(1)
     asked = 0
     for step in range(60):

@@ -29,13 +29,18 @@ EVERY = (SGD, Momentum, Adagrad, RowwiseAdagrad, Adam, AdamW, LazyAdam, Ftrl)
 
 
 def test_every_rule_for_rows_has_an_optimizer() -> None:
-    """Each rule has one class, whose attributes are the rule's numbers and flags, and whose data is complete."""
+    """Each rule has one class, whose attributes are the rule's numbers and flags, and whose data is
+    complete.
+    """
     assert [cls.type for cls in EVERY] == list(ROW_RULES)
     for cls in EVERY:
         rule = cls().rule()
 
         assert rule.type == cls.type
-        assert tuple(rule.numbers) == ROW_RULES[cls.type].numbers and tuple(rule.flags) == ROW_RULES[cls.type].flags
+        assert (
+            tuple(rule.numbers) == ROW_RULES[cls.type].numbers
+            and tuple(rule.flags) == ROW_RULES[cls.type].flags
+        )
 
 
 @pytest.mark.parametrize(
@@ -46,16 +51,24 @@ def test_every_rule_for_rows_has_an_optimizer() -> None:
         (partial(torch.optim.Adagrad, lr=0.1), Adagrad(lr=0.1)),
         (torch.optim.SparseAdam, LazyAdam()),
         (partial(torch.optim.SGD, lr=0.5, weight_decay=0.1), SGD(lr=0.5, weight_decay=0.1)),
-        (partial(torch.optim.SGD, lr=0.5, momentum=0.8, nesterov=True), Momentum(lr=0.5, momentum=0.8, nesterov=True)),
+        (
+            partial(torch.optim.SGD, lr=0.5, momentum=0.8, nesterov=True),
+            Momentum(lr=0.5, momentum=0.8, nesterov=True),
+        ),
         (partial(torch.optim.Adam, betas=(0.5, 0.6), foreach=False), Adam(betas=(0.5, 0.6))),
-        (partial(torch.optim.Adam, weight_decay=0.1, decoupled_weight_decay=True), AdamW(weight_decay=0.1)),
+        (
+            partial(torch.optim.Adam, weight_decay=0.1, decoupled_weight_decay=True),
+            AdamW(weight_decay=0.1),
+        ),
         (torch.optim.AdamW, AdamW()),
         (partial(DenseFtrl, l1=0.2), Ftrl(l1=0.2)),
         (SGD(lr=torch.tensor(0.25)), SGD(lr=0.25)),
     ],
 )
 def test_what_may_be_given_becomes_an_optimizer(given: Any, expected: RowOptimizer) -> None:
-    """A mapping, a class of torch.optim, plain or partial, with torch's defaults: all say the same as the class here."""
+    """A mapping, a class of torch.optim, plain or partial, with torch's defaults: all say the same
+    as the class here.
+    """
     assert row_optimizer(given) == expected
 
 
@@ -64,17 +77,27 @@ def test_what_may_be_given_becomes_an_optimizer(given: Any, expected: RowOptimiz
     [
         ({"type": "adamax"}, ValueError, "type: expected one of sgd, .*, got 'adamax'"),
         ({"lr": 0.1}, ValueError, "got None"),
-        ({"type": "sgd", "momentum": 0.9}, ValueError, "sgd has no 'momentum': it has lr, weight_decay, maximize"),
+        (
+            {"type": "sgd", "momentum": 0.9},
+            ValueError,
+            "sgd has no 'momentum': it has lr, weight_decay, maximize",
+        ),
         ({"type": "sgd", "lr": -1}, ValueError, "SGD: lr: expected 0 or more, got -1"),
         (partial(torch.optim.SGD, lr=-1.0), ValueError, "Invalid learning rate"),
         (torch.optim.RMSprop, ValueError, "RMSprop: rows are updated by one of"),
-        (partial(torch.optim.Adam, amsgrad=True), ValueError, "amsgrad=True: rows have no such form"),
+        (
+            partial(torch.optim.Adam, amsgrad=True),
+            ValueError,
+            "amsgrad=True: rows have no such form",
+        ),
         (torch.optim.LBFGS, ValueError, "LBFGS"),
         ("adagrad", TypeError, "optimizer: expected one of trainer.row_optimizers"),
         (torch.nn.Linear, TypeError, "optimizer: expected one of trainer.row_optimizers"),
     ],
 )
-def test_what_is_no_optimizer_of_rows_is_refused(given: Any, error: type[Exception], message: str) -> None:
+def test_what_is_no_optimizer_of_rows_is_refused(
+    given: Any, error: type[Exception], message: str
+) -> None:
     """The error says what was expected, and of which rule."""
     with pytest.raises(error, match=message):
         row_optimizer(given)
@@ -85,17 +108,33 @@ def test_what_is_no_optimizer_of_rows_is_refused(given: Any, error: type[Excepti
     [
         (lambda: Ftrl(lr=0.0), ValueError, "Ftrl: lr: expected a number above 0"),
         (lambda: Ftrl(lr_power=0.5), ValueError, "lr_power: expected 0 or less"),
-        (lambda: Adam(betas=(0.9, 1.0)), ValueError, "betas: expected numbers of 0 or more and below 1"),
+        (
+            lambda: Adam(betas=(0.9, 1.0)),
+            ValueError,
+            "betas: expected numbers of 0 or more and below 1",
+        ),
         (lambda: Adam(betas=0.9), TypeError, "betas: expected two numbers"),
         (lambda: Adagrad(lr=float("nan")), ValueError, "lr: expected a finite number"),
         (lambda: Adagrad(lr="0.1"), TypeError, "lr: expected a number, got '0.1'"),
         (lambda: SGD(maximize=1), TypeError, "maximize: expected True or False, got 1"),
-        (lambda: Momentum(nesterov=True, dampening=0.1).rule(), ValueError, "nesterov: expected a momentum above 0"),
-        (lambda: setattr(SGD(), "rate", 1.0), AttributeError, "SGD has no 'rate': it has lr, weight_decay, maximize"),
+        (
+            lambda: Momentum(nesterov=True, dampening=0.1).rule(),
+            ValueError,
+            "nesterov: expected a momentum above 0",
+        ),
+        (
+            lambda: setattr(SGD(), "rate", 1.0),
+            AttributeError,
+            "SGD has no 'rate': it has lr, weight_decay, maximize",
+        ),
         (lambda: Segments([]), ValueError, "expected at least one part"),
         (lambda: Segments([(0, SGD())]), ValueError, "columns: expected 1 or more"),
         (lambda: Segments([SGD()]), TypeError, "expected .columns, optimizer."),
-        (lambda: Segments([(1, Segments([(1, SGD())]))]), TypeError, "expected an optimizer for 1 columns"),
+        (
+            lambda: Segments([(1, Segments([(1, SGD())]))]),
+            TypeError,
+            "expected an optimizer for 1 columns",
+        ),
     ],
 )
 def test_numbers_out_of_range_are_refused(make: Any, error: type[Exception], message: str) -> None:
@@ -105,7 +144,9 @@ def test_numbers_out_of_range_are_refused(make: Any, error: type[Exception], mes
 
 
 def test_numbers_may_be_set() -> None:
-    """An attribute that is set is in the rule from then on; one that makes no sense changes nothing."""
+    """An attribute that is set is in the rule from then on; one that makes no sense changes
+    nothing.
+    """
     optimizer = Adagrad(lr=0.1)
     optimizer.lr = 1
     with pytest.raises(ValueError, match="expected 0 or more"):
@@ -115,8 +156,12 @@ def test_numbers_may_be_set() -> None:
 
 
 def test_a_group_says_its_rule() -> None:
-    """The rule of a parameter group has the group's present numbers, without what only says how torch computes it."""
-    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=0.1, fused=True, maximize=True)
+    """The rule of a parameter group has the group's present numbers, without what only says how
+    torch computes it.
+    """
+    optimizer = torch.optim.Adam(
+        [torch.zeros(1, requires_grad=True)], lr=0.1, fused=True, maximize=True
+    )
     optimizer.param_groups[0]["lr"] = 0.05
 
     rule = group_rule(optimizer, optimizer.param_groups[0], "table 'a'")

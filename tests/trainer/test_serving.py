@@ -1,4 +1,6 @@
-"""Promises of exported tables: torch alone reads them, and lookups in them are those of the embedding that was trained."""
+"""Promises of exported tables: torch alone reads them, and lookups in them are those of the
+embedding that was trained.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,18 @@ from transpiler.tables import Constant, Initial, Normal, Segment, Table, Uniform
 DIM = 5
 
 
-def table(rows: int | None = None, initial: Initial | None = None, dtype: str = "float32", seed: int = 11) -> Table:
-    return Table("emb", DIM, (Segment(0, DIM, 0),), dtype, rows, seed=seed, initial=initial or Normal(0.0, 0.1))
+def table(
+    rows: int | None = None, initial: Initial | None = None, dtype: str = "float32", seed: int = 11
+) -> Table:
+    return Table(
+        "emb",
+        DIM,
+        (Segment(0, DIM, 0),),
+        dtype,
+        rows,
+        seed=seed,
+        initial=initial or Normal(0.0, 0.1),
+    )
 
 
 def begun(of: Table, ids: np.ndarray) -> torch.Tensor:
@@ -36,7 +48,10 @@ def begun(of: Table, ids: np.ndarray) -> torch.Tensor:
 
 def chunks(*parts: list[int], dtype: str = "float32") -> Iterator[dict[str, np.ndarray]]:
     for ids in parts:
-        yield {"ids": np.array(ids, np.int64), "values": np.outer(np.array(ids, np.float64), np.arange(1, DIM + 1)).astype(dtype)}
+        yield {
+            "ids": np.array(ids, np.int64),
+            "values": np.outer(np.array(ids, np.float64), np.arange(1, DIM + 1)).astype(dtype),
+        }
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
@@ -65,9 +80,15 @@ def exported(embedding: DistributedEmbedding, path: Path, **options: Any) -> Non
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 def test_a_table_of_a_range_is_the_weight_of_an_embedding(tmp_path: Path, name: str) -> None:
-    """Rows that were touched and initial values of all the others, in a state_dict that nn.Embedding loads strictly."""
+    """Rows that were touched and initial values of all the others, in a state_dict that
+    nn.Embedding loads strictly.
+    """
     of = table(rows=70_000)
-    export(str(tmp_path / name), {"fc.bias": torch.ones(2)}, {"emb": TableRows(of, chunks([3, 69_999], [0]))})
+    export(
+        str(tmp_path / name),
+        {"fc.bias": torch.ones(2)},
+        {"emb": TableRows(of, chunks([3, 69_999], [0]))},
+    )
     state = read(tmp_path / name)
     module = nn.ModuleDict({"emb": nn.Embedding(70_000, DIM)})
     assert state.pop("fc.bias").tolist() == [1.0, 1.0]
@@ -76,7 +97,9 @@ def test_a_table_of_a_range_is_the_weight_of_an_embedding(tmp_path: Path, name: 
     expected = begun(of, np.arange(70_000))
     for own in (3, 69_999, 0):
         expected[own] = own * torch.arange(1.0, DIM + 1)
-    assert torch.equal(module["emb"].weight, expected) and [path.name for path in tmp_path.iterdir()] == [name]
+    assert torch.equal(module["emb"].weight, expected) and [
+        path.name for path in tmp_path.iterdir()
+    ] == [name]
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
@@ -92,19 +115,27 @@ def test_a_table_of_any_ids_lists_them(tmp_path: Path, name: str, rows: int | No
     )
     state = read(tmp_path / name)
 
-    assert set(state) == {"a.emb.ids", "a.emb.weight", "a.emb.initial"} and state["a.emb.ids"].tolist() == listed
+    assert (
+        set(state) == {"a.emb.ids", "a.emb.weight", "a.emb.initial"}
+        and state["a.emb.ids"].tolist() == listed
+    )
     assert torch.equal(state["a.emb.weight"], torch.from_numpy(next(chunks(listed))["values"]))
 
 
 def test_bad_tables_are_refused_and_the_old_file_stays(tmp_path: Path) -> None:
-    """Rows of another width or dtype, ids out of range, a name that another tensor has: a ValueError, and nothing is written."""
+    """Rows of another width or dtype, ids out of range, a name that another tensor has: a
+    ValueError, and nothing is written.
+    """
     path = tmp_path / "model.pt"
     export(str(path), {"w": torch.ones(1)})
     before = path.read_bytes()
     odd = {"ids": np.array([1]), "values": np.zeros((1, DIM + 1), np.float32)}
     for rows, message in (
         (TableRows(table(), [odd]), r"expected rows float32 \[1, 5\], got float32 \[1, 6\]"),
-        (TableRows(table(dtype="float64"), chunks([1])), r"expected rows float64 \[1, 5\], got float32"),
+        (
+            TableRows(table(dtype="float64"), chunks([1])),
+            r"expected rows float64 \[1, 5\], got float32",
+        ),
         (TableRows(table(rows=5), chunks([1, 5])), "expected ids from 0 to 4, got 1 to 5"),
         (TableRows(table(rows=5), chunks([1])), "emb.weight: expected one tensor of this name"),
     ):
@@ -115,7 +146,9 @@ def test_bad_tables_are_refused_and_the_old_file_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [None, 100], ids=["any id", "range"])
-def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int | None) -> None:
+def test_a_full_disk_leaves_the_file_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int | None
+) -> None:
     """An OSError where there is no place for the rows; the old file stays, and nothing else."""
     path = tmp_path / "model.pt"
     export(str(path), {"w": torch.ones(1)})
@@ -132,26 +165,41 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("initial", [Constant(0.25), Uniform(-0.5, 2.0), Normal(1.0, 0.3)], ids=lambda initial: initial.kind)
+@pytest.mark.parametrize(
+    "initial",
+    [Constant(0.25), Uniform(-0.5, 2.0), Normal(1.0, 0.3)],
+    ids=lambda initial: initial.kind,
+)
 def test_plain_torch_makes_the_initial_rows_of_the_servers(initial: Initial, dtype: str) -> None:
-    """For ids of any size, odd widths, negative and large seeds: to the bit, in float64 normal numbers to the last few."""
-    ids = np.concatenate([np.arange(-2000, 2000), np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 4000)])
+    """For ids of any size, odd widths, negative and large seeds: to the bit, in float64 normal
+    numbers to the last few.
+    """
+    ids = np.concatenate(
+        [np.arange(-2000, 2000), np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 4000)]
+    )
     for seed in (0, 12345, -1, 2**63 + 5):
         of = table(initial=initial, dtype=dtype, seed=seed)
-        made = InitialRows(initial.kind, initial.low, initial.high, seed, DIM, getattr(torch, dtype))(torch.from_numpy(ids))
+        made = InitialRows(
+            initial.kind, initial.low, initial.high, seed, DIM, getattr(torch, dtype)
+        )(torch.from_numpy(ids))
         expected = begun(of, ids)
 
         assert made.dtype == expected.dtype and made.shape == expected.shape
         if initial.kind == "normal":
-            assert torch.allclose(made, expected, rtol=1e-7 if dtype == "float32" else 1e-14, atol=1e-15)
-            assert dtype == "float64" or (made != expected).sum() <= 2  # a float32 differs where a double lies between two
+            assert torch.allclose(
+                made, expected, rtol=1e-7 if dtype == "float32" else 1e-14, atol=1e-15
+            )
+            # a float32 differs where a double lies between two
+            assert dtype == "float64" or (made != expected).sum() <= 2
         else:
             assert torch.equal(made, expected)
 
 
 @pytest.mark.parametrize("size", [None, 60], ids=["any id", "range"])
 def test_a_served_row_is_the_trained_one(tmp_path: Path, size: int | None) -> None:
-    """For ids of any shape, trained, untrained and padded; unknown ids read their initial values, or zeros by argument."""
+    """For ids of any shape, trained, untrained and padded; unknown ids read their initial values,
+    or zeros by argument.
+    """
     embedding = DistributedEmbedding(DIM, size, padding_idx=2, seed=3)
     trained(embedding, torch.tensor([[1, 2, 3], [50, 7, 1]]))
     exported(embedding, tmp_path / "model.pt")
@@ -163,7 +211,10 @@ def test_a_served_row_is_the_trained_one(tmp_path: Path, size: int | None) -> No
     assert served(torch.tensor([2])).abs().sum() == 0
     if size is None:
         zeros = load_embedding(str(tmp_path / "model.pt"), "emb", unknown="zeros")
-        assert torch.equal(zeros(torch.tensor([11, 50])), torch.stack([torch.zeros(DIM), embedding(torch.tensor([50]))[0]]))
+        assert torch.equal(
+            zeros(torch.tensor([11, 50])),
+            torch.stack([torch.zeros(DIM), embedding(torch.tensor([50]))[0]]),
+        )
     else:
         with pytest.raises(IndexError):
             served(torch.tensor([60]))
@@ -171,8 +222,12 @@ def test_a_served_row_is_the_trained_one(tmp_path: Path, size: int | None) -> No
 
 @pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("padding", [None, 4])
-def test_served_bags_are_the_trained_ones(tmp_path: Path, pooling: str, padding: int | None) -> None:
-    """Ragged bags with empty ones, matrices, and weights: equal to the embedding's own pooling to the bit."""
+def test_served_bags_are_the_trained_ones(
+    tmp_path: Path, pooling: str, padding: int | None
+) -> None:
+    """Ragged bags with empty ones, matrices, and weights: equal to the embedding's own pooling to
+    the bit.
+    """
     embedding = DistributedEmbedding(DIM, None, padding_idx=padding, pooling=pooling, seed=8)
     trained(embedding, torch.tensor([[1, 4, 3], [9, 7, 1]]))
     exported(embedding, tmp_path / "model.safetensors")
@@ -209,14 +264,22 @@ print("served")
 
 
 def test_a_saved_module_needs_torch_alone(tmp_path: Path) -> None:
-    """Exported by torch, it serves bags of any number and size where none of these packages can be imported."""
-    embedding = trained(DistributedEmbedding(DIM, padding_idx=4, pooling="sqrtn", seed=8), torch.tensor([[1, 4, 3]]))
+    """Exported by torch, it serves bags of any number and size where none of these packages can be
+    imported.
+    """
+    embedding = trained(
+        DistributedEmbedding(DIM, padding_idx=4, pooling="sqrtn", seed=8), torch.tensor([[1, 4, 3]])
+    )
     exported(embedding, tmp_path / "model.pt")
     served = load_embedding(str(tmp_path / "model.pt"), "emb", "sqrtn", 4)
     ids, offsets = torch.tensor([1, 1, 4, -5, 9, 3, 4, 7]), torch.tensor([0, 0, 3, 6, 7, 8])
     shapes = {"ids": {0: torch.export.Dim("n")}, "offsets": {0: torch.export.Dim("b")}}
-    torch.export.save(torch.export.export(served, (ids, offsets), dynamic_shapes=shapes), str(tmp_path / "emb.pt2"))
-    asked = [(ids, offsets), (ids[:5], offsets[:3]), (ids[:4] * 0 + 4, offsets[:2])]  # the last one: padding alone
+    torch.export.save(
+        torch.export.export(served, (ids, offsets), dynamic_shapes=shapes),
+        str(tmp_path / "emb.pt2"),
+    )
+    # the last one: padding alone
+    asked = [(ids, offsets), (ids[:5], offsets[:3]), (ids[:4] * 0 + 4, offsets[:2])]
     torch.save([(*given, embedding(*given).detach()) for given in asked], tmp_path / "rows.pt")
     command = [sys.executable, "-c", ALONE, str(tmp_path / "emb.pt2"), str(tmp_path / "rows.pt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,6 @@
-"""Every trainer's part of the data: a partition, as many batches for each, the same in every process."""
+"""Every trainer's part of the data: a partition, as many batches for each, the same in every
+process.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,14 @@ class Stream(IterableDataset[int]):
 
 
 def parts(loader: Any, trainers: int, seed: int | None = None) -> list[list[list[int]]]:
-    """For each trainer, its batches of one epoch.  Each has a loader of its own, as each has in its own process."""
+    """For each trainer, its batches of one epoch.
+
+    Each has a loader of its own, as each has in its own process.
+    """
     loaders = [loader() for _ in range(trainers)]
     return [
-        [torch.as_tensor(batch).tolist() for batch in shard(each, trainers, number, seed)] for number, each in enumerate(loaders)
+        [torch.as_tensor(batch).tolist() for batch in shard(each, trainers, number, seed)]
+        for number, each in enumerate(loaders)
     ]
 
 
@@ -60,13 +66,22 @@ def samples(of_a_trainer: list[list[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(of_a_trainer))
 
 
-COUNTS = [(count, size, trainers) for count in (7, 16, 61, 64) for size in (1, 4, 5) for trainers in (1, 2, 3, 4)]
+COUNTS = [
+    (count, size, trainers)
+    for count in (7, 16, 61, 64)
+    for size in (1, 4, 5)
+    for trainers in (1, 2, 3, 4)
+]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("count", "size", "trainers"), COUNTS)
-def test_the_parts_are_a_partition_with_equal_numbers_of_batches(count: int, size: int, trainers: int, shuffle: bool) -> None:
-    """Nobody's sample is another's, none is left out, and no trainer waits for a batch that another does not have."""
+def test_the_parts_are_a_partition_with_equal_numbers_of_batches(
+    count: int, size: int, trainers: int, shuffle: bool
+) -> None:
+    """Nobody's sample is another's, none is left out, and no trainer waits for a batch that another
+    does not have.
+    """
     found = parts(lambda: DataLoader(Numbers(count), size, shuffle=shuffle), trainers, seed=5)
 
     assert sorted(itertools.chain.from_iterable(map(samples, found))) == list(range(count))
@@ -76,7 +91,9 @@ def test_the_parts_are_a_partition_with_equal_numbers_of_batches(count: int, siz
 
 
 @pytest.mark.parametrize(("count", "size", "trainers"), COUNTS)
-def test_drop_last_leaves_out_the_last_joint_batch_only(count: int, size: int, trainers: int) -> None:
+def test_drop_last_leaves_out_the_last_joint_batch_only(
+    count: int, size: int, trainers: int
+) -> None:
     """What is left are full batches, each trainer's of the loader's own size."""
     found = parts(lambda: DataLoader(Numbers(count), size, drop_last=True), trainers)
 
@@ -94,7 +111,10 @@ def test_without_shuffling_the_joint_batches_are_the_data_sets_own_order() -> No
 def test_a_loader_that_shuffles_is_reshuffled_at_every_call() -> None:
     """Another order in each epoch; each of them again a partition between the trainers."""
     loaders = [DataLoader(Numbers(40), 5, shuffle=True) for _ in range(2)]
-    epochs = [[samples([b.tolist() for b in shard(loader, 2, n)]) for n, loader in enumerate(loaders)] for _ in range(3)]
+    epochs = [
+        [samples([b.tolist() for b in shard(loader, 2, n)]) for n, loader in enumerate(loaders)]
+        for _ in range(3)
+    ]
 
     for first, second in epochs:
         assert sorted(first + second) == list(range(40))
@@ -102,7 +122,9 @@ def test_a_loader_that_shuffles_is_reshuffled_at_every_call() -> None:
 
 
 def test_the_seed_decides_the_order() -> None:
-    """The same seed, the same order; another seed, another; with a seed a loader that does not shuffle is shuffled."""
+    """The same seed, the same order; another seed, another; with a seed a loader that does not
+    shuffle is shuffled.
+    """
 
     def loader() -> DataLoader[int]:
         return DataLoader(Numbers(40), 5)
@@ -113,7 +135,9 @@ def test_the_seed_decides_the_order() -> None:
 
 
 def test_torchs_own_random_state_has_no_part_in_it() -> None:
-    """Trainers that seeded torch differently, or drew different numbers, still split alike; and nothing is drawn."""
+    """Trainers that seeded torch differently, or drew different numbers, still split alike; and
+    nothing is drawn.
+    """
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -124,14 +148,22 @@ def test_torchs_own_random_state_has_no_part_in_it() -> None:
 
 
 def test_every_process_splits_alike() -> None:
-    """No salted hash, no clock: two fresh processes, with different hash seeds, print the same split."""
+    """No salted hash, no clock: two fresh processes, with different hash seeds, print the same
+    split.
+    """
     code = (
-        "import torch; from torch.utils.data import DataLoader, TensorDataset; from trainer.shard import shard\n"
+        "import torch; from torch.utils.data import DataLoader, TensorDataset; from trainer.shard "
+        "import shard\n"
         "loader = DataLoader(TensorDataset(torch.arange(50)), 4, shuffle=True)\n"
         "print([[b.tolist() for b, in shard(loader, 3, 1)] for _ in range(2)])"
     )
     printed = [
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": salt}, capture_output=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            capture_output=True,
+            timeout=60,
+        )
         for salt in ("1", "2")
     ]
     loader = DataLoader(TensorDataset(torch.arange(50)), 4, shuffle=True)
@@ -155,8 +187,13 @@ def test_a_sampler_of_the_scripts_own_decides_which_samples_there_are(kind: str)
     for number in range(2):
         torch.manual_seed(number)  # what trainers drew before has no part in it
         loaders.append(DataLoader(Numbers(40), 4, sampler=SAMPLERS[kind]()))
-    epochs = [[[b.tolist() for b in shard(loader, 2, n)] for n, loader in enumerate(loaders)] for _ in range(2)]
-    joint = [list(itertools.chain(*(a + b for a, b in zip(*parts, strict=True)))) for parts in epochs]
+    epochs = [
+        [[b.tolist() for b in shard(loader, 2, n)] for n, loader in enumerate(loaders)]
+        for _ in range(2)
+    ]
+    joint = [
+        list(itertools.chain(*(a + b for a, b in zip(*parts, strict=True)))) for parts in epochs
+    ]
 
     for epoch, found in enumerate(joint):
         with torch.random.fork_rng():
@@ -172,10 +209,15 @@ def test_fewer_samples_than_trainers_raise() -> None:
 
 
 def test_an_iterable_data_set_is_dealt_out_batch_by_batch() -> None:
-    """Trainer i gets batch i of each round; a last round that is not full is left out, so that all have as many."""
+    """Trainer i gets batch i of each round; a last round that is not full is left out, so that all
+    have as many.
+    """
     found = parts(lambda: DataLoader(Stream(22), 2), 2)
 
-    assert found == [[[0, 1], [4, 5], [8, 9], [12, 13], [16, 17]], [[2, 3], [6, 7], [10, 11], [14, 15], [18, 19]]]
+    assert found == [
+        [[0, 1], [4, 5], [8, 9], [12, 13], [16, 17]],
+        [[2, 3], [6, 7], [10, 11], [14, 15], [18, 19]],
+    ]
 
 
 def test_any_iterable_of_batches_will_do() -> None:
@@ -203,11 +245,15 @@ def test_worker_processes_change_nothing(data: Any) -> None:
     workers = {Numbers: 2, Stream: 1}[data]
     plain = parts(lambda: DataLoader(data(24), 4, collate_fn=collate), 2)
 
-    assert parts(lambda: DataLoader(data(24), 4, collate_fn=collate, num_workers=workers), 2) == plain
+    assert (
+        parts(lambda: DataLoader(data(24), 4, collate_fn=collate, num_workers=workers), 2) == plain
+    )
 
 
 def test_one_trainer_gets_the_loader_itself() -> None:
-    """Alone, nothing about the data changes: its order is the loader's, drawn from torch's own state as ever."""
+    """Alone, nothing about the data changes: its order is the loader's, drawn from torch's own
+    state as ever.
+    """
     loader = DataLoader(Numbers(10), 3, shuffle=True)
     fleet.init()
     try:

@@ -1,4 +1,6 @@
-"""``group_sharded_parallel``: what each rank holds, that training is that of one process, and one effect for each option."""
+"""``group_sharded_parallel``: what each rank holds, that training is that of one process, and one
+effect for each option.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from many_ranks import on_ranks, summed
 from torch import nn
 
 from pserver.errors import FingerprintMismatch
-from trainer.sharding import ShardedOptimizer, collectives, group_sharded_parallel, reducer, save_group_sharded_model, units
+from trainer.sharding import (
+    ShardedOptimizer,
+    collectives,
+    group_sharded_parallel,
+    reducer,
+    save_group_sharded_model,
+    units,
+)
 from trainer.sharding.pieces import Slices
 from trainer.sharding.units import Units, units_of, whole_of
 from transpiler import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
@@ -49,7 +58,11 @@ def batches(ranks: int, count: int = 4, seed: int = 3) -> list[tuple[torch.Tenso
     """Batches of all ranks together, 4 samples each."""
     source = torch.Generator().manual_seed(seed)
     return [
-        (torch.randn(4 * ranks, 6, generator=source), torch.randint(0, 3, (4 * ranks,), generator=source)) for _ in range(count)
+        (
+            torch.randn(4 * ranks, 6, generator=source),
+            torch.randint(0, 3, (4 * ranks,), generator=source),
+        )
+        for _ in range(count)
     ]
 
 
@@ -58,7 +71,9 @@ def part(batch: Any, group: Any) -> Any:
     return tuple(tensor[4 * rank : 4 * rank + 4] for tensor in batch)
 
 
-def train(model: nn.Module, optimizer: Any, data: Any, clip: Any = None, scheduler: Any = None) -> None:
+def train(
+    model: nn.Module, optimizer: Any, data: Any, clip: Any = None, scheduler: Any = None
+) -> None:
     for x, y in data:
         F.cross_entropy(model(x), y).backward()
         if clip is not None:
@@ -69,11 +84,15 @@ def train(model: nn.Module, optimizer: Any, data: Any, clip: Any = None, schedul
             scheduler.step()
 
 
-def sharded(level: str, group: Any = None, model: Any = None, rule: Any = torch.optim.Adam, **options: Any) -> Any:
+def sharded(
+    level: str, group: Any = None, model: Any = None, rule: Any = torch.optim.Adam, **options: Any
+) -> Any:
     """A model divided at a level, every tensor of it where parameters are divided too."""
     model = net() if model is None else model
     options = ({"segment_size": 1} if level == "p_g_os" else {}) | options
-    return group_sharded_parallel(model, rule(model.parameters(), lr=1e-3), level, group=group, **options)
+    return group_sharded_parallel(
+        model, rule(model.parameters(), lr=1e-3), level, group=group, **options
+    )
 
 
 def values(model: nn.Module) -> list[torch.Tensor]:
@@ -89,7 +108,9 @@ def assert_close(model: nn.Module, reference: nn.Module, exactly: bool = False) 
 
 
 def live() -> int:
-    """Bytes of all memory that tensors of this process hold, but for those that were there before ``gc.freeze()``."""
+    """Bytes of all memory that tensors of this process hold, but for those that were there before
+    ``gc.freeze()``.
+    """
     gc.collect()
     found = {}
     for thing in gc.get_objects():
@@ -105,8 +126,12 @@ def live() -> int:
 
 
 @on_ranks(4)
-def test_every_level_equals_ddp_to_the_bit_on_two_ranks_and_one_process_on_any(rank: int, scratch: Path) -> None:
-    """On two ranks a level's parameters are those of torch's DDP exactly; on 2 and 4, those of one process on the whole batch."""
+def test_every_level_equals_ddp_to_the_bit_on_two_ranks_and_one_process_on_any(
+    rank: int, scratch: Path
+) -> None:
+    """On two ranks a level's parameters are those of torch's DDP exactly; on 2 and 4, those of one
+    process on the whole batch.
+    """
     for level in LEVELS:
         for group, ranks in ((pair(), 2), (None, 4)):
             alone, data = net(), batches(ranks)
@@ -130,7 +155,9 @@ def test_level_os_equals_torchs_own_zero(rank: int, scratch: Path) -> None:
     data = [part(batch, pair()) for batch in batches(2)]
     replica = net()
     ddp = nn.parallel.DistributedDataParallel(replica, process_group=pair())
-    zero = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, process_group=pair(), lr=1e-3)
+    zero = ZeroRedundancyOptimizer(
+        ddp.parameters(), torch.optim.Adam, process_group=pair(), lr=1e-3
+    )
     train(ddp, zero, data)
     model, optimizer, _ = sharded("os", pair())
     train(model, optimizer, data)
@@ -149,7 +176,9 @@ RULES: tuple[Any, ...] = (
 
 @on_ranks(4)
 def test_every_level_takes_element_wise_rules(rank: int, scratch: Path) -> None:
-    """SGD with momentum, AdamW, RMSprop, Adagrad, fused and foreach forms: as one process, within 1e-6."""
+    """SGD with momentum, AdamW, RMSprop, Adagrad, fused and foreach forms: as one process, within
+    1e-6.
+    """
     for level in LEVELS:
         for rule in RULES:
             alone, data = net(), batches(4, 3)
@@ -161,13 +190,19 @@ def test_every_level_takes_element_wise_rules(rank: int, scratch: Path) -> None:
 
 def two_groups(model: nn.Sequential) -> torch.optim.Adam:
     return torch.optim.Adam(
-        [{"params": model[0].parameters(), "lr": 3e-3}, {"params": model[1:].parameters(), "weight_decay": 0.1}], lr=1e-3
+        [
+            {"params": model[0].parameters(), "lr": 3e-3},
+            {"params": model[1:].parameters(), "weight_decay": 0.1},
+        ],
+        lr=1e-3,
     )
 
 
 @on_ranks(4)
 def test_groups_state_and_schedule_go_on(rank: int, scratch: Path) -> None:
-    """What the optimizer had before sharding (groups, rates, moments, the scheduler made for it) goes on; state_dict is whole."""
+    """What the optimizer had before sharding (groups, rates, moments, the scheduler made for it)
+    goes on; state_dict is whole.
+    """
     before, after = batches(4, 2, seed=1), batches(4, 3, seed=2)
     for level in LEVELS:
         alone, model = net(), net()
@@ -179,7 +214,9 @@ def test_groups_state_and_schedule_go_on(rank: int, scratch: Path) -> None:
         model, optimizer, _ = group_sharded_parallel(model, given, level, **options)
         train(model, optimizer, [part(batch, None) for batch in after], scheduler=mine)
         assert_close(model, alone)
-        assert [group["lr"] for group in optimizer.param_groups] == [group["lr"] for group in plain.param_groups]
+        assert [group["lr"] for group in optimizer.param_groups] == [
+            group["lr"] for group in plain.param_groups
+        ]
         held, expected = optimizer.state_dict(), plain.state_dict()
         assert held["param_groups"] == expected["param_groups"]
         torch.testing.assert_close(held["state"], expected["state"], rtol=0, atol=1e-6)
@@ -199,7 +236,9 @@ def test_groups_state_and_schedule_go_on(rank: int, scratch: Path) -> None:
 
 @on_ranks(4)
 def test_grad_clip_is_that_of_one_process(rank: int, scratch: Path) -> None:
-    """Clipping by value, by norm and by global norm sees whole gradients, wherever their parts lie."""
+    """Clipping by value, by norm and by global norm sees whole gradients, wherever their parts
+    lie.
+    """
     data = batches(4, 3)
     cases: tuple[tuple[Any, Any], ...] = (
         (ClipGradByValue(0.01), lambda ps: nn.utils.clip_grad_value_(ps, 0.01)),
@@ -221,7 +260,9 @@ def test_grad_clip_is_that_of_one_process(rank: int, scratch: Path) -> None:
 
 @on_ranks(4)
 def test_an_overflow_anywhere_skips_the_step_everywhere(rank: int, scratch: Path) -> None:
-    """The scaler keeps its state, unscales every part, and halves on all ranks where one rank's gradient is infinite."""
+    """The scaler keeps its state, unscales every part, and halves on all ranks where one rank's
+    gradient is infinite.
+    """
     data = batches(4, 3)
     for level in LEVELS:
         alone, model = net(), net()
@@ -244,7 +285,9 @@ def test_an_overflow_anywhere_skips_the_step_everywhere(rank: int, scratch: Path
 
 
 class Uneven(nn.Module):
-    """A layer that only some ranks use, one that nobody does, a frozen one, and a tensor used twice."""
+    """A layer that only some ranks use, one that nobody does, a frozen one, and a tensor used
+    twice.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,18 +299,24 @@ class Uneven(nn.Module):
 
     def forward(self, x: torch.Tensor, use: torch.Tensor) -> torch.Tensor:
         x = self.frozen(self.first(x).tanh())
-        mixed = torch.stack([self.sometimes(row) if flag else row for row, flag in zip(x, use, strict=True)])
+        mixed = torch.stack(
+            [self.sometimes(row) if flag else row for row, flag in zip(x, use, strict=True)]
+        )
         return self.head(mixed)
 
 
 @on_ranks(4)
 def test_unused_frozen_and_tied_parameters(rank: int, scratch: Path) -> None:
-    """A gradient that some ranks lack counts as zero, one that all lack leaves its parameter alone, ties stay tied."""
+    """A gradient that some ranks lack counts as zero, one that all lack leaves its parameter alone,
+    ties stay tied.
+    """
     use, x = torch.arange(16) < 4, torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
     for level in ("os", "os_g"):
         alone, model = Uneven(), Uneven()
         plain = torch.optim.AdamW(alone.parameters(), lr=1e-3, weight_decay=0.1)
-        model, optimizer, _ = sharded(level, model=model, rule=functools.partial(torch.optim.AdamW, weight_decay=0.1))
+        model, optimizer, _ = sharded(
+            level, model=model, rule=functools.partial(torch.optim.AdamW, weight_decay=0.1)
+        )
         for _ in range(3):
             alone(x, use).square().mean().backward()
             model(x[4 * rank :][:4], use[4 * rank :][:4]).square().mean().backward()
@@ -288,7 +337,10 @@ class TiedEnds(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding, self.blocks = nn.Linear(6, 6), nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.embedding, self.blocks = (
+            nn.Linear(6, 6),
+            nn.ModuleList(nn.Linear(6, 6) for _ in range(3)),
+        )
         self.head = nn.Linear(6, 6, bias=False)
         self.head.weight = self.embedding.weight
 
@@ -301,18 +353,24 @@ class TiedEnds(nn.Module):
 
 @on_ranks(4)
 def test_tied_ends_are_gathered_with_the_model_itself(rank: int, scratch: Path) -> None:
-    """At p_g_os a tensor used in two places belongs to no unit, and training is that of one process."""
+    """At p_g_os a tensor used in two places belongs to no unit, and training is that of one
+    process.
+    """
     alone, data = TiedEnds(), batches(4)
     train(alone, torch.optim.Adam(alone.parameters(), lr=1e-3), data)
     model, optimizer, _ = sharded("p_g_os", model=TiedEnds())
-    assert [type(unit) for unit in optimizer.pieces.units] == [type(block) for block in model.blocks]
+    assert [type(unit) for unit in optimizer.pieces.units] == [
+        type(block) for block in model.blocks
+    ]
     train(model, optimizer, [part(batch, None) for batch in data])
     assert_close(model, alone)
 
 
 @on_ranks(4)
 def test_gradients_accumulate_and_a_failed_backward_is_forgotten(rank: int, scratch: Path) -> None:
-    """Two backward passes before a step add up; zero_grad of model or optimizer drops all; a backward that raises harms none."""
+    """Two backward passes before a step add up; zero_grad of model or optimizer drops all; a
+    backward that raises harms none.
+    """
     (x, y), (other, labels) = batches(4, 2)
 
     class Fails(torch.autograd.Function):
@@ -352,7 +410,9 @@ def test_gradients_accumulate_and_a_failed_backward_is_forgotten(rank: int, scra
 
 @on_ranks(4)
 def test_memory_of_a_rank_at_each_level(rank: int, scratch: Path) -> None:
-    """Parameters, gradients and Adam's state: no more than the level says, plus 15 %, in forward and after backward and step."""
+    """Parameters, gradients and Adam's state: no more than the level says, plus 15 %, in forward
+    and after backward and step.
+    """
     groups = ((2, pair()), (4, None))
     gc.collect()
     gc.freeze()
@@ -381,7 +441,12 @@ def test_memory_of_a_rank_at_each_level(rank: int, scratch: Path) -> None:
                 optimizer.step()
                 look()
                 optimizer.zero_grad()
-            assert max(held) <= 1.15 * most, (level, ranks, [one / whole for one in held], most / whole)
+            assert max(held) <= 1.15 * most, (
+                level,
+                ranks,
+                [one / whole for one in held],
+                most / whole,
+            )
             assert max(held) >= 0.8 * most, (level, ranks, "the measurement misses something")
             del model, optimizer
     gc.unfreeze()
@@ -394,7 +459,12 @@ def test_one_large_tensor_is_shared_evenly_too(rank: int, scratch: Path) -> None
         model, optimizer, _ = sharded(level, model=nn.Linear(400, 300))
         model(torch.ones(1, 400)).sum().backward()
         optimizer.step()
-        state = sum(value.nbytes for each in optimizer.state.values() for value in each.values() if value.dim())
+        state = sum(
+            value.nbytes
+            for each in optimizer.state.values()
+            for value in each.values()
+            if value.dim()
+        )
         assert state <= 1.01 * 2 * (400 * 300 + 300) * 4 / 4
         del model, optimizer
 
@@ -404,28 +474,40 @@ def test_one_large_tensor_is_shared_evenly_too(rank: int, scratch: Path) -> None
 
 @on_ranks(4)
 def test_offload_keeps_what_the_optimizer_steps_on_the_host(rank: int, scratch: Path) -> None:
-    """offload: the state is on the CPU; pieces that are copies of the model's memory train alike."""
+    """offload: the state is on the CPU; pieces that are copies of the model's memory train
+    alike.
+    """
     for level in LEVELS:
         alone, data = net(), batches(4)
         train(alone, torch.optim.Adam(alone.parameters(), lr=1e-3), data)
         model, optimizer, _ = sharded(level, offload=True)
         train(model, optimizer, [part(batch, None) for batch in data])
-        assert {value.device.type for state in optimizer.state.values() for value in state.values()} == {"cpu"}
+        assert {
+            value.device.type for state in optimizer.state.values() for value in state.values()
+        } == {"cpu"}
         assert_close(model, alone)
         if level == "p_g_os":
             continue
         model = net()  # what happens where the model is on a GPU
-        copies = Slices(list(model.parameters()), dist.group.WORLD, level == "os_g", 2**20, False, apart=True)
-        wrapped = ShardedOptimizer(torch.optim.Adam(model.parameters(), lr=1e-3), copies, torch.device("cpu"), None)
+        copies = Slices(
+            list(model.parameters()), dist.group.WORLD, level == "os_g", 2**20, False, apart=True
+        )
+        wrapped = ShardedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=1e-3), copies, torch.device("cpu"), None
+        )
         own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        assert not own & {piece.untyped_storage().data_ptr() for piece in copies.of.values() if piece.numel()}
+        assert not own & {
+            piece.untyped_storage().data_ptr() for piece in copies.of.values() if piece.numel()
+        }
         train(model, wrapped, [part(batch, None) for batch in data])
         assert_close(model, alone)
 
 
 @on_ranks(4)
 def test_sync_buffers_makes_them_equal_on_all_ranks(rank: int, scratch: Path) -> None:
-    """After a step running statistics are the first rank's with sync_buffers, and each rank's own without."""
+    """After a step running statistics are the first rank's with sync_buffers, and each rank's own
+    without.
+    """
     for level in LEVELS:
         for sync in (True, False):
             model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
@@ -438,7 +520,9 @@ def test_sync_buffers_makes_them_equal_on_all_ranks(rank: int, scratch: Path) ->
 
 @on_ranks(4)
 def test_buffer_max_size_decides_the_number_of_reductions(rank: int, scratch: Path) -> None:
-    """Gradients travel in reductions of at most so many elements: fewer elements, more reductions, the same training."""
+    """Gradients travel in reductions of at most so many elements: fewer elements, more reductions,
+    the same training.
+    """
     sizes = [parameter.numel() for parameter in net().parameters()]
     alone, data = net(), batches(4, 1)
     train(alone, torch.optim.Adam(alone.parameters(), lr=1e-3), data)
@@ -454,8 +538,14 @@ def test_buffer_max_size_decides_the_number_of_reductions(rank: int, scratch: Pa
 
 @on_ranks(4)
 def test_segment_size_is_the_smallest_tensor_that_is_sharded(rank: int, scratch: Path) -> None:
-    """A tensor of exactly segment_size elements is sharded, smaller ones are whole on every rank; nothing is by default here."""
-    for least, expected in ((24 * 24, [False, True, True, True, False]), (2**20, [False] * 5), (1, [True] * 5)):
+    """A tensor of exactly segment_size elements is sharded, smaller ones are whole on every rank;
+    nothing is by default here.
+    """
+    for least, expected in (
+        (24 * 24, [False, True, True, True, False]),
+        (2**20, [False] * 5),
+        (1, [True] * 5),
+    ):
         model, _, _ = sharded("p_g_os", segment_size=least)
         weights = [tensor for tensor in model.parameters() if tensor.dim() == 2]
         assert [hasattr(tensor, "placements") for tensor in weights] == expected, least
@@ -463,7 +553,9 @@ def test_segment_size_is_the_smallest_tensor_that_is_sharded(rank: int, scratch:
 
 @on_ranks(4)
 def test_sync_comm_leaves_nothing_to_overlap(rank: int, scratch: Path) -> None:
-    """With sync_comm a collective has ended before anything else happens; without, the next one starts meanwhile."""
+    """With sync_comm a collective has ended before anything else happens; without, the next one
+    starts meanwhile.
+    """
     events: list[str] = []
 
     class Watched:
@@ -484,7 +576,10 @@ def test_sync_comm_leaves_nothing_to_overlap(rank: int, scratch: Path) -> None:
     x, y = part(batches(4)[0], None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reducer, "reduce_scatter", started(collectives.reduce_scatter))
-        for sync, order in ((True, ["start", "end"] * 5), (False, ["start"] * 3 + ["end", "start"] * 2 + ["end"] * 3)):
+        for sync, order in (
+            (True, ["start", "end"] * 5),
+            (False, ["start"] * 3 + ["end", "start"] * 2 + ["end"] * 3),
+        ):
             events.clear()
             model, optimizer, _ = sharded("os_g", sync_comm=sync, buffer_max_size=24 * 24 + 24)
             F.cross_entropy(model(x), y).backward()
@@ -505,7 +600,9 @@ def test_sync_comm_leaves_nothing_to_overlap(rank: int, scratch: Path) -> None:
             for unit in optimizer.pieces.units:
                 unit.register_forward_pre_hook(lambda *_: events.append("use"))
             model(x)
-        ahead = max(events[:at].count("gather") - events[:at].count("use") for at in range(len(events) + 1))
+        ahead = max(
+            events[:at].count("gather") - events[:at].count("use") for at in range(len(events) + 1)
+        )
         assert ahead == (1 if sync else 2), events
 
 
@@ -514,7 +611,9 @@ def test_sync_comm_leaves_nothing_to_overlap(rank: int, scratch: Path) -> None:
 
 @on_ranks(4)
 def test_saved_files_are_plain(rank: int, scratch: Path) -> None:
-    """safetensors and torch alone load the model and the optimizer's state, and training goes on from them."""
+    """safetensors and torch alone load the model and the optimizer's state, and training goes on
+    from them.
+    """
     more = batches(4, 2, seed=8)
     for level in LEVELS:
         model, optimizer, _ = sharded(level)
@@ -528,15 +627,22 @@ def test_saved_files_are_plain(rank: int, scratch: Path) -> None:
         train(model, optimizer, [part(batch, None) for batch in more])
         train(plain, its, more)
         assert_close(model, plain)
-        assert sorted(path.name for path in (scratch / level).iterdir()) == ["model.safetensors", "optimizer.pt"]
+        assert sorted(path.name for path in (scratch / level).iterdir()) == [
+            "model.safetensors",
+            "optimizer.pt",
+        ]
 
         save_group_sharded_model(model, scratch / f"{level} alone")
-        assert [path.name for path in (scratch / f"{level} alone").iterdir()] == ["model.safetensors"]
+        assert [path.name for path in (scratch / f"{level} alone").iterdir()] == [
+            "model.safetensors"
+        ]
 
 
 @on_ranks(4)
 def test_what_cannot_be_saved_is_said(rank: int, scratch: Path) -> None:
-    """A model that is not sharded, a file in the directory's place, another optimizer, a directory that cannot be written."""
+    """A model that is not sharded, a file in the directory's place, another optimizer, a directory
+    that cannot be written.
+    """
     model, optimizer, _ = sharded("os")
     file = scratch / f"a file of {rank}"
     file.write_text("")
@@ -572,7 +678,9 @@ def test_the_pages_example(rank: int, scratch: Path) -> None:
 
     with pytest.raises(ValueError, match="'os', 'os_g', 'p_g_os', got 'p_g'"):
         group_sharded_parallel(model, optimizer, "p_g", scaler=scaler, group=group)
-    model, optimizer, scaler = group_sharded_parallel(model, optimizer, "p_g_os", scaler=scaler, group=group, segment_size=10**6)
+    model, optimizer, scaler = group_sharded_parallel(
+        model, optimizer, "p_g_os", scaler=scaler, group=group, segment_size=10**6
+    )
 
     img, label = torch.randn(4, 1000), torch.randint(0, 1000, (4,))
     label.requires_grad = False
@@ -600,12 +708,40 @@ def test_wrong_arguments_are_named(rank: int, scratch: Path) -> None:
         (TypeError, "expected a torch.optim.Optimizer, got int", model, 3, "os", {}),
         (ValueError, "none of the model's", nn.Linear(2, 2), adam, "os", {}),
         (ValueError, "got none", frozen, torch.optim.Adam(frozen.parameters()), "os", {}),
-        (ValueError, "rows and columns", model, torch.optim.Adafactor(model.parameters()), "os", {}),
+        (
+            ValueError,
+            "rows and columns",
+            model,
+            torch.optim.Adafactor(model.parameters()),
+            "os",
+            {},
+        ),
         (TypeError, "grad_clip: expected one of transpiler's", model, clipped, "os", {}),
-        (ValueError, "segment_size: has an effect at level 'p_g_os' only", model, adam, "os_g", {"segment_size": 5}),
-        (ValueError, "sync_buffers: the model has no buffers", model, adam, "os", {"sync_buffers": True}),
+        (
+            ValueError,
+            "segment_size: has an effect at level 'p_g_os' only",
+            model,
+            adam,
+            "os_g",
+            {"segment_size": 5},
+        ),
+        (
+            ValueError,
+            "sync_buffers: the model has no buffers",
+            model,
+            adam,
+            "os",
+            {"sync_buffers": True},
+        ),
         (TypeError, "offload: expected True or False, got 1", model, adam, "os", {"offload": 1}),
-        (ValueError, "buffer_max_size: expected a whole number of elements", model, adam, "os", {"buffer_max_size": 0}),
+        (
+            ValueError,
+            "buffer_max_size: expected a whole number of elements",
+            model,
+            adam,
+            "os",
+            {"buffer_max_size": 0},
+        ),
         (TypeError, "expected a torch.amp.GradScaler, got int", model, adam, "os", {"scaler": 3}),
     )
     for kind, words, given, optimizer, level, options in cases:
@@ -623,46 +759,79 @@ def test_wrong_arguments_are_named(rank: int, scratch: Path) -> None:
 def test_ranks_that_differ_are_named(rank: int, scratch: Path) -> None:
     """Another model, or another level, on one rank: all learn from whom, and how it differs."""
     wide = net(width=30 if rank == 2 else 24)
-    with pytest.raises(FingerprintMismatch, match=r"on trainer 2: 0.bias: float32\[30\] \(trainer 0 has float32\[24\]\)"):
+    with pytest.raises(
+        FingerprintMismatch,
+        match=r"on trainer 2: 0.bias: float32\[30\] \(trainer 0 has float32\[24\]\)",
+    ):
         sharded("os", model=wide)
-    with pytest.raises(FingerprintMismatch, match=r"on trainer 3: level: os \(trainer 0 has os_g\)"):
+    with pytest.raises(
+        FingerprintMismatch, match=r"on trainer 3: level: os \(trainer 0 has os_g\)"
+    ):
         sharded("os" if rank == 3 else "os_g")
 
 
 def test_trainers_that_have_not_met_are_told_what_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the two calls that bring up a process group."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+    for name, value in (
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "1"),
+    ):
         monkeypatch.setenv(name, value)
     model = net()
-    with pytest.raises(RuntimeError, match=r"init_parallel_env\(\) or fleet.init\(is_collective=True\)"):
+    with pytest.raises(
+        RuntimeError, match=r"init_parallel_env\(\) or fleet.init\(is_collective=True\)"
+    ):
         group_sharded_parallel(model, torch.optim.Adam(model.parameters()), "os")
 
 
 def test_units_are_repeated_blocks() -> None:
-    """Elements of the outermost containers; what holds more than half of the model is opened; leaves elsewhere."""
+    """Elements of the outermost containers; what holds more than half of the model is opened;
+    leaves elsewhere.
+    """
     model = net()
-    assert units_of(model, set(model.parameters())) == [model[0], model[2], model[3], model[4], model[5]]
+    assert units_of(model, set(model.parameters())) == [
+        model[0],
+        model[2],
+        model[3],
+        model[4],
+        model[5],
+    ]
     blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3))
-    whole = nn.ModuleDict({"body": nn.ModuleList([nn.Sequential(*blocks)]), "head": nn.Linear(4, 2)})
+    whole = nn.ModuleDict(
+        {"body": nn.ModuleList([nn.Sequential(*blocks)]), "head": nn.Linear(4, 2)}
+    )
     assert units_of(whole, set(whole.parameters())) == [*blocks, whole["head"]]
     assert units_of(whole, set(whole["head"].parameters())) == [whole["head"]]
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a world of one on NCCL has not run")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: a world of one on NCCL has not run"
+)
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_world_of_one_on_a_gpu(level: str, offload: bool, tmp_path: Path) -> None:
-    """Streams, AMP and offloading to the host; communication between devices is not proven by one."""
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    """Streams, AMP and offloading to the host; communication between devices is not proven by
+    one.
+    """
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         alone = net(256).cuda()
         model = copy.deepcopy(alone)
         data = [(x.cuda(), y.cuda()) for x, y in batches(4)]
         train(alone, torch.optim.Adam(alone.parameters(), lr=1e-3), data)
         model, optimizer, scaler = group_sharded_parallel(
-            *(model, torch.optim.Adam(model.parameters(), lr=1e-3), level, torch.amp.GradScaler("cuda")),
+            *(
+                model,
+                torch.optim.Adam(model.parameters(), lr=1e-3),
+                level,
+                torch.amp.GradScaler("cuda"),
+            ),
             **({"segment_size": 1} if level == "p_g_os" else {}),
             offload=offload,
         )
@@ -672,7 +841,12 @@ def test_a_world_of_one_on_a_gpu(level: str, offload: bool, tmp_path: Path) -> N
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        states = {v.device.type for state in optimizer.state.values() for key, v in state.items() if key != "step"}
+        states = {
+            v.device.type
+            for state in optimizer.state.values()
+            for key, v in state.items()
+            if key != "step"
+        }
         assert states == {"cpu" if offload else "cuda"}
         for mine, theirs in zip(values(model), alone.parameters(), strict=True):
             torch.testing.assert_close(mine.cuda(), theirs.detach(), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,6 @@
-"""Programs with sparse tables, run alone and against real servers in this process: against plain torch in the same test."""
+"""Programs with sparse tables, run alone and against real servers in this process: against plain
+torch in the same test.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,21 @@ ROWS, DIM = 30, 4
 
 
 class Net(nn.Module):
-    """One table that is looked up twice, one in bags with an optimizer of its own, a weight of torch's, a dense layer."""
+    """One table that is looked up twice, one in bags with an optimizer of its own, a weight of
+    torch's, a dense layer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.emb = DistributedEmbedding(DIM, init=Normal(0, 0.5))
         self.bag = DistributedEmbedding(
-            DIM, num_embeddings=ROWS, pooling="mean", padding_idx=0, seed=5, optimizer=row_optimizers.Adam(lr=0.05)
+            DIM,
+            num_embeddings=ROWS,
+            pooling="mean",
+            padding_idx=0,
+            seed=5,
+            optimizer=row_optimizers.Adam(lr=0.05),
         )
         self.word = nn.Embedding(ROWS, 3, sparse=True)
         self.fc = nn.Linear(3 * DIM + 3, 2)
@@ -72,7 +81,10 @@ def step(model: nn.Module, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def batches(count: int, size: int = 8) -> list[Batch]:
     generator = torch.Generator().manual_seed(1)
     return [
-        (torch.randint(0, ROWS, (size, 3), generator=generator), torch.randint(0, 2, (size,), generator=generator))
+        (
+            torch.randint(0, ROWS, (size, 3), generator=generator),
+            torch.randint(0, 2, (size,), generator=generator),
+        )
         for _ in range(count)
     ]
 
@@ -101,7 +113,9 @@ def captured(kind: type[nn.Module], make: Callable[[nn.Module], torch.optim.Opti
     return model, optimizer, capture(model, step, optimizer, batches(1)[0])
 
 
-def begun(kind: type[nn.Module], make: Callable[[nn.Module], torch.optim.Optimizer] = adagrad) -> Any:
+def begun(
+    kind: type[nn.Module], make: Callable[[nn.Module], torch.optim.Optimizer] = adagrad
+) -> Any:
     """The same, with everything as it was before the first step."""
     model, optimizer, programs = captured(kind, make)
     new = kind()
@@ -111,7 +125,11 @@ def begun(kind: type[nn.Module], make: Callable[[nn.Module], torch.optim.Optimiz
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Batch], clip: Any = None, gamma: float = 1.0
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Sequence[Batch],
+    clip: Any = None,
+    gamma: float = 1.0,
 ) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
     for ids, y in data:
@@ -123,20 +141,33 @@ def train(
         schedule.step()
 
 
-def transpiled(main: Program, startup: Program | None, endpoints: str, trainers: int = 1, trainer: int = 0, **fields: Any) -> Any:
+def transpiled(
+    main: Program,
+    startup: Program | None,
+    endpoints: str,
+    trainers: int = 1,
+    trainer: int = 0,
+    **fields: Any,
+) -> Any:
     config = DistributeTranspilerConfig()
     config.min_block_size = 8
     for name, value in fields.items():
         setattr(config, name, value)
     transpiler = DistributeTranspiler(config)
-    transpiler.transpile(trainer, main, pservers=endpoints, trainers=trainers, startup_program=startup)
+    transpiler.transpile(
+        trainer, main, pservers=endpoints, trainers=trainers, startup_program=startup
+    )
     return transpiler
 
 
 def values(model: nn.Module) -> dict[str, torch.Tensor]:
     """Everything that a model has learned, as its modules read it."""
     ids = torch.arange(ROWS)
-    found = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if "anchor" not in name}
+    found = {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if "anchor" not in name
+    }
     with torch.no_grad():
         for name, module in model.named_children():
             if isinstance(module, DistributedEmbedding):
@@ -144,13 +175,17 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
+def assert_close(
+    one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float
+) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert (value - other[name]).abs().max() <= tolerance, name
 
 
-def run(transpiler: Any, data: Sequence[Batch], model: nn.Module, schedule: Any = None) -> tuple[dict[str, torch.Tensor], float]:
+def run(
+    transpiler: Any, data: Sequence[Batch], model: nn.Module, schedule: Any = None
+) -> tuple[dict[str, torch.Tensor], float]:
     """What a trainer's program has learned, and how many pulls a step took."""
     program = transpiler.get_trainer_program()
     with Executor() as exe:
@@ -163,22 +198,31 @@ def run(transpiler: Any, data: Sequence[Batch], model: nn.Module, schedule: Any 
         communicator.flush()
         pulls = communicator.metrics()["lookups"] / len(data)
         found = values(model)
-    return {**found, **{name: p.detach().clone() for name, p in model.named_parameters() if "anchor" not in name}}, pulls
+    return {
+        **found,
+        **{
+            name: p.detach().clone() for name, p in model.named_parameters() if "anchor" not in name
+        },
+    }, pulls
 
 
-# ---- alone ------------------------------------------------------------------------------------------------------------
+# ---- alone ----
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-@pytest.mark.parametrize(("kind", "make", "tolerance"), [(Tables, sgd, 0.0), (Tables, adagrad, 0.0), (Net, adagrad, 1e-6)])
+@pytest.mark.parametrize(
+    ("kind", "make", "tolerance"),
+    [(Tables, sgd, 0.0), (Tables, adagrad, 0.0), (Net, adagrad, 1e-6)],
+)
 def test_a_captured_program_trains_the_models_own_rows(
     kind: type[nn.Module], make: Callable[[nn.Module], torch.optim.Optimizer], tolerance: float
 ) -> None:
-    """Alone, with a schedule: every row of every table is that of the eager script, which goes on from there: to the bit, but for
-    a weight of torch's, whose sparse gradients torch adds up one by one.  Capturing has changed nothing."""
+    """Alone, with a schedule: every row of every table is that of the eager script, which goes on
+    from there: to the bit, but for a weight of torch's, whose sparse gradients torch adds up one by
+    one.  Capturing has changed nothing."""
     mine, reference, data = kind(), kind(), batches(6)
     before, optimizer = values(mine), make(mine)
     anchor = next(parameter for name, parameter in mine.named_parameters() if "anchor" in name)
@@ -200,7 +244,9 @@ def test_a_captured_program_trains_the_models_own_rows(
 
 
 def test_a_gradient_of_rows_is_fetched_as_a_sparse_tensor() -> None:
-    """Of a table with a range of ids: the rows that the step has touched, summed where an id came twice."""
+    """Of a table with a range of ids: the rows that the step has touched, summed where an id came
+    twice.
+    """
     model, _, main, startup = begun(Tables)
     ids, y = torch.tensor([[1, 2, 0], [1, 3, 0]]), torch.tensor([0, 1])
     with Executor() as exe:
@@ -216,7 +262,9 @@ def test_a_gradient_of_rows_is_fetched_as_a_sparse_tensor() -> None:
 
 
 def test_dense_adam_moves_every_row(servers: Servers) -> None:
-    """Adam of the script's own is torch's dense one for a table as well, alone and on two servers."""
+    """Adam of the script's own is torch's dense one for a table as well, alone and on two
+    servers.
+    """
     data, found = batches(6), []
     for where in (None, servers(2)):
         model, _, main, startup = begun(Tables, adam)
@@ -245,7 +293,9 @@ class _Both:
 
 
 def test_a_loaded_program_has_tables_of_its_own(tmp_path: Path, servers: Servers) -> None:
-    """Written to a file and read without the model: rows begin as they were, and train alike, alone and on servers."""
+    """Written to a file and read without the model: rows begin as they were, and train alike, alone
+    and on servers.
+    """
     reference, data = Tables(), batches(6)
     model, optimizer, main, _ = begun(Tables, sgd)
     train(model, optimizer, data[:1])
@@ -263,7 +313,9 @@ def test_a_loaded_program_has_tables_of_its_own(tmp_path: Path, servers: Servers
         with Executor() as exe:
             if where is not None:
                 exe.run(first)
-            losses = [float(exe.run(program, feed=batch, fetch_list=["loss"])[0]) for batch in data[1:]]
+            losses = [
+                float(exe.run(program, feed=batch, fetch_list=["loss"])[0]) for batch in data[1:]
+            ]
 
         assert losses == expected
 
@@ -282,11 +334,15 @@ def test_an_id_out_of_range_and_a_fetched_table_are_named(servers: Servers) -> N
             exe.run(main, feed=data[0], fetch_list=["emb@GRAD"])
 
 
-# ---- with servers -----------------------------------------------------------------------------------------------------
+# ---- with servers ----
 
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
-    "sync, split at run time": {"sync_mode": False, "completely_not_async": True, "runtime_split_send_recv": True},
+    "sync, split at run time": {
+        "sync_mode": False,
+        "completely_not_async": True,
+        "runtime_split_send_recv": True,
+    },
     "async": {"sync_mode": False},
     "async, split at run time": {"sync_mode": False, "runtime_split_send_recv": True},
     "half-async": {"sync_mode": False, "half_async": True},
@@ -295,8 +351,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def test_every_mode_trains_tables_as_plain_torch_with_one_trainer(servers: Servers) -> None:
-    """On one and on two servers, with a schedule; four lookups of three tables are three pulls a step; the trainer's weight of
-    torch's own has its rows back when the Executor is closed."""
+    """On one and on two servers, with a schedule; four lookups of three tables are three pulls a
+    step; the trainer's weight of torch's own has its rows back when the Executor is closed."""
     data, reference = batches(6), Net()
     train(reference, adagrad(reference), data, gamma=0.8)
     for name, fields in MODES.items():
@@ -310,7 +366,9 @@ def test_every_mode_trains_tables_as_plain_torch_with_one_trainer(servers: Serve
             assert_close(found, values(reference), 1e-6)
 
 
-@pytest.mark.parametrize("fields", [{}, {"sync_mode": False}, {"sync_mode": False, "half_async": True}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"sync_mode": False}, {"sync_mode": False, "half_async": True}], ids=str
+)
 def test_a_model_of_nothing_but_tables_trains(servers: Servers, fields: dict[str, Any]) -> None:
     """No parameter is sent or received: a step ends all the same."""
     reference, data = Tables(), batches(5)
@@ -322,9 +380,18 @@ def test_a_model_of_nothing_but_tables_trains(servers: Servers, fields: dict[str
 
 
 CLIPS: dict[str, tuple[Any, Callable[[nn.Module], Any]]] = {
-    "value": (ClipGradByValue(0.01), lambda m: torch.nn.utils.clip_grad_value_(m.parameters(), 0.01)),
-    "norm": (ClipGradByNorm(0.05), lambda m: [torch.nn.utils.clip_grad_norm_([p], 0.05) for p in m.parameters()]),
-    "global norm": (ClipGradByGlobalNorm(0.1), lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1)),
+    "value": (
+        ClipGradByValue(0.01),
+        lambda m: torch.nn.utils.clip_grad_value_(m.parameters(), 0.01),
+    ),
+    "norm": (
+        ClipGradByNorm(0.05),
+        lambda m: [torch.nn.utils.clip_grad_norm_([p], 0.05) for p in m.parameters()],
+    ),
+    "global norm": (
+        ClipGradByGlobalNorm(0.1),
+        lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1),
+    ),
 }
 
 
@@ -347,11 +414,17 @@ class Clipped(nn.Module):
 
 @pytest.mark.parametrize("name", CLIPS)
 def test_gradients_of_rows_are_clipped_with_the_others(servers: Servers, name: str) -> None:
-    """Alone, on servers (sync), by the trainer (async): by value, by norm, by the norm of all, as torch clips an nn.Embedding."""
+    """Alone, on servers (sync), by the trainer (async): by value, by norm, by the norm of all, as
+    torch clips an nn.Embedding.
+    """
     clip, by_hand = CLIPS[name]
     data, reference = batches(5), Clipped(plain=True)
     train(reference, sgd(reference), data, by_hand)
-    expected = {"fc.weight": reference.fc.weight, "fc.bias": reference.fc.bias, "emb": reference.emb.weight}
+    expected = {
+        "fc.weight": reference.fc.weight,
+        "fc.bias": reference.fc.bias,
+        "emb": reference.emb.weight,
+    }
     model = Clipped(plain=False)
     main, startup = capture(model, step, sgd(model), data[0], grad_clip=clip)
     for fields in (None, {}, {"sync_mode": False}):
@@ -368,7 +441,9 @@ def test_gradients_of_rows_are_clipped_with_the_others(servers: Servers, name: s
 
 
 def test_two_trainers_in_sync_mode_equal_one_with_both_batches(servers: Servers) -> None:
-    """Several tables on two servers, one with an optimizer of its own: the mean over trainers, to 1e-6."""
+    """Several tables on two servers, one with an optimizer of its own: the mean over trainers, to
+    1e-6.
+    """
     data, reference, endpoints = batches(5, 8), Net(), servers(2)
     train(reference, adagrad(reference), data)
     models = [Net(), Net()]
@@ -393,8 +468,12 @@ def test_two_trainers_in_sync_mode_equal_one_with_both_batches(servers: Servers)
         assert_close(each, values(reference), 1e-6)
 
 
-def test_a_server_that_is_started_by_hand_begins_with_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script of the role PSERVER runs its two programs: rows of a weight, and those of settings alone, train as plain torch."""
+def test_a_server_that_is_started_by_hand_begins_with_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A script of the role PSERVER runs its two programs: rows of a weight, and those of settings
+    alone, train as plain torch.
+    """
     data, reference = batches(5), Net()
     train(reference, adagrad(reference), data)
     with Server(ServerConfig()) as other:  # a free port each
@@ -404,7 +483,9 @@ def test_a_server_that_is_started_by_hand_begins_with_its_rows(monkeypatch: pyte
     model, _, main, startup = begun(Net)
     transpiler = transpiled(main, startup, ",".join(endpoints))
     given: list[tuple[ServerConfig, Program]] = []
-    monkeypatch.setattr(trainer.executor, "serve", lambda config, program: given.append((config, program)))
+    monkeypatch.setattr(
+        trainer.executor, "serve", lambda config, program: given.append((config, program))
+    )
     for endpoint in endpoints:
         with Executor() as exe:
             exe.run(transpiler.get_startup_program(endpoint))
@@ -416,12 +497,16 @@ def test_a_server_that_is_started_by_hand_begins_with_its_rows(monkeypatch: pyte
 
 
 def test_statistics_travel_with_the_rows(servers: Servers) -> None:
-    """A ShowClickEntry admits in a program what it admits in an eager script: ids with a click are trained, others are not."""
+    """A ShowClickEntry admits in a program what it admits in an eager script: ids with a click are
+    trained, others are not.
+    """
 
     class Shown(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.emb = DistributedEmbedding(DIM, entry=ShowClickEntry("show", "click", threshold=1.0))
+            self.emb = DistributedEmbedding(
+                DIM, entry=ShowClickEntry("show", "click", threshold=1.0)
+            )
 
         def forward(self, ids: torch.Tensor, click: torch.Tensor) -> torch.Tensor:
             rows: torch.Tensor = self.emb(ids, click=click)
@@ -440,7 +525,9 @@ def test_statistics_travel_with_the_rows(servers: Servers) -> None:
         optimizer.step()
     found = []
     for model in (alone, served):
-        main, startup = capture(model, loss, torch.optim.SGD(model.parameters(), lr=0.5), (ids, click))
+        main, startup = capture(
+            model, loss, torch.optim.SGD(model.parameters(), lr=0.5), (ids, click)
+        )
         program, first = main, startup
         if model is served:
             transpiler = transpiled(main, startup, servers(2))

@@ -1,4 +1,6 @@
-"""Embeddings whose rows are on servers, real ones in this process: what trains, against plain torch in the same test."""
+"""Embeddings whose rows are on servers, real ones in this process: what trains, against plain torch
+in the same test.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ class Plain(nn.Module):
 def batches(count: int, size: int = 12, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [
-        (torch.randint(0, ROWS, (size, 3), generator=generator), torch.randint(0, 3, (size,), generator=generator))
+        (
+            torch.randint(0, ROWS, (size, 3), generator=generator),
+            torch.randint(0, 3, (size,), generator=generator),
+        )
         for _ in range(count)
     ]
 
@@ -57,8 +62,13 @@ def strategy_of(**configs: Any) -> DistributedStrategy:
     return strategy
 
 
-def joined(endpoints: str, model: nn.Module, strategy: DistributedStrategy | None = None) -> nn.Module:
-    fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")), strategy=strategy)
+def joined(
+    endpoints: str, model: nn.Module, strategy: DistributedStrategy | None = None
+) -> nn.Module:
+    fleet.init(
+        fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(",")),
+        strategy=strategy,
+    )
     for module in (model.emb, model.other):
         fleet.distribute_embedding(module)
     return fleet.distributed_model(model)
@@ -96,15 +106,23 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("count", [1, 3])
-def test_moved_embeddings_train_as_they_would_have_here(servers: Servers, name: str, count: int) -> None:
-    """One trainer in sync mode: every row of every table, touched or not, is that of plain torch; the trainer holds none."""
+def test_moved_embeddings_train_as_they_would_have_here(
+    servers: Servers, name: str, count: int
+) -> None:
+    """One trainer in sync mode: every row of every table, touched or not, is that of plain torch;
+    the trainer holds none.
+    """
     mine, reference = Plain(), Plain()
     model = joined(servers(count), mine)
     train(model, fleet.distributed_optimizer(OPTIMIZERS[name](model.parameters())), batches(10))
     train(reference, OPTIMIZERS[name](reference.parameters()), batches(10))
 
     assert all(isinstance(module, DistributedEmbedding) for module in (model.emb, model.other))
-    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in reference.fc.parameters()) + 2  # two anchors
+    # two anchors
+    assert (
+        sum(p.numel() for p in model.parameters())
+        == sum(p.numel() for p in reference.fc.parameters()) + 2
+    )
     assert_close(model, reference)
 
 
@@ -118,7 +136,9 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(servers: Servers, name: str) -> None:
+def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(
+    servers: Servers, name: str
+) -> None:
     """Tables too, where the trainer waits for its own results."""
     mine, reference = Plain(), Plain()
     model = joined(servers(2), mine, strategy_of(**MODES[name]))
@@ -131,9 +151,18 @@ def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(servers: Serve
 
 
 CLIPS = {
-    "value": (ClipGradByValue(0.01), lambda m: torch.nn.utils.clip_grad_value_(m.parameters(), 0.01)),
-    "norm": (ClipGradByNorm(0.05), lambda m: [torch.nn.utils.clip_grad_norm_([p], 0.05) for p in m.parameters()]),
-    "global norm": (ClipGradByGlobalNorm(0.1), lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1)),
+    "value": (
+        ClipGradByValue(0.01),
+        lambda m: torch.nn.utils.clip_grad_value_(m.parameters(), 0.01),
+    ),
+    "norm": (
+        ClipGradByNorm(0.05),
+        lambda m: [torch.nn.utils.clip_grad_norm_([p], 0.05) for p in m.parameters()],
+    ),
+    "global norm": (
+        ClipGradByGlobalNorm(0.1),
+        lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1),
+    ),
 }
 
 
@@ -143,39 +172,58 @@ def test_gradients_of_tables_are_clipped_with_the_others(servers: Servers, name:
     clip, by_hand = CLIPS[name]
     mine, reference = Plain(), Plain()
     model = joined(servers(2), mine)
-    train(model, fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), grad_clip=clip), batches(6))
+    train(
+        model,
+        fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), grad_clip=clip),
+        batches(6),
+    )
     train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), batches(6), by_hand)
 
     assert_close(model, reference, 2e-6)
 
 
 def test_users_own_clipping_by_norm_counts_tables(servers: Servers) -> None:
-    """clip_grad_norm_ over the model's parameters sees the norm of the rows' gradients, and scales them."""
+    """clip_grad_norm_ over the model's parameters sees the norm of the rows' gradients, and scales
+    them.
+    """
     mine, reference = Plain(), Plain()
     clip = CLIPS["global norm"][1]
     model = joined(servers(2), mine)
-    train(model, fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.5)), batches(6), clip)
+    train(
+        model,
+        fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.5)),
+        batches(6),
+        clip,
+    )
     train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), batches(6), clip)
 
     assert_close(model, reference, 2e-6)
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------
+# ---- files ----
 
 
 def sparse_model() -> nn.Module:
     """One table of any ids, with an optimizer of its own; one that follows the script's."""
     torch.manual_seed(7)
     model = nn.Module()
-    model.emb = DistributedEmbedding(DIM, init=Normal(0, 0.1), optimizer=row_optimizers.Adagrad(lr=0.1))
+    model.emb = DistributedEmbedding(
+        DIM, init=Normal(0, 0.1), optimizer=row_optimizers.Adagrad(lr=0.1)
+    )
     model.other = DistributedEmbedding(4, num_embeddings=ROWS, seed=3)
     model.fc = nn.Linear(2 * DIM + 4, 3)
     model.forward = Plain.forward.__get__(model)  # type: ignore[method-assign]
     return model
 
 
-def begun(endpoints: str | None, model: nn.Module, strategy: DistributedStrategy | None = None) -> torch.optim.Optimizer:
-    role = None if endpoints is None else fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(","))
+def begun(
+    endpoints: str | None, model: nn.Module, strategy: DistributedStrategy | None = None
+) -> torch.optim.Optimizer:
+    role = (
+        None
+        if endpoints is None
+        else fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(","))
+    )
     fleet.init(role, strategy=strategy)
     fleet.distributed_model(model)
     return fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
@@ -232,7 +280,9 @@ def test_a_checkpoint_of_another_table_is_refused(servers: Servers, tmp_path: An
 
 
 def test_an_export_is_plain_torch(servers: Servers, tmp_path: Any) -> None:
-    """A weight where there is a range of ids, ids and rows where there is none; a module without servers looks rows up."""
+    """A weight where there is a range of ids, ids and rows where there is none; a module without
+    servers looks rows up.
+    """
     from trainer.serving import load_embedding
 
     path, model = str(tmp_path / "model.pt"), sparse_model()
@@ -241,5 +291,7 @@ def test_an_export_is_plain_torch(servers: Servers, tmp_path: Any) -> None:
     rows = values(model)
     plain = torch.load(path, weights_only=True)
 
-    assert torch.equal(plain["other.weight"], rows[1]) and torch.equal(plain["fc.weight"], model.fc.weight)
+    assert torch.equal(plain["other.weight"], rows[1]) and torch.equal(
+        plain["fc.weight"], model.fc.weight
+    )
     assert torch.equal(load_embedding(path, "emb")(torch.arange(ROWS)), rows[0])

@@ -1,4 +1,7 @@
-"""What jobs of several trainers, or of several servers, promise of tables.  Real servers in this process, a thread a trainer."""
+"""What jobs of several trainers, or of several servers, promise of tables.
+
+Real servers in this process, a thread a trainer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,14 @@ from torch import nn
 from pserver import held_table
 from pserver.call_faults import CallInjector, CallPoint, faulty_calls
 from pserver.errors import Refused, Unreachable
-from trainer import Constant, CountFilterEntry, DistributedEmbedding, ProbabilityEntry, ShowClickEntry, fleet
+from trainer import (
+    Constant,
+    CountFilterEntry,
+    DistributedEmbedding,
+    ProbabilityEntry,
+    ShowClickEntry,
+    fleet,
+)
 from trainer.job import Job
 from trainer.moving import moved
 from trainer.optimizer import DistributedOptimizer
@@ -28,15 +38,21 @@ PATIENCE = 60.0
 
 
 class Net(nn.Module):
-    """One table, of zeros at first unless said otherwise, and one dense parameter of as many numbers as a row has."""
+    """One table, of zeros at first unless said otherwise, and one dense parameter of as many
+    numbers as a row has.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.emb = DistributedEmbedding(DIM, **{"init": Constant(0.0), **options})
         self.w = nn.Parameter(torch.zeros(DIM))
 
-    def add(self, ids: list[int], change: float, dense: float | None = None, **statistics: Any) -> None:
-        """A backward after which a step of SGD(lr=1) adds ``change`` to every id's row, once for each time it is there."""
+    def add(
+        self, ids: list[int], change: float, dense: float | None = None, **statistics: Any
+    ) -> None:
+        """A backward after which a step of SGD(lr=1) adds ``change`` to every id's row, once for
+        each time it is there.
+        """
         loss = -change * self.emb(torch.tensor(ids, dtype=torch.int64), **statistics).sum()
         if dense is not None:
             loss = loss - dense * self.w.sum()
@@ -70,15 +86,21 @@ class Trainer:
         if configs:
             strategy = DistributedStrategy()
             strategy.a_sync, strategy.a_sync_configs = True, configs
-        role = fleet.UserDefinedRoleMaker(number, worker_num=trainers, server_endpoints=endpoints.split(","))
+        role = fleet.UserDefinedRoleMaker(
+            number, worker_num=trainers, server_endpoints=endpoints.split(",")
+        )
         self.job = Job(role, strategy)
         self.model: Any = moved(model, ())
         self.job.models.append(self.model)
         names = {tensor: name for name, tensor in self.job.tensors().items()}
         tables = self.job.find_tables()
-        self.optimizer = self.job.optimizer = DistributedOptimizer(optimizer(self.model), names, self.job.connect, tables=tables)
+        self.optimizer = self.job.optimizer = DistributedOptimizer(
+            optimizer(self.model), names, self.job.connect, tables=tables
+        )
 
-    def add(self, ids: list[int] | None, change: float, dense: float | None = None, **statistics: Any) -> None:
+    def add(
+        self, ids: list[int] | None, change: float, dense: float | None = None, **statistics: Any
+    ) -> None:
         """A step; of no ids at all where they are None."""
         self.optimizer.zero_grad()
         if ids is not None:
@@ -98,7 +120,12 @@ def join(servers: Servers) -> Iterator[Callable[..., Trainer]]:
     joined: list[Trainer] = []
 
     def made(
-        count: int, number: int = 0, trainers: int = 1, model: nn.Module | None = None, *rest: Any, **configs: Any
+        count: int,
+        number: int = 0,
+        trainers: int = 1,
+        model: nn.Module | None = None,
+        *rest: Any,
+        **configs: Any,
     ) -> Trainer:
         joined.append(Trainer(servers(count), number, trainers, model or Net(), *rest, **configs))
         return joined[-1]
@@ -127,7 +154,7 @@ def _with_one_thread(play: Callable[[], Any]) -> Any:
     return play()
 
 
-# ---- sync -------------------------------------------------------------------------------------------------------------
+# ---- sync ----
 
 
 class Plain(nn.Module):
@@ -147,7 +174,10 @@ class Plain(nn.Module):
 def batches(count: int = 6, size: int = 16) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(3)
     return [
-        (torch.randint(0, 30, (size, 2), generator=generator), torch.randint(0, 3, (size,), generator=generator))
+        (
+            torch.randint(0, 30, (size, 2), generator=generator),
+            torch.randint(0, 3, (size,), generator=generator),
+        )
         for _ in range(count)
     ]
 
@@ -164,7 +194,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any) -> None
 
 
 def run_together(endpoints: str, trainers: int) -> list[torch.Tensor]:
-    """A job of several trainers, each with its part of every batch: all rows, and the dense layer, as trainer 0 has them."""
+    """A job of several trainers, each with its part of every batch: all rows, and the dense layer,
+    as trainer 0 has them.
+    """
     size = 16 // trainers
     jobs = []
     for number in range(trainers):
@@ -174,31 +206,53 @@ def run_together(endpoints: str, trainers: int) -> list[torch.Tensor]:
 
     def play(number: int) -> None:
         part = slice(number * size, (number + 1) * size)
-        train(jobs[number].model, jobs[number].optimizer, [(ids[part], y[part]) for ids, y in batches()])
+        train(
+            jobs[number].model,
+            jobs[number].optimizer,
+            [(ids[part], y[part]) for ids, y in batches()],
+        )
 
     at_once(*(partial(play, number) for number in range(trainers)))
     with torch.no_grad():
-        found = [jobs[0].model.emb(torch.arange(30)), *(p.clone() for p in jobs[0].model.fc.parameters())]
+        found = [
+            jobs[0].model.emb(torch.arange(30)),
+            *(p.clone() for p in jobs[0].model.fc.parameters()),
+        ]
     for each in jobs:
         each.optimizer.close()
     return found
 
 
 @pytest.mark.parametrize("trainers", [2, 4])
-def test_trainers_with_a_table_equal_the_concatenated_batch(servers: Servers, trainers: int) -> None:
-    """Sync: within 1e-6 of plain torch alone, touched rows and untouched ones; and a run repeats to the bit."""
+def test_trainers_with_a_table_equal_the_concatenated_batch(
+    servers: Servers, trainers: int
+) -> None:
+    """Sync: within 1e-6 of plain torch alone, touched rows and untouched ones; and a run repeats to
+    the bit.
+    """
     reference = Plain()
     train(reference, adagrad(reference), batches())
 
     found = run_together(servers(2), trainers)
 
     expected = [reference.emb.weight, *reference.fc.parameters()]
-    assert max(float((one - other).detach().abs().max()) for one, other in zip(found, expected, strict=True)) <= 1e-6
-    assert all(torch.equal(one, other) for one, other in zip(found, run_together(servers(2), trainers), strict=True))
+    assert (
+        max(
+            float((one - other).detach().abs().max())
+            for one, other in zip(found, expected, strict=True)
+        )
+        <= 1e-6
+    )
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(found, run_together(servers(2), trainers), strict=True)
+    )
 
 
 def test_a_trainer_that_does_not_touch_the_table_counts_in_its_mean(join: Any) -> None:
-    """Lookups on one trainer alone: its gradient is divided by both; on none: the table takes no step."""
+    """Lookups on one trainer alone: its gradient is divided by both; on none: the table takes no
+    step.
+    """
     one, other = join(2, 0, 2), join(2, 1, 2)
 
     at_once(lambda: one.add([1, 2], 4.0, 2.0), lambda: other.add(None, 0.0))
@@ -221,7 +275,9 @@ def test_a_trainer_that_leaves_early_is_not_waited_for_and_not_counted(join: Any
 
 
 def test_an_overflow_skips_the_tables_step_too(join: Any) -> None:
-    """GradScaler on one of two trainers finds a gradient that is not finite: no row moves, on no server; the next step counts."""
+    """GradScaler on one of two trainers finds a gradient that is not finite: no row moves, on no
+    server; the next step counts.
+    """
     jobs = [join(2, number, 2) for number in range(2)]
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in jobs]
 
@@ -240,11 +296,13 @@ def test_an_overflow_skips_the_tables_step_too(join: Any) -> None:
     assert jobs[0].optimizer.steps == 1
 
 
-# ---- other modes ------------------------------------------------------------------------------------------------------
+# ---- other modes ----
 
 
 def test_a_table_in_async_beside_dense_parameters_in_sync(join: Any) -> None:
-    """By name: of the table everybody's steps are summed as they come, of the rest the mean is taken, step by step."""
+    """By name: of the table everybody's steps are summed as they come, of the rest the mean is
+    taken, step by step.
+    """
     modes = {"modes": {"emb": "async", "*": "sync"}, "send_queue_size": 1}
     one, other = join(2, 0, 2, None, **modes), join(2, 1, 2, None, **modes)
 
@@ -256,7 +314,9 @@ def test_a_table_in_async_beside_dense_parameters_in_sync(join: Any) -> None:
 
 
 def test_half_async_tables_take_the_mean_of_a_trainers_own_steps(join: Any) -> None:
-    """Two steps leave as one message: a row that one of them touches moves by half of it; nobody waits for the other trainer."""
+    """Two steps leave as one message: a row that one of them touches moves by half of it; nobody
+    waits for the other trainer.
+    """
     half = {"half_async": True, "max_merge_var_num": 2}
     one, other = join(2, 0, 2, None, **half), join(2, 1, 2, None, **half)
 
@@ -270,7 +330,9 @@ def test_half_async_tables_take_the_mean_of_a_trainers_own_steps(join: Any) -> N
 
 
 def test_geo_adds_what_rows_changed_by_divided_by_the_trainers(join: Any) -> None:
-    """Two trainers, k = 1, worked out by hand: x is a trainer's row, y what it takes for the server's, z the server's."""
+    """Two trainers, k = 1, worked out by hand: x is a trainer's row, y what it takes for the
+    server's, z the server's.
+    """
     one, other = join(2, 0, 2, None, k_steps=1), join(2, 1, 2, None, k_steps=1)
 
     one.add([7], 2.0)  # x = 2, y = 0: 1 leaves; y = 1, z = 1
@@ -282,11 +344,16 @@ def test_geo_adds_what_rows_changed_by_divided_by_the_trainers(join: Any) -> Non
     one.optimizer.flush()
 
     assert [other.model.row(7), other.model.row(8)] == [6.5, 1.0]  # x = 5 + (4.5 - 3)
-    assert one.job.communicator.lookups.pull("emb", torch.tensor([7, 8]))[:, 0].tolist() == [4.5, 1.0]
+    assert one.job.communicator.lookups.pull("emb", torch.tensor([7, 8]))[:, 0].tolist() == [
+        4.5,
+        1.0,
+    ]
 
 
 def test_no_trainer_runs_further_ahead_than_the_bound(join: Any) -> None:
-    """Staleness 1: the second step waits for the other's first, and a lookup after it has that in it."""
+    """Staleness 1: the second step waits for the other's first, and a lookup after it has that in
+    it.
+    """
     ahead, behind = join(1, 0, 2, None, staleness=1), join(1, 1, 2, None, staleness=1)
     first, read = threading.Event(), []
 
@@ -307,9 +374,14 @@ def test_no_trainer_runs_further_ahead_than_the_bound(join: Any) -> None:
     assert read == [10.0]
 
 
-@pytest.mark.parametrize("configs", [{"independent_recv_thread": True, "send_queue_size": 4}, {"runtime_split_send_recv": True}])
+@pytest.mark.parametrize(
+    "configs",
+    [{"independent_recv_thread": True, "send_queue_size": 4}, {"runtime_split_send_recv": True}],
+)
 def test_other_keys_of_a_sync_configs_lose_no_row(join: Any, configs: dict[str, Any]) -> None:
-    """A receiving thread, slices that are cut where they are sent: every step of two trainers is in the rows."""
+    """A receiving thread, slices that are cut where they are sent: every step of two trainers is in
+    the rows.
+    """
     jobs = [join(2, number, 2, None, **configs) for number in range(2)]
 
     def play(job: Trainer) -> None:
@@ -324,11 +396,13 @@ def test_other_keys_of_a_sync_configs_lose_no_row(join: Any, configs: dict[str, 
     assert jobs[0].model.w.tolist() == [12.0] * DIM
 
 
-# ---- what travels -----------------------------------------------------------------------------------------------------
+# ---- what travels ----
 
 
 def test_duplicate_ids_are_merged_before_they_travel(join: Any) -> None:
-    """A batch of 120 ids of which 2 differ: two ids are asked for, two rows come, two gradients leave."""
+    """A batch of 120 ids of which 2 differ: two ids are asked for, two rows come, two gradients
+    leave.
+    """
     trainer = join(1, 0, 1)
     trainer.add([5] * 100 + [6] * 20, 1.0)
 
@@ -338,7 +412,9 @@ def test_duplicate_ids_are_merged_before_they_travel(join: Any) -> None:
 
 
 def test_in_k_step_only_touched_rows_travel_both_ways(join: Any) -> None:
-    """Of a table of many rows, those that one window touched: asked for once, brought once, their change sent once."""
+    """Of a table of many rows, those that one window touched: asked for once, brought once, their
+    change sent once.
+    """
     filler = join(1, 0, 1)
     filler.add(list(range(500)), 1.0)
     filler.optimizer.close()
@@ -348,17 +424,25 @@ def test_in_k_step_only_touched_rows_travel_both_ways(join: Any) -> None:
     trainer.optimizer.flush()
 
     assert trainer.bytes == {"bytes_out": 3 * 8 + 3 * (8 + 4 * DIM), "bytes_in": 3 * 4 * DIM}
-    assert trainer.job.communicator.lookups.pull("emb", torch.tensor([1, 3, 4]))[:, 0].tolist() == [4.0, 8.0, 0.0]
+    assert trainer.job.communicator.lookups.pull("emb", torch.tensor([1, 3, 4]))[:, 0].tolist() == [
+        4.0,
+        8.0,
+        0.0,
+    ]
 
 
-# ---- admission, eviction, statistics ----------------------------------------------------------------------------------
+# ---- admission, eviction, statistics ----
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_third_push_is_the_first_that_is_applied_whoever_pushes(join: Any, mode: str) -> None:
-    """CountFilterEntry(3): one trainer's pushes and the other's count together; in sync a step of both is one push."""
+    """CountFilterEntry(3): one trainer's pushes and the other's count together; in sync a step of
+    both is one push.
+    """
     configs = {} if mode == "sync" else {"send_queue_size": 1}
-    one, other = (join(2, number, 2, Net(entry=CountFilterEntry(3)), **configs) for number in range(2))
+    one, other = (
+        join(2, number, 2, Net(entry=CountFilterEntry(3)), **configs) for number in range(2)
+    )
     rows = []
     for step in range(4):
         pushing, resting = (one, other) if step % 2 == 0 else (other, one)
@@ -378,7 +462,13 @@ def begun(endpoints: str, model: nn.Module) -> DistributedOptimizer:
     return fleet.distributed_optimizer(sgd(model))
 
 
-def push(model: Net, optimizer: torch.optim.Optimizer, ids: list[int], change: float = 1.0, **statistics: Any) -> None:
+def push(
+    model: Net,
+    optimizer: torch.optim.Optimizer,
+    ids: list[int],
+    change: float = 1.0,
+    **statistics: Any,
+) -> None:
     optimizer.zero_grad()
     model.add(ids, change, **statistics)
     optimizer.step()
@@ -403,7 +493,13 @@ def test_probability_admits_the_same_ids_on_any_number_of_servers(alone: Any) ->
     for count, seed in ((1, 3), (3, 3), (1, 4)):
         model, optimizer = alone(count, entry=ProbabilityEntry(0.5), seed=seed)
         push(model, optimizer, ids)
-        found.append([id_ for id_, row in zip(ids, model.emb(torch.tensor(ids))[:, 0].tolist(), strict=True) if row])
+        found.append(
+            [
+                id_
+                for id_, row in zip(ids, model.emb(torch.tensor(ids))[:, 0].tolist(), strict=True)
+                if row
+            ]
+        )
         assert fleet.table_status()["emb"]["admitted"] == len(found[-1])
 
     assert found[0] == found[1] != found[2]
@@ -427,11 +523,16 @@ def test_initial_values_are_the_same_on_any_number_of_servers(servers: Servers) 
 
 
 def test_shrink_removes_what_scores_too_low_on_every_server(alone: Any) -> None:
-    """Shows and clicks travel with rows, and are summed over a batch; ``fleet.shrink`` says how many rows went."""
-    entry = ShowClickEntry("shows", "clicks", nonclk_coeff=0.1, click_coeff=1.0, decay=0.5, delete_threshold=1.0)
+    """Shows and clicks travel with rows, and are summed over a batch; ``fleet.shrink`` says how
+    many rows went.
+    """
+    entry = ShowClickEntry(
+        "shows", "clicks", nonclk_coeff=0.1, click_coeff=1.0, decay=0.5, delete_threshold=1.0
+    )
     model, optimizer = alone(2, entry=entry)
     shows, clicks = torch.tensor([4.0, 4.0, 10.0]), torch.tensor([2.0, 2.0, 0.0])
-    for base in range(0, 40, 2):  # the even one is clicked twice, 4 of 8 times; the odd one never, 10 times
+    # the even one is clicked twice, 4 of 8 times; the odd one never, 10 times
+    for base in range(0, 40, 2):
         push(model, optimizer, [base, base, base + 1], shows=shows, clicks=clicks)
 
     assert fleet.shrink() == {"emb": 20}  # after decay: 0.1 * 2 + 2 stays, 0.1 * 5 goes
@@ -442,8 +543,12 @@ def test_shrink_removes_what_scores_too_low_on_every_server(alone: Any) -> None:
 
 @pytest.mark.parametrize("action", ["unanswered", "twice"])
 def test_days_pass_once_however_often_the_call_comes(alone: Any, action: str) -> None:
-    """A lost reply to shrink is asked for again: shows and clicks fade once, and the rows that went are still said."""
-    entry = ShowClickEntry("shows", "clicks", nonclk_coeff=1.0, click_coeff=1.0, decay=0.5, delete_threshold=2.0)
+    """A lost reply to shrink is asked for again: shows and clicks fade once, and the rows that went
+    are still said.
+    """
+    entry = ShowClickEntry(
+        "shows", "clicks", nonclk_coeff=1.0, click_coeff=1.0, decay=0.5, delete_threshold=2.0
+    )
     with faulty_calls(CallInjector([CallPoint(action, "Shrink")])) as injector:
         model, optimizer = alone(1, entry=entry)
         push(model, optimizer, [1, 2], shows=torch.tensor([6.0, 3.0]))
@@ -453,11 +558,17 @@ def test_days_pass_once_however_often_the_call_comes(alone: Any, action: str) ->
     assert injector.done == {(action, "call", "Shrink"): 1}
 
 
-def test_rows_outlive_their_time_by_the_servers_clock(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that nobody trains for longer than ``ttl`` reads as if it had never been, begins anew, and is counted."""
+def test_rows_outlive_their_time_by_the_servers_clock(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that nobody trains for longer than ``ttl`` reads as if it had never been, begins anew,
+    and is counted.
+    """
     now = [1000.0]
     real = held_table.HeldTable
-    monkeypatch.setattr(held_table, "HeldTable", lambda *arguments: real(*arguments, clock=lambda: now[0]))
+    monkeypatch.setattr(
+        held_table, "HeldTable", lambda *arguments: real(*arguments, clock=lambda: now[0])
+    )
     model, optimizer = alone(2, ttl=60.0)
     push(model, optimizer, [1, 2, 3, 4])
     now[0] += 59.0
@@ -481,7 +592,8 @@ def test_capacity_holds_over_all_servers(alone: Any) -> None:
 
     assert status["rows"] == sum(rows) <= 10
     assert (status["admitted"], status["evicted"]) == (40, 40 - status["rows"])
-    assert rows[39] == 1.0 and sum(rows[30:]) >= 8  # servers hold half each, of ids that are spread by a hash
+    # servers hold half each, of ids that are spread by a hash
+    assert rows[39] == 1.0 and sum(rows[30:]) >= 8
 
 
 def test_table_status_counts_over_all_servers(alone: Any) -> None:
@@ -491,14 +603,25 @@ def test_table_status_counts_over_all_servers(alone: Any) -> None:
     push(model, optimizer, [3, 4])
     status = fleet.table_status()["emb"]
 
-    assert {key: status[key] for key in ("rows", "lookups", "pushes", "admitted", "refused", "waiting", "evicted")} == {
-        "rows": 1, "lookups": 5, "pushes": 5, "admitted": 1, "refused": 4, "waiting": 3, "evicted": 0
-    }  # fmt: skip
+    assert {
+        key: status[key]
+        for key in ("rows", "lookups", "pushes", "admitted", "refused", "waiting", "evicted")
+    } == {
+        "rows": 1,
+        "lookups": 5,
+        "pushes": 5,
+        "admitted": 1,
+        "refused": 4,
+        "waiting": 3,
+        "evicted": 0,
+    }
     assert status["bytes_held"] > 0
 
 
 def test_a_cached_row_is_never_older_than_its_bound(alone: Any) -> None:
-    """In training a row lacks the last two steps at most, and servers are asked that seldom; an evaluation sees all."""
+    """In training a row lacks the last two steps at most, and servers are asked that seldom; an
+    evaluation sees all.
+    """
     model, optimizer = alone(2, cache_rows=8, cache_staleness=2)
     seen = []
     for _ in range(9):
@@ -513,15 +636,21 @@ def test_a_cached_row_is_never_older_than_its_bound(alone: Any) -> None:
     assert model.eval().row(1) == 9.0
 
 
-# ---- bad input --------------------------------------------------------------------------------------------------------
+# ---- bad input ----
 
 
 def test_wrong_ids_are_refused_and_nothing_is_lost(alone: Any) -> None:
-    """Out of range, below zero, floats: an error in words before anything leaves; the next step is as if nothing had been."""
+    """Out of range, below zero, floats: an error in words before anything leaves; the next step is
+    as if nothing had been.
+    """
     model, optimizer = alone(2, num_embeddings=10)
     push(model, optimizer, [1, 2])
     for ids, error, words in (
-        (torch.tensor([1, 10]), ValueError, "table 'emb': ids: expected 0 to 9, got 10 at position 1"),
+        (
+            torch.tensor([1, 10]),
+            ValueError,
+            "table 'emb': ids: expected 0 to 9, got 10 at position 1",
+        ),
         (torch.tensor([-1]), ValueError, "expected 0 to 9, got -1"),
         (torch.tensor([1.0]), TypeError, "ids: expected a tensor of int64, got torch.float32"),
     ):
@@ -566,9 +695,14 @@ def test_ten_million_ids_in_one_lookup(alone: Any) -> None:
 
 
 def test_one_name_with_two_settings_is_refused(servers: Servers) -> None:
-    """Two embeddings of one table's name share its rows, so they must agree; the message says in what they do not."""
+    """Two embeddings of one table's name share its rows, so they must agree; the message says in
+    what they do not.
+    """
     model = nn.Module()
-    model.one, model.other = DistributedEmbedding(4, name="shared"), DistributedEmbedding(4, name="shared", seed=1)
+    model.one, model.other = (
+        DistributedEmbedding(4, name="shared"),
+        DistributedEmbedding(4, name="shared", seed=1),
+    )
     fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(",")))
     fleet.distributed_model(model)
     try:

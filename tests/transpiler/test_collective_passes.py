@@ -1,4 +1,6 @@
-"""Programs of trainers without servers: what the passes put in, what is refused, and the laws that hold."""
+"""Programs of trainers without servers: what the passes put in, what is refused, and the laws that
+hold.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def captured(clip: Any = None) -> Single:
     model = Net()
     with program_guard(Program(()), Program(())):
         batch = (torch.randn(4, 6), torch.randint(0, 3, (4,)))
-        return capture(model, step, torch.optim.SGD(model.parameters(), lr=0.1), batch, grad_clip=clip)
+        return capture(
+            model, step, torch.optim.SGD(model.parameters(), lr=0.1), batch, grad_clip=clip
+        )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +73,9 @@ def single() -> Single:
     return captured()
 
 
-def transpiled(single: Single, trainers: str = TWO, trainer_id: int = 0, **settings: Any) -> DistributeTranspiler:
+def transpiled(
+    single: Single, trainers: str = TWO, trainer_id: int = 0, **settings: Any
+) -> DistributeTranspiler:
     transpiler = DistributeTranspiler(DistributeTranspilerConfig(**settings))
     transpiler.transpile(trainer_id, single[0], trainers=trainers, startup_program=single[1])
     return transpiler
@@ -96,7 +102,9 @@ def trained(single: Single) -> list[str]:
 
 
 def test_nccl2_leaves_the_program_and_ends_startup_in_gen_nccl_id(single: Single) -> None:
-    """The trainer program is the single-node one, and the startup program the single-node one with gen_nccl_id at its end."""
+    """The trainer program is the single-node one, and the startup program the single-node one with
+    gen_nccl_id at its end.
+    """
     main, startup = pair(single, trainer_id=1, mode="nccl2")
     assert main.blocks == single[0].blocks and main.storage is single[0].storage
     assert startup.main.ops[:-1] == single[1].main.ops
@@ -109,22 +117,39 @@ def test_nccl2_leaves_the_program_and_ends_startup_in_gen_nccl_id(single: Single
         "use_hierarchical_allreduce": False,
         "hierarchical_allreduce_inter_nranks": 0,
     }
-    assert main.deployment is not None and main.deployment.endpoints == ("h:1", "h:2") and main.deployment.trainer_id == 1
+    assert (
+        main.deployment is not None
+        and main.deployment.endpoints == ("h:1", "h:2")
+        and main.deployment.trainer_id == 1
+    )
 
 
 def test_rings_have_their_ids(single: Single) -> None:
-    """nccl_comm_num rings have NCCLID, NCCLID_1, ...; hierarchical ones have an id within rows and one between rows as well."""
-    assert pair(single, mode="nccl2", nccl_comm_num=3)[1].main.ops[-1].outputs == ("NCCLID", "NCCLID_1", "NCCLID_2")
-    settings = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2, "nccl_comm_num": 2}
+    """nccl_comm_num rings have NCCLID, NCCLID_1, ...; hierarchical ones have an id within rows and
+    one between rows as well.
+    """
+    assert pair(single, mode="nccl2", nccl_comm_num=3)[1].main.ops[-1].outputs == (
+        "NCCLID",
+        "NCCLID_1",
+        "NCCLID_2",
+    )
+    settings = {
+        "use_hierarchical_allreduce": True,
+        "hierarchical_allreduce_inter_nranks": 2,
+        "nccl_comm_num": 2,
+    }
     last = pair(single, FOUR, mode="nccl2", **settings)[1].main.ops[-1]
-    hierarchical = [f"Hierarchical_{kind}_NCCLID_{ring}" for ring in range(2) for kind in ("inter", "exter")]
+    hierarchical = [
+        f"Hierarchical_{kind}_NCCLID_{ring}" for ring in range(2) for kind in ("inter", "exter")
+    ]
     assert list(last.outputs) == ["NCCLID", "NCCLID_1", *hierarchical]
     assert last.arguments["hierarchical_allreduce_inter_nranks"] == 2
 
 
 def test_gradients_are_summed_where_they_are_final(single: Single) -> None:
-    """The loss's gradient is scaled by 1 / trainers, every gradient is summed right after its last write, and all are waited for
-    right before the updates; the rest is the single-node program in its order."""
+    """The loss's gradient is scaled by 1 / trainers, every gradient is summed right after its last
+    write, and all are waited for right before the updates; the rest is the single-node program in
+    its order."""
     main, _ = pair(single, FOUR, **GRAD)
     ops = list(main.main.ops)
     added = ("scale", "c_allreduce_sum", "c_sync_comm_stream")
@@ -134,19 +159,24 @@ def test_gradients_are_summed_where_they_are_final(single: Single) -> None:
     assert seed.type == "aten.ones_like" and seed.inputs == ("loss",)
     assert scale.outputs == seed.outputs and scale.arguments["scale"] == 0.25
     sums = of_type(main, "c_allreduce_sum")
-    assert sorted(op.outputs[0] for op in sums) == sorted(f"{name}@GRAD" for name in trained(single))
+    assert sorted(op.outputs[0] for op in sums) == sorted(
+        f"{name}@GRAD" for name in trained(single)
+    )
     for op in sums:
         before = ops[: ops.index(op)]
         while before[-1] in sums:
             before.pop()
         assert op.inputs == op.outputs and op.outputs[0] in before[-1].outputs
     first = types(main).index("sgd")
-    assert types(main)[first - 1] == "c_sync_comm_stream" and sorted(ops[first - 1].inputs) == sorted(s.outputs[0] for s in sums)
+    assert types(main)[first - 1] == "c_sync_comm_stream" and sorted(
+        ops[first - 1].inputs
+    ) == sorted(s.outputs[0] for s in sums)
     assert "aten.mm" in types(main)[ops.index(sums[0]) :]  # backward goes on
 
 
 @pytest.mark.parametrize(
-    ("clip", "reader"), [(ClipGradByGlobalNorm(1.0), "global_norm_scale"), (ClipGradByNorm(1.0), "clip_by_norm")]
+    ("clip", "reader"),
+    [(ClipGradByGlobalNorm(1.0), "global_norm_scale"), (ClipGradByNorm(1.0), "clip_by_norm")],
 )
 def test_what_clips_reads_the_mean(clip: Any, reader: str) -> None:
     """Clip ops stay where they are and read sums that have arrived."""
@@ -158,32 +188,57 @@ def test_what_clips_reads_the_mean(clip: Any, reader: str) -> None:
 
 
 def test_startup_hands_trainer_0s_values_on(single: Single) -> None:
-    """After the values are bound and the ids drawn, every ring begins, and every value is broadcast and awaited."""
+    """After the values are bound and the ids drawn, every ring begins, and every value is broadcast
+    and awaited.
+    """
     _, startup = pair(single, nccl_comm_num=2, **GRAD)
     held = [variable.name for variable in startup.main.variables_of(Role.PARAMETER, Role.BUFFER)]
     count = len(held)
-    expected = ["init"] * count + ["gen_nccl_id"] + ["c_comm_init"] * 2 + ["c_broadcast"] * count + ["c_sync_comm_stream"] * 2
+    expected = (
+        ["init"] * count
+        + ["gen_nccl_id"]
+        + ["c_comm_init"] * 2
+        + ["c_broadcast"] * count
+        + ["c_sync_comm_stream"] * 2
+    )
     assert types(startup) == expected
     assert sorted(op.outputs[0] for op in of_type(startup, "c_broadcast")) == sorted(held)
-    assert [(op.arguments["ring_id"], op.arguments["nranks"]) for op in of_type(startup, "c_comm_init")] == [(0, 2), (1, 2)]
+    assert [
+        (op.arguments["ring_id"], op.arguments["nranks"]) for op in of_type(startup, "c_comm_init")
+    ] == [(0, 2), (1, 2)]
 
 
 def test_local_sgd_averages_the_parameters(single: Single) -> None:
-    """After the single-node program every trained parameter is summed, awaited, and scaled by 1 / trainers."""
+    """After the single-node program every trained parameter is summed, awaited, and scaled by 1 /
+    trainers.
+    """
     main, startup = pair(single, **LOCAL)
     count = len(single[0].main.ops)
     names = trained(single)
     assert main.main.ops[:count] == single[0].main.ops
-    assert types(main)[count:] == ["c_allreduce_sum"] * len(names) + ["c_sync_comm_stream", "scale"] * len(names)
-    assert {op.outputs[0]: op.arguments["scale"] for op in of_type(main, "scale")} == dict.fromkeys(names, 0.5)
+    assert types(main)[count:] == ["c_allreduce_sum"] * len(names) + [
+        "c_sync_comm_stream",
+        "scale",
+    ] * len(names)
+    assert {op.outputs[0]: op.arguments["scale"] for op in of_type(main, "scale")} == dict.fromkeys(
+        names, 0.5
+    )
     assert types(startup) == types(pair(single, **GRAD)[1])
 
 
 def test_buckets_fill_by_size_and_take_rings_in_turn(single: Single) -> None:
-    """Sums share a bucket while their bytes fit, a larger one has its own, and buckets go round the rings."""
-    deployment = deployment_of(single[0], Collective("grad_allreduce", rings=2, bucket_bytes=64), ("h:1", "h:2"), 0)
+    """Sums share a bucket while their bytes fit, a larger one has its own, and buckets go round the
+    rings.
+    """
+    deployment = deployment_of(
+        single[0], Collective("grad_allreduce", rings=2, bucket_bytes=64), ("h:1", "h:2"), 0
+    )
     main = collective_program(single[0], deployment)
-    size = {v.name: 4 * prod(map(int, v.shape)) for v in main.main.variables.values() if v.role is Role.GRADIENT}
+    size = {
+        v.name: 4 * prod(map(int, v.shape))
+        for v in main.main.variables.values()
+        if v.role is Role.GRADIENT
+    }
     buckets: dict[Argument, list[str]] = {}
     for op in of_type(main, "c_allreduce_sum"):
         buckets.setdefault(op.arguments["bucket"], []).append(op.outputs[0])
@@ -206,16 +261,23 @@ def test_a_gradient_that_backward_reads_gets_a_second_name() -> None:
 
     model = Sums()
     with program_guard(Program(()), Program(())):
-        single = capture(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(2, 3),))
+        single = capture(
+            model, loss, torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(2, 3),)
+        )
     main, _ = pair(single, **GRAD)
-    assert any(set(op.inputs) & {"b@GRAD"} for op in single[0].main.ops if op.type.startswith("aten."))  # the case at hand
+    # the case at hand
+    assert any(
+        set(op.inputs) & {"b@GRAD"} for op in single[0].main.ops if op.type.startswith("aten.")
+    )
     (second,) = [op for op in of_type(main, "assign") if op.outputs == ("b@GRAD",)]
     assert second.inputs == ("b@GRAD@LOCAL",)
     assert not any("b@GRAD" in op.inputs for op in main.main.ops if op.type.startswith("aten."))
 
 
 def test_parallel_executor_gets_the_sums_of_grad_allreduce(single: Single) -> None:
-    """What is made of an nccl2 program for ParallelExecutor is the grad_allreduce program; one that shares stays as it is."""
+    """What is made of an nccl2 program for ParallelExecutor is the grad_allreduce program; one that
+    shares stays as it is.
+    """
     nccl2, averaged = pair(single, mode="nccl2")[0], pair(single, **GRAD)[0]
     assert parallel_program(nccl2).blocks == averaged.blocks
     assert parallel_program(averaged) is averaged
@@ -226,12 +288,16 @@ def test_one_trainer_works_in_every_mode(single: Single) -> None:
     """A world of one has the same programs, with scales of 1."""
     for settings in (GRAD, LOCAL, {"mode": "nccl2"}):
         main, startup = pair(single, "h:1", **settings)
-        assert [op.arguments["scale"] for op in of_type(main, "scale")] == [1.0] * len(of_type(main, "scale"))
+        assert [op.arguments["scale"] for op in of_type(main, "scale")] == [1.0] * len(
+            of_type(main, "scale")
+        )
         assert "gen_nccl_id" in types(startup)
 
 
 def test_the_default_program_has_a_trainer_program(single: Single) -> None:
-    """transpile(program=None) notes what it made of the default main program, which itself stays as it is."""
+    """transpile(program=None) notes what it made of the default main program, which itself stays as
+    it is.
+    """
     with program_guard(*single):
         assert default_trainer_program() is single[0]
         transpiler = DistributeTranspiler(DistributeTranspilerConfig(mode="nccl2"))
@@ -247,7 +313,9 @@ def test_the_default_program_has_a_trainer_program(single: Single) -> None:
 
 def test_rows_and_heads() -> None:
     """Trainers in a row follow one another, and the first of each row talk to one another."""
-    assert [row_of(rank, 2) for rank in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)] and heads(6, 2) == (0, 2, 4)
+    assert [row_of(rank, 2) for rank in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)] and heads(
+        6, 2
+    ) == (0, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +324,11 @@ def test_rows_and_heads() -> None:
         (2, "a:1,b:1,c:1,d:1", 2),
         (0, FOUR, 2),
         (1, FOUR, 2),
-        (3, "a:1,a:2,a:3,a:4", "expected a divisor of the number of trainers, got 4 trainers and 3"),
+        (
+            3,
+            "a:1,a:2,a:3,a:4",
+            "expected a divisor of the number of trainers, got 4 trainers and 3",
+        ),
         (4, "a:1,a:2,a:3,a:4", "expected from 2 to less than the number of trainers, 4, got 4"),
         (0, "a:1,a:2", "expected from 2 to less than the number of trainers, 2, got 2"),
         (0, "a:1,a:2,b:1", "on every host, got 2 on a, 1 on b"),
@@ -264,7 +336,9 @@ def test_rows_and_heads() -> None:
     ],
 )
 def test_the_length_of_a_row(asked: int, endpoints: str, expected: int | str) -> None:
-    """It is the number asked for, or that of each host; what does not divide the trainers evenly is refused with the numbers."""
+    """It is the number asked for, or that of each host; what does not divide the trainers evenly is
+    refused with the numbers.
+    """
     if isinstance(expected, int):
         assert row_length(asked, endpoints.split(",")) == expected
     else:
@@ -285,7 +359,11 @@ def test_the_length_of_a_row(asked: int, endpoints: str, expected: int | str) ->
         ({"trainer_id": 2}, ValueError, "trainer_id: expected 0 to 1, got 2"),
         ({"pservers": "s:1"}, ValueError, "pservers='s:1' has no effect with mode='nccl2'"),
         ({"sync_mode": False}, ValueError, "sync_mode=False contradicts mode='nccl2'"),
-        ({"current_endpoint": "h:2"}, ValueError, "current_endpoint: expected that of trainer 0 in trainers, h:1, got 'h:2'"),
+        (
+            {"current_endpoint": "h:2"},
+            ValueError,
+            "current_endpoint: expected that of trainer 0 in trainers, h:1, got 'h:2'",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_without_servers(
@@ -301,39 +379,69 @@ def test_arguments_that_make_no_sense_without_servers(
     ("settings", "message"),
     [
         ({"mode": "collective"}, "collective_mode=None: expected 'grad_allreduce' or 'local_sgd'"),
-        ({"mode": "nccl2", "collective_mode": "local_sgd"}, "collective_mode='local_sgd' has no effect with mode='nccl2'"),
-        ({"mode": "nccl2", "slice_var_up": False}, "slice_var_up=False has no effect with mode='nccl2'"),
+        (
+            {"mode": "nccl2", "collective_mode": "local_sgd"},
+            "collective_mode='local_sgd' has no effect with mode='nccl2'",
+        ),
+        (
+            {"mode": "nccl2", "slice_var_up": False},
+            "slice_var_up=False has no effect with mode='nccl2'",
+        ),
         ({"mode": "nccl2", "geo_sgd_mode": True}, "geo_sgd_mode=True has no effect"),
         ({**GRAD, "min_block_size": 4}, "min_block_size=4 has no effect with mode='collective'"),
         ({**GRAD, "sync_mode": False}, "sync_mode=False contradicts mode='collective'"),
-        ({**GRAD, "hierarchical_allreduce_inter_nranks": 2}, "has no effect with use_hierarchical_allreduce=False"),
-        ({**GRAD, "use_hierarchical_allreduce": True}, "expected from 2 to less than the number of trainers"),
+        (
+            {**GRAD, "hierarchical_allreduce_inter_nranks": 2},
+            "has no effect with use_hierarchical_allreduce=False",
+        ),
+        (
+            {**GRAD, "use_hierarchical_allreduce": True},
+            "expected from 2 to less than the number of trainers",
+        ),
     ],
 )
-def test_fields_without_effect_in_the_mode(single: Single, settings: dict[str, Any], message: str) -> None:
+def test_fields_without_effect_in_the_mode(
+    single: Single, settings: dict[str, Any], message: str
+) -> None:
     """transpile refuses them by name."""
     with pytest.raises(ValueError, match=message):
         transpiled(single, **settings)
 
 
 def test_there_is_no_program_of_a_server(single: Single) -> None:
-    """Asking for one says that the mode has no servers; a server refuses a trainer's program, whatever it holds."""
+    """Asking for one says that the mode has no servers; a server refuses a trainer's program,
+    whatever it holds.
+    """
     transpiler = transpiled(single, **GRAD)
-    for ask in (transpiler.get_pserver_program, transpiler.get_pserver_programs, transpiler.get_startup_program):
+    for ask in (
+        transpiler.get_pserver_program,
+        transpiler.get_pserver_programs,
+        transpiler.get_startup_program,
+    ):
         with pytest.raises(ValueError, match="mode='grad_allreduce' has no servers"):
             ask("h:1")
     for program in pair(single, **GRAD):
         assert program.deployment is not None
-        posing = replace(program, deployment=replace(program.deployment, trainer_id=None, server_index=0))
-        with pytest.raises(ValueError, match="expected one of a job with servers, got mode grad_allreduce"):
+        posing = replace(
+            program, deployment=replace(program.deployment, trainer_id=None, server_index=0)
+        )
+        with pytest.raises(
+            ValueError, match="expected one of a job with servers, got mode grad_allreduce"
+        ):
             check_server_program(posing)
 
 
 def test_a_program_without_the_losss_gradient_is_refused(single: Single) -> None:
-    """Where backward does not begin with ones for the loss there is nothing to scale, and transpile says so."""
+    """Where backward does not begin with ones for the loss there is nothing to scale, and transpile
+    says so.
+    """
     main = single[0].main
     ops = [op for op in main.ops if op.type != "aten.ones_like"]
-    full = Op("aten.full", {"size": (), "fill_value": 1.0}, next(op.outputs for op in main.ops if op.type == "aten.ones_like"))
+    full = Op(
+        "aten.full",
+        {"size": (), "fill_value": 1.0},
+        next(op.outputs for op in main.ops if op.type == "aten.ones_like"),
+    )
     place = next(index for index, op in enumerate(main.ops) if op.type == "aten.ones_like")
     odd = single[0].with_blocks(replace(main, ops=(*ops[:place], full, *ops[place:])))
     with pytest.raises(ValueError, match="backward begins with aten.ones_like"):
@@ -345,20 +453,37 @@ def test_a_program_without_the_losss_gradient_is_refused(single: Single) -> None
 KINDS: dict[str, dict[str, Any]] = {
     "nccl2": {"mode": "nccl2", "nccl_comm_num": 2},
     "grad_allreduce": GRAD,
-    "local_sgd": {**LOCAL, "use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2},
+    "local_sgd": {
+        **LOCAL,
+        "use_hierarchical_allreduce": True,
+        "hierarchical_allreduce_inter_nranks": 2,
+    },
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_programs_travel_whole_and_are_the_same_everywhere(single: Single, kind: str, tmp_path: Path) -> None:
-    """Messages and files give the same program back; all trainers' programs have one fingerprint, at any address, and other
-    modes have others; what wait_port says is recorded."""
+def test_programs_travel_whole_and_are_the_same_everywhere(
+    single: Single, kind: str, tmp_path: Path
+) -> None:
+    """Messages and files give the same program back; all trainers' programs have one fingerprint,
+    at any address, and other modes have others; what wait_port says is recorded."""
     for number, program in enumerate(pair(single, FOUR, **KINDS[kind])):
         assert Program.from_proto(program.to_proto()) == program
         program.save(tmp_path / f"{number}")
         assert Program.load(tmp_path / f"{number}") == program
-        assert pair(single, "x:9,x:8,y:7,y:6", 3, **KINDS[kind])[number].fingerprint() == program.fingerprint()
-        assert len({pair(single, FOUR, **settings)[number].fingerprint() for settings in KINDS.values()}) == 3
+        assert (
+            pair(single, "x:9,x:8,y:7,y:6", 3, **KINDS[kind])[number].fingerprint()
+            == program.fingerprint()
+        )
+        assert (
+            len(
+                {
+                    pair(single, FOUR, **settings)[number].fingerprint()
+                    for settings in KINDS.values()
+                }
+            )
+            == 3
+        )
     main = transpiled(single, FOUR, **KINDS[kind]).get_trainer_program(wait_port=False)
     assert main.deployment is not None and not main.deployment.wait_port
 
@@ -367,22 +492,34 @@ def test_programs_are_readable(single: Single) -> None:
     """The text says who runs it and what each ring does, in one line each."""
     main, startup = (str(program) for program in pair(single, FOUR, 1, nccl_comm_num=2, **GRAD))
     assert main.startswith("trainer 1 of 4, grad_allreduce, 2 rings\n")
-    for line in ("= c_allreduce_sum(out.bias@GRAD, ring 0, bucket 0)", "c_sync_comm_stream(", "= scale(ones_like, 0.25)"):
+    for line in (
+        "= c_allreduce_sum(out.bias@GRAD, ring 0, bucket 0)",
+        "c_sync_comm_stream(",
+        "= scale(ones_like, 0.25)",
+    ):
         assert line in main
-    for line in ("= gen_nccl_id(a:1, a:2, b:1, b:2)", "c_comm_init(NCCLID_1, ring 1, 4 trainers)", "ring 0, from trainer 0)"):
+    for line in (
+        "= gen_nccl_id(a:1, a:2, b:1, b:2)",
+        "c_comm_init(NCCLID_1, ring 1, 4 trainers)",
+        "ring 0, from trainer 0)",
+    ):
         assert line in startup
     rows = str(pair(single, FOUR, **KINDS["local_sgd"])[0])
     assert rows.startswith("trainer 0 of 4, local_sgd, 1 ring, in rows of 2\n")
 
 
 def test_pictures_show_the_rings(single: Single, tmp_path: Path) -> None:
-    """Each ring is a line, each start an arrow to it and each wait one back; an nccl2 program has neither."""
+    """Each ring is a line, each start an arrow to it and each wait one back; an nccl2 program has
+    neither.
+    """
     main, startup = pair(single, FOUR, nccl_comm_num=2, **GRAD)
     for program in (main, startup, pair(single, mode="nccl2")[0]):
         program.draw(tmp_path / "x.svg")
         root = ElementTree.parse(tmp_path / "x.svg").getroot()
         lines = root.findall(".//{*}line[@class='life']")
-        arrows = [path for path in root.findall(".//{*}path[@marker-end]") if "H" in path.attrib["d"]]
+        arrows = [
+            path for path in root.findall(".//{*}path[@marker-end]") if "H" in path.attrib["d"]
+        ]
         moves = len(of_type(program, "c_allreduce_sum", "c_broadcast", "c_sync_comm_stream"))
         assert (len(lines), len(arrows)) == ((2, moves) if moves else (0, 0))
 
@@ -397,7 +534,13 @@ def test_the_plan_says_what_a_trainer_holds(single: Single) -> None:
     assert lines[0] == "grad_allreduce: 4 trainers, no servers"
     assert "fc.weight                 float32[4, 6]  sgd" in lines
     found = re.split(" {2,}", lines[-1])
-    assert found == ["4 trainers", f"{trained_bytes + held} B", "0 B", f"{trained_bytes} B", f"{2 * trained_bytes + held} B"]
+    assert found == [
+        "4 trainers",
+        f"{trained_bytes + held} B",
+        "0 B",
+        f"{trained_bytes} B",
+        f"{2 * trained_bytes + held} B",
+    ]
 
 
 # ---- laws ----
@@ -449,7 +592,9 @@ BREAKS: list[tuple[str, int, Callable[[list[Op]], None], str]] = [
     (
         "nccl2",
         0,
-        lambda ops: ops.append(Op("c_broadcast", {"x": Ref("fc.bias"), "root": 0, "ring_id": 0}, ("fc.bias",))),
+        lambda ops: ops.append(
+            Op("c_broadcast", {"x": Ref("fc.bias"), "root": 0, "ring_id": 0}, ("fc.bias",))
+        ),
         "shares_nothing",
     ),
     ("nccl2", 0, drop("sgd"), "updated_once"),
@@ -482,14 +627,18 @@ BREAKS: list[tuple[str, int, Callable[[list[Op]], None], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "number", "change", "law"), BREAKS)
-def test_a_broken_law_is_named(single: Single, kind: str, number: int, change: Callable[[list[Op]], None], law: str) -> None:
+def test_a_broken_law_is_named(
+    single: Single, kind: str, number: int, change: Callable[[list[Op]], None], law: str
+) -> None:
     """verify refuses the program, and the message begins with where it is and ends in the law."""
     program = pair(single, FOUR, **KINDS[kind])[number]
     assert program.deployment is not None
     plan = program.deployment.plan
     broken = edited(program, change)
     verify(program, plan)
-    sentence = " ".join((inspect.getdoc(getattr(collective_laws, law)) or "").split("\n\n")[0].split()).rstrip(".")
+    sentence = " ".join(
+        (inspect.getdoc(getattr(collective_laws, law)) or "").split("\n\n")[0].split()
+    ).rstrip(".")
     faults = list(getattr(collective_laws, law)(broken, plan))
     assert faults and all(fault.why for fault in faults)
     with pytest.raises(IllegalProgram) as caught:
@@ -508,6 +657,8 @@ def test_a_bucket_that_is_too_full_breaks_the_law(single: Single) -> None:
     """Bytes and dtypes of a bucket are held against the plan, not only its number."""
     main = pair(single, FOUR, **GRAD)[0]
     assert main.deployment is not None and main.deployment.plan.collective is not None
-    plan = replace(main.deployment.plan, collective=replace(main.deployment.plan.collective, bucket_bytes=8))
+    plan = replace(
+        main.deployment.plan, collective=replace(main.deployment.plan.collective, bucket_bytes=8)
+    )
     faults = list(collective_laws.buckets_in_bounds(main, plan))
     assert "expected 8 bytes a bucket at most" in faults[0].why

@@ -27,9 +27,14 @@ def strategy(a_sync: bool | None = None, **settings: Any) -> DistributedStrategy
 
 
 def lanes(made: DistributedStrategy | None, *rules: Rule) -> tuple[Lane, ...]:
-    """The lanes of two parameters, fc.weight and emb.weight, of the groups of these rules (one for both: sgd)."""
+    """The lanes of two parameters, fc.weight and emb.weight, of the groups of these rules (one for
+    both: sgd).
+    """
     groups = [0, 0] if len(rules) < 2 else [0, 1]
-    named = [(name, (4,), "float32", group) for name, group in zip(("fc.weight", "emb.weight"), groups, strict=True)]
+    named = [
+        (name, (4,), "float32", group)
+        for name, group in zip(("fc.weight", "emb.weight"), groups, strict=True)
+    ]
     return plan_parameters(named, rules or [SGD], lanes=lanes_of(made), trainers=2, servers=1).lanes
 
 
@@ -45,7 +50,10 @@ def lanes(made: DistributedStrategy | None, *rules: Rule) -> tuple[Lane, ...]:
         (strategy(staleness=0), Lane("sync")),
         (strategy(dc_asgd=0.04), Lane("async", "sum", send_queue_size=16, dc_asgd=0.04)),
         (strategy(k_steps=100), Lane("geo", send_queue_size=16, k_steps=100)),
-        (strategy(k_step=100, thread_pool_size=2), Lane("geo", send_queue_size=16, thread_pool_size=2, k_steps=100)),
+        (
+            strategy(k_step=100, thread_pool_size=2),
+            Lane("geo", send_queue_size=16, thread_pool_size=2, k_steps=100),
+        ),
     ],
 )
 def test_every_row_of_the_table(made: DistributedStrategy | None, lane: Lane) -> None:
@@ -74,20 +82,32 @@ def test_the_settings_of_the_queue_reach_the_lane() -> None:
     ("settings", "rule"),
     [
         ({"type": "sgd"}, Rule("sgd", {**SGD.numbers, "lr": 1.0}, {"nesterov": False})),
-        ({"type": "sgd", "momentum": 0.5}, Rule("momentum", {**SGD.numbers, "lr": 1.0, "momentum": 0.5}, {"nesterov": False})),
-        (NESTEROV, Rule("momentum", {**SGD.numbers, "lr": 0.7, "momentum": 0.9}, {"nesterov": True})),
+        (
+            {"type": "sgd", "momentum": 0.5},
+            Rule("momentum", {**SGD.numbers, "lr": 1.0, "momentum": 0.5}, {"nesterov": False}),
+        ),
+        (
+            NESTEROV,
+            Rule("momentum", {**SGD.numbers, "lr": 0.7, "momentum": 0.9}, {"nesterov": True}),
+        ),
         ({"type": "adam", "lr": 0.1}, Rule("adam", ADAM.numbers, {"amsgrad": False})),
     ],
 )
 def test_outer_optimizers(settings: dict[str, Any], rule: Rule) -> None:
-    """SGD, Nesterov and Adam are rules that torch takes; every k steps with one of them is DiLoCo."""
+    """SGD, Nesterov and Adam are rules that torch takes; every k steps with one of them is
+    DiLoCo.
+    """
     (lane,) = lanes(strategy(k_steps=10, outer_optimizer=settings))
     assert (lane.mode, lane.k_steps, lane.outer) == ("diloco", 10, rule)
-    assert lane.outer is not None and ("exp_avg" in state_of(lane.outer)) == (settings["type"] == "adam")
+    assert lane.outer is not None and ("exp_avg" in state_of(lane.outer)) == (
+        settings["type"] == "adam"
+    )
 
 
 def test_modes_by_name() -> None:
-    """The first pattern that a parameter's name matches decides; common settings go to the lanes whose modes read them."""
+    """The first pattern that a parameter's name matches decides; common settings go to the lanes
+    whose modes read them.
+    """
     made = strategy(modes={"emb.*": "async", "*": "sync"}, send_queue_size=3)
     assert lanes(made) == (Lane("sync"), Lane("async", "sum", send_queue_size=3))
     own = strategy(False, modes={"emb.*": "k_steps"}, k_steps=5)
@@ -99,12 +119,18 @@ def test_modes_by_name() -> None:
     named = [("a", (2,), "float32", 0), ("held", (2,), "float32", None), ("b", (2,), "float32", 0)]
     choice = lanes_of(strategy(modes={"a": "sync", "*": "async"}))
     plan = plan_parameters(named, [SGD], lanes=choice, trainers=1, servers=1)
-    assert {p.name: p.lane for p in plan.placements} == {"a": 0, "b": 1, "held": 0} and plan.mode == "mixed"
+    assert {p.name: p.lane for p in plan.placements} == {
+        "a": 0,
+        "b": 1,
+        "held": 0,
+    } and plan.mode == "mixed"
     assert plan.fingerprint() != plan_parameters(named, [SGD], trainers=1, servers=1).fingerprint()
 
 
 def test_a_pattern_without_parameters_raises() -> None:
-    """A pattern that decides for nothing is a mistake, said with the names that there are; only "*" may be left over."""
+    """A pattern that decides for nothing is a mistake, said with the names that there are; only "*"
+    may be left over.
+    """
     with pytest.raises(ValueError, match=r"got 'embd.\*'; parameters are fc.weight, emb.weight"):
         lanes(strategy(modes={"embd.*": "async", "*": "sync"}))
     with pytest.raises(ValueError, match=r"got 'emb.\*'"):
@@ -112,13 +138,22 @@ def test_a_pattern_without_parameters_raises() -> None:
 
 
 def test_the_merge_rule_follows_the_update_rule() -> None:
-    """Sums for plain and momentum SGD, means for the others; where steps merge and groups differ, a lane for each; merge wins."""
+    """Sums for plain and momentum SGD, means for the others; where steps merge and groups differ, a
+    lane for each; merge wins.
+    """
     assert [lane.merge for lane in lanes(strategy(max_merge_var_num=2), SGD)] == ["sum"]
     assert [lane.merge for lane in lanes(strategy(max_merge_var_num=2), ADAM)] == ["mean"]
-    assert [lane.merge for lane in lanes(strategy(max_merge_var_num=2), ADAM, SGD)] == ["mean", "sum"]
+    assert [lane.merge for lane in lanes(strategy(max_merge_var_num=2), ADAM, SGD)] == [
+        "mean",
+        "sum",
+    ]
     assert [lane.merge for lane in lanes(strategy(), ADAM, SGD)] == ["mean"]
-    assert [lane.merge for lane in lanes(strategy(max_merge_var_num=2, merge="sum"), ADAM, SGD)] == ["sum"]
-    assert [lane.merge for lane in lanes(strategy(max_merge_var_num=2, half_async=True), SGD)] == ["mean"]
+    assert [
+        lane.merge for lane in lanes(strategy(max_merge_var_num=2, merge="sum"), ADAM, SGD)
+    ] == ["sum"]
+    assert [lane.merge for lane in lanes(strategy(max_merge_var_num=2, half_async=True), SGD)] == [
+        "mean"
+    ]
 
 
 CONTRADICTIONS: list[tuple[DistributedStrategy, str, str]] = [
@@ -135,7 +170,11 @@ CONTRADICTIONS: list[tuple[DistributedStrategy, str, str]] = [
     (strategy(False, staleness=3), "staleness=3", "a_sync=False"),
     (strategy(False, half_async=True), "half_async=True", "a_sync=False"),
     (strategy(False, merge="mean"), "merge='mean'", "a_sync=False"),
-    (strategy(False, min_send_grad_num_before_recv=2), "min_send_grad_num_before_recv=2", "a_sync=False"),
+    (
+        strategy(False, min_send_grad_num_before_recv=2),
+        "min_send_grad_num_before_recv=2",
+        "a_sync=False",
+    ),
     (strategy(staleness=0, max_merge_var_num=2), "max_merge_var_num=2", "staleness=0"),
     (strategy(staleness=0, dc_asgd=0.1), "dc_asgd=0.1", "staleness=0"),
     (strategy(modes={"*": "async"}, k_steps=3), "k_steps=3", "modes="),
@@ -143,15 +182,29 @@ CONTRADICTIONS: list[tuple[DistributedStrategy, str, str]] = [
     (strategy(modes={"a": "geo"}), "modes['a']='geo'", "k_steps"),
     (strategy(modes={"a": "diloco"}, k_steps=3), "modes['a']='diloco'", "outer_optimizer"),
     (strategy(k_steps=3, outer_optimizer={"type": "nesterov"}), "type='nesterov'", "momentum=0"),
-    (strategy(k_steps=3, outer_optimizer={"type": "adam", "momentum": 0.9}), "type='adam'", "momentum=0.9"),
+    (
+        strategy(k_steps=3, outer_optimizer={"type": "adam", "momentum": 0.9}),
+        "type='adam'",
+        "momentum=0.9",
+    ),
     (strategy(k_steps=3, overlap=True), "overlap=True", "k_steps=3"),
-    (strategy(a_sync=False, runtime_split_send_recv=True), "runtime_split_send_recv=True", "a_sync=False"),
-    (strategy(k_steps=3, runtime_split_send_recv=True), "runtime_split_send_recv=True", "k_steps=3"),
+    (
+        strategy(a_sync=False, runtime_split_send_recv=True),
+        "runtime_split_send_recv=True",
+        "a_sync=False",
+    ),
+    (
+        strategy(k_steps=3, runtime_split_send_recv=True),
+        "runtime_split_send_recv=True",
+        "k_steps=3",
+    ),
 ]
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS, ids=lambda case: f"{case[1]} and {case[2]}")
-def test_a_key_without_effect_raises_and_so_do_keys_that_contradict(case: tuple[DistributedStrategy, str, str]) -> None:
+def test_a_key_without_effect_raises_and_so_do_keys_that_contradict(
+    case: tuple[DistributedStrategy, str, str],
+) -> None:
     """The message names both: the key, and what decides the mode."""
     made, key, other = case
     with pytest.raises(ValueError) as raised:
@@ -179,7 +232,10 @@ OUTER = Rule("sgd", {**SGD.numbers}, {})
         (Lane("async", send_queue_size=0), "send_queue_size: expected 1"),
         (Lane("async", thread_pool_size=0), "thread_pool_size: expected 1"),
         (Lane("async", send_wait_times=-1), "send_wait_times: expected 0"),
-        (Lane("async", min_send_grad_num_before_recv=0), "min_send_grad_num_before_recv: expected 1"),
+        (
+            Lane("async", min_send_grad_num_before_recv=0),
+            "min_send_grad_num_before_recv: expected 1",
+        ),
         (Lane("async", staleness=0), "staleness: expected 1 or more"),
         (Lane("async", dc_asgd=float("nan")), "dc_asgd"),
         (Lane("async", k_steps=2), "k_steps: expected 0, because async mode does not read it"),
@@ -204,19 +260,37 @@ def test_a_lane_that_makes_no_sense_is_refused(lane: Lane, words: str) -> None:
         (Lane("async"), "each gradient as it comes, each waits for its own result"),
         (Lane("async", send_queue_size=16), "each gradient as it comes, at most 16 on the way"),
         (
-            Lane("async", "sum", 4, 2, send_wait_times=0, staleness=3, dc_asgd=0.5, thread_pool_size=2),
-            "sum of up to 4 steps, at most 2 on the way, 0 waits for a further one, at most 3 steps ahead of the slowest, "
+            Lane(
+                "async",
+                "sum",
+                4,
+                2,
+                send_wait_times=0,
+                staleness=3,
+                dc_asgd=0.5,
+                thread_pool_size=2,
+            ),
+            "sum of up to 4 steps, at most 2 on the way, 0 waits for a further one, at most 3 "
+            "steps ahead of the slowest, "
             "delay compensation 0.5, to 2 servers at a time",
         ),
         (
             Lane("async", independent_recv_thread=True, min_send_grad_num_before_recv=3),
-            "each gradient as it comes, each waits for its own result, a receiving thread of its own, received after 3 messages",
+            "each gradient as it comes, each waits for its own result, a receiving thread of its "
+            "own, received after 3 messages",
         ),
         (Lane("half_async", "mean", 3), "mean of 3 own steps, waits for its own result"),
         (Lane("geo", k_steps=100), "every 100 steps what changed, divided by 2, is added"),
         (
-            Lane("diloco", k_steps=1, outer=Rule("momentum", {**SGD.numbers, "lr": 0.7, "momentum": 0.9}, {"nesterov": True})),
-            "every step the mean of what changed is the gradient of momentum(lr=0.7, momentum=0.9, nesterov=True)",
+            Lane(
+                "diloco",
+                k_steps=1,
+                outer=Rule(
+                    "momentum", {**SGD.numbers, "lr": 0.7, "momentum": 0.9}, {"nesterov": True}
+                ),
+            ),
+            "every step the mean of what changed is the gradient of momentum(lr=0.7, "
+            "momentum=0.9, nesterov=True)",
         ),
     ],
 )

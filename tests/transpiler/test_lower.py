@@ -15,11 +15,18 @@ CPU = torch.device("cpu")
 
 
 def test_ops_without_results_stay_in_their_place():
-    """Communication ops run exactly once each, in the order of the program, although nobody reads a result of theirs."""
+    """Communication ops run exactly once each, in the order of the program, although nobody reads a
+    result of theirs.
+    """
     seen = []
 
     def note(op, **arguments):
-        seen.append((op.type, {key: value for key, value in arguments.items() if not isinstance(value, list)}))
+        seen.append(
+            (
+                op.type,
+                {key: value for key, value in arguments.items() if not isinstance(value, list)},
+            )
+        )
         return [torch.full((2,), 7.0)] if op.type == "recv" else None
 
     ops = [
@@ -37,13 +44,19 @@ def test_ops_without_results_stay_in_their_place():
 
 
 def test_words_constants_sizes_and_aliases():
-    """Symbols become torch's words, literals tensors, sym ops whole numbers, assign a second name."""
+    """Symbols become torch's words, literals tensors, sym ops whole numbers, assign a second
+    name.
+    """
     value = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
     ops = [
         Op("assign_value", {"value": Literal("int16", (2, 2), value.numpy().tobytes())}, ("c",)),
         Op("sym.size", {"x": Ref("x"), "dim": 0}, ("n",)),
         Op("sym.mul", {"a": Ref("n"), "b": 2}, ("m",)),
-        Op("aten.full", {"size": (Ref("m"),), "fill_value": 1.5, "dtype": Symbol("dtype", "float64")}, ("f",)),
+        Op(
+            "aten.full",
+            {"size": (Ref("m"),), "fill_value": 1.5, "dtype": Symbol("dtype", "float64")},
+            ("f",),
+        ),
         Op("aten.zeros", {"size": (1,), "device": Symbol("device", "executor")}, ("d",)),
         Op("assign", {"x": Ref("f")}, ("g",)),
     ]
@@ -74,7 +87,9 @@ def test_slices_are_split_by_rows_and_put_together_again():
 
 
 def test_in_place_and_random_ops_run_although_nobody_reads_them():
-    """Lowering drops nothing: a buffer is updated, and random numbers are drawn, also where the result is unused."""
+    """Lowering drops nothing: a buffer is updated, and random numbers are drawn, also where the
+    result is unused.
+    """
     ops = [
         Op("aten.add_.Tensor", {"self": Ref("count"), "other": 1}, ("unused",)),
         Op("aten.rand_like", {"self": Ref("count")}, ("noise",)),
@@ -123,12 +138,21 @@ def test_a_failing_op_is_named_with_its_line():
         raise KeyError(op.type)
 
     with pytest.raises(KeyError) as caught:
-        lower([Op("send_barrier", {"endpoints": (), "trainer_id": 0})], [], CPU, {"send_barrier": broken})({})
-    assert "While executing send_barrier" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+        lower(
+            [Op("send_barrier", {"endpoints": (), "trainer_id": 0})],
+            [],
+            CPU,
+            {"send_barrier": broken},
+        )({})
+    assert "While executing send_barrier" in str(caught.value) + "".join(
+        getattr(caught.value, "__notes__", [])
+    )
 
 
 def test_an_op_without_meaning_is_refused():
-    """An op of ours that has no kernel here, or an aten op that torch lacks, is refused before anything runs."""
+    """An op of ours that has no kernel here, or an aten op that torch lacks, is refused before
+    anything runs.
+    """
     with pytest.raises(ValueError, match="'send'.*without a kernel"):
         lower([Op("send", {"x": (Ref("x"),)})], [], CPU)
     with pytest.raises(ValueError, match="no such op"):
@@ -136,7 +160,9 @@ def test_an_op_without_meaning_is_refused():
 
 
 def test_inputs_are_what_is_read_before_it_is_defined():
-    """free_inputs lists names in the order of their first use; an output that no op defines passes through."""
+    """free_inputs lists names in the order of their first use; an output that no op defines passes
+    through.
+    """
     ops = [
         Op("aten.mm", {"self": Ref("a"), "mat2": Ref("b")}, ("c",)),
         Op("aten.mm", {"self": Ref("c"), "mat2": Ref("a")}, ("d",)),

@@ -10,12 +10,25 @@ from torch import Tensor, optim
 
 from transpiler.decayed_adagrad import DecayedAdagrad
 from transpiler.ftrl import Ftrl
-from transpiler.optimizers import CHUNK, RULES, SliceUpdater, SmallSlices, make, row_of, rule_of, set_row, slice_state, state_of
+from transpiler.optimizers import (
+    CHUNK,
+    RULES,
+    SliceUpdater,
+    SmallSlices,
+    make,
+    row_of,
+    rule_of,
+    set_row,
+    slice_state,
+    state_of,
+)
 from transpiler.plan import Rule
 
-# Where a parameter of three rows is cut: at odd places, with an empty slice, and one of more than a chunk.
+# Where a parameter of three rows is cut: at odd places, with an empty slice, and one of more than a
+# chunk.
 CUTS = [0, 3, 3, 3 + CHUNK + 14, 3 * 30011]
-FEW = [0, 3, 3, 1017, 3003, 3007, 3 * 1003]  # the last slices begin inside what is left after the last full vector
+# the last slices begin inside what is left after the last full vector
+FEW = [0, 3, 3, 1017, 3003, 3007, 3 * 1003]
 
 VARIANTS: list[tuple[str, type[optim.Optimizer], dict[str, Any]]] = [
     ("sgd", optim.SGD, {}),
@@ -24,7 +37,11 @@ VARIANTS: list[tuple[str, type[optim.Optimizer], dict[str, Any]]] = [
     ("momentum", optim.SGD, {"momentum": 0.9}),
     ("momentum", optim.SGD, {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
     ("momentum", optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    ("momentum", optim.SGD, {"momentum": 0.9, "nesterov": True, "maximize": True, "foreach": False}),
+    (
+        "momentum",
+        optim.SGD,
+        {"momentum": 0.9, "nesterov": True, "maximize": True, "foreach": False},
+    ),
     ("adam", optim.Adam, {}),
     ("adam", optim.Adam, {"amsgrad": True, "weight_decay": 0.01}),
     ("adam", optim.Adam, {"maximize": True, "betas": (0.8, 0.9), "eps": 1e-5}),
@@ -68,7 +85,11 @@ def label(value: object) -> str:
     """Readable test names."""
     if isinstance(value, type):
         return value.__name__
-    return "-".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+    return (
+        "-".join(f"{key}={item}" for key, item in value.items())
+        if isinstance(value, dict)
+        else str(value)
+    )
 
 
 def schedule(group: dict[str, Any], step: int) -> None:
@@ -89,7 +110,9 @@ def made(rule: Rule, memory: Tensor, cuts: list[int]) -> list[SliceUpdater]:
 def both(
     cls: type[optim.Optimizer], settings: dict[str, Any], dtype: torch.dtype, cuts: list[int]
 ) -> tuple[Tensor, Tensor, list[SliceUpdater]]:
-    """20 steps over the whole tensor with torch.optim, and over slices, which are saved and loaded in the middle."""
+    """20 steps over the whole tensor with torch.optim, and over slices, which are saved and loaded
+    in the middle.
+    """
     generator = torch.Generator().manual_seed(7)
     whole = torch.randn(3, cuts[-1] // 3, generator=generator).to(dtype)
     memory = whole.clone().reshape(-1)
@@ -113,8 +136,12 @@ def both(
 
 
 @pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
-def test_every_element_wise_optimizer_works_on_slices(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
-    """Slices of a parameter end where the whole parameter ends, to the bit, with a moving schedule and a reload half-way."""
+def test_every_element_wise_optimizer_works_on_slices(
+    op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]
+) -> None:
+    """Slices of a parameter end where the whole parameter ends, to the bit, with a moving schedule
+    and a reload half-way.
+    """
     whole, memory, updaters = both(cls, settings, torch.float32, CUTS)
     assert updaters[0].rule.type == op_type
     assert torch.equal(whole, memory)
@@ -123,22 +150,33 @@ def test_every_element_wise_optimizer_works_on_slices(op_type: str, cls: type[op
 def ulps(a: Tensor, b: Tensor) -> Tensor:
     """How many representable numbers lie between two tensors' elements."""
     kind = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[a.dtype]
-    lines = [torch.where(bits < 0, torch.iinfo(kind).min - bits, bits) for bits in (a.view(kind).long(), b.view(kind).long())]
+    lines = [
+        torch.where(bits < 0, torch.iinfo(kind).min - bits, bits)
+        for bits in (a.view(kind).long(), b.view(kind).long())
+    ]
     return (lines[0] - lines[1]).abs()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("op_type", "cls", "settings"), FUSED, ids=label)
-def test_fused_steps_on_slices(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any], dtype: torch.dtype) -> None:
-    """A fused rule on slices ends within one ulp of the fused rule on the whole (on x86: equal to the bit)."""
+def test_fused_steps_on_slices(
+    op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """A fused rule on slices ends within one ulp of the fused rule on the whole (on x86: equal to
+    the bit).
+    """
     whole, memory, updaters = both(cls, settings, dtype, FEW)
     assert updaters[0].rule.type == op_type and updaters[0].rule.flags["fused"]
     assert int(ulps(whole, memory).max()) <= int(platform.machine() != "x86_64")
 
 
 @pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
-def test_bfloat16_slices(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
-    """bfloat16 slices end within one ulp of the whole parameter after 20 steps (on x86: equal to the bit)."""
+def test_bfloat16_slices(
+    op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]
+) -> None:
+    """bfloat16 slices end within one ulp of the whole parameter after 20 steps (on x86: equal to
+    the bit).
+    """
     whole, memory, updaters = both(cls, settings, torch.bfloat16, FEW)
     assert updaters[0].rule.type == op_type
     assert int(ulps(whole, memory).max()) <= int(platform.machine() != "x86_64")
@@ -157,7 +195,9 @@ def test_a_servers_thread_count_does_not_change_a_slice(settings: dict[str, floa
             values = torch.randn(50_017, generator=generator).to(torch.bfloat16)
             updater = SliceUpdater(rule, values, 3, 60_000)
             for _ in range(3):
-                updater.update(torch.randn(50_017, generator=generator).to(torch.bfloat16), rule.numbers)
+                updater.update(
+                    torch.randn(50_017, generator=generator).to(torch.bfloat16), rule.numbers
+                )
             results.append(values)
     finally:
         torch.set_num_threads(threads)
@@ -165,8 +205,12 @@ def test_a_servers_thread_count_does_not_change_a_slice(settings: dict[str, floa
 
 
 @pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS, ids=label)
-def test_state_names_follow_torch(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
-    """The states that a rule announces are those that torch makes, without drawing random numbers."""
+def test_state_names_follow_torch(
+    op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]
+) -> None:
+    """The states that a rule announces are those that torch makes, without drawing random
+    numbers.
+    """
     parameter = torch.zeros(5, 2)
     optimizer = cls([parameter], lr=0.01, **settings)
     rule = rule_of(optimizer, optimizer.param_groups[0])
@@ -176,11 +220,15 @@ def test_state_names_follow_torch(op_type: str, cls: type[optim.Optimizer], sett
     parameter.grad = torch.ones(5, 2)
     optimizer.step()
     assert rule.type == op_type
-    assert announced == {key: value.shape == parameter.shape for key, value in optimizer.state[parameter].items()}
+    assert announced == {
+        key: value.shape == parameter.shape for key, value in optimizer.state[parameter].items()
+    }
 
 
 @pytest.mark.parametrize(("op_type", "cls", "settings"), VARIANTS + FUSED, ids=label)
-def test_a_resumed_optimizer_hands_its_state_over(op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]) -> None:
+def test_a_resumed_optimizer_hands_its_state_over(
+    op_type: str, cls: type[optim.Optimizer], settings: dict[str, Any]
+) -> None:
     """Slices that start from a stepped optimizer's state go on as it does."""
     generator = torch.Generator().manual_seed(1)
     whole = torch.randn(10, 7, generator=generator)
@@ -190,7 +238,9 @@ def test_a_resumed_optimizer_hands_its_state_over(op_type: str, cls: type[optim.
         whole.grad = torch.randn(10, 7, generator=generator)
         optimizer.step()
     memory = whole.clone().reshape(-1)
-    updaters = [SliceUpdater(rule, memory[begin:end], begin, 70) for begin, end in ((0, 21), (21, 70))]
+    updaters = [
+        SliceUpdater(rule, memory[begin:end], begin, 70) for begin, end in ((0, 21), (21, 70))
+    ]
     for updater, (begin, end) in zip(updaters, ((0, 21), (21, 70)), strict=True):
         updater.load_state(slice_state(optimizer, whole, begin, end))
     whole.grad = torch.randn(10, 7, generator=generator)
@@ -198,13 +248,17 @@ def test_a_resumed_optimizer_hands_its_state_over(op_type: str, cls: type[optim.
         updater.update(whole.grad.reshape(-1)[begin:end], rule.numbers)
     optimizer.step()
     assert rule.type == op_type
-    assert int(ulps(whole.reshape(-1), memory).max()) <= int("fused" in settings and platform.machine() != "x86_64")
+    assert int(ulps(whole.reshape(-1), memory).max()) <= int(
+        "fused" in settings and platform.machine() != "x86_64"
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,)])
 @pytest.mark.parametrize("op_type", sorted(RULES))
 def test_empty_and_scalar_parameters_are_slices_too(op_type: str, shape: tuple[int, ...]) -> None:
-    """A parameter without elements and one without dimensions are updated, saved and loaded as any other."""
+    """A parameter without elements and one without dimensions are updated, saved and loaded as any
+    other.
+    """
     parameter = torch.full(shape, 2.0)
     memory = parameter.clone().reshape(-1)
     optimizer = RULES[op_type].cls([parameter], lr=0.1)  # type: ignore[call-arg]
@@ -222,10 +276,14 @@ def test_empty_and_scalar_parameters_are_slices_too(op_type: str, shape: tuple[i
 
 
 def test_tensor_hyper_parameters_become_floats() -> None:
-    """A rate or beta given as a tensor is a number of the rule; the step is the same but for the last bits."""
+    """A rate or beta given as a tensor is a number of the rule; the step is the same but for the
+    last bits.
+    """
     parameter = torch.ones(4)
     memory = parameter.clone()
-    optimizer = optim.Adam([parameter], lr=torch.tensor(0.1), betas=(torch.tensor(0.9), torch.tensor(0.99)))
+    optimizer = optim.Adam(
+        [parameter], lr=torch.tensor(0.1), betas=(torch.tensor(0.9), torch.tensor(0.99))
+    )
     rule = rule_of(optimizer, optimizer.param_groups[0])
     assert rule.numbers["lr"] == float(torch.tensor(0.1)) and isinstance(rule.numbers["lr"], float)
     assert rule.numbers["betas"] == (float(torch.tensor(0.9)), float(torch.tensor(0.99)))
@@ -236,18 +294,24 @@ def test_tensor_hyper_parameters_become_floats() -> None:
 
 
 def test_flags_left_to_torch_stay_left_to_torch() -> None:
-    """foreach and fused are in a rule only where the user set them; fused runs only where it was asked for."""
+    """foreach and fused are in a rule only where the user set them; fused runs only where it was
+    asked for.
+    """
     parameter = torch.zeros(2)
     plain = optim.Adam([parameter])
     assert not {"foreach", "fused"} & set(rule_of(plain, plain.param_groups[0]).flags)
     assert make(rule_of(plain, plain.param_groups[0]), [parameter]).param_groups[0]["fused"] is None
     chosen = optim.Adam([parameter], fused=True)
     assert rule_of(chosen, chosen.param_groups[0]).flags["fused"] is True
-    assert make(rule_of(chosen, chosen.param_groups[0]), [parameter]).param_groups[0]["fused"] is True
+    assert (
+        make(rule_of(chosen, chosen.param_groups[0]), [parameter]).param_groups[0]["fused"] is True
+    )
 
 
 def test_what_a_schedule_adds_to_a_group_is_no_number_of_the_rule() -> None:
-    """initial_lr, max_lr and other notes of a scheduler do not travel; the row is what the rule reads."""
+    """initial_lr, max_lr and other notes of a scheduler do not travel; the row is what the rule
+    reads.
+    """
     optimizer = optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1, momentum=0.9)
     optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
     row = row_of("momentum", optimizer.param_groups[0])
@@ -282,11 +346,18 @@ def test_any_other_optimizer_raises_a_clear_error(optimizer: Any, why: str) -> N
 
 
 def test_every_optimizer_of_torch_is_decided_upon() -> None:
-    """Each class in torch.optim either has a rule or is refused by name: none falls through as unknown."""
+    """Each class in torch.optim either has a rule or is refused by name: none falls through as
+    unknown.
+    """
     from transpiler.optimizers import _REFUSED
 
-    classes = {c for c in vars(optim).values() if isinstance(c, type) and issubclass(c, optim.Optimizer)} - {optim.Optimizer}
-    assert classes == ({spec.cls for spec in RULES.values()} | set(_REFUSED)) - {Ftrl, DecayedAdagrad}
+    classes = {
+        c for c in vars(optim).values() if isinstance(c, type) and issubclass(c, optim.Optimizer)
+    } - {optim.Optimizer}
+    assert classes == ({spec.cls for spec in RULES.values()} | set(_REFUSED)) - {
+        Ftrl,
+        DecayedAdagrad,
+    }
 
 
 def test_a_state_of_the_wrong_size_is_refused() -> None:
@@ -302,7 +373,9 @@ def test_a_state_of_the_wrong_size_is_refused() -> None:
 
 
 def test_bytes_held_counts_the_slice_and_its_states() -> None:
-    """A slice of n float32 elements under Adam holds 12 n bytes and a step counter once it has been stepped."""
+    """A slice of n float32 elements under Adam holds 12 n bytes and a step counter once it has been
+    stepped.
+    """
     rule = Rule("adam", {"lr": 0.1})
     updater = SliceUpdater(rule, torch.zeros(100))
     assert updater.bytes_held == 400
@@ -317,7 +390,9 @@ def test_unknown_rule_raises() -> None:
 
 
 def test_ftrl_follows_the_paper() -> None:
-    """Ftrl's weights equal algorithm 1 of McMahan et al. (2013), written out for one coordinate; l1 makes exact zeros."""
+    """Ftrl's weights equal algorithm 1 of McMahan et al. (2013), written out for one coordinate; l1
+    makes exact zeros.
+    """
     lr, l1, l2, beta = 0.3, 0.05, 0.2, 1.0
     weight = torch.tensor([0.5], dtype=torch.float64)
     optimizer = Ftrl([weight], lr=lr, l1=l1, l2=l2, beta=beta)
@@ -361,7 +436,9 @@ def test_decayed_adagrad_follows_its_rule() -> None:
 
 @pytest.mark.parametrize(("cls", "rate"), [(Ftrl, 1.0), (DecayedAdagrad, 0.1)])
 def test_our_optimizers_train_single_node(cls: type[optim.Optimizer], rate: float) -> None:
-    """They are ordinary torch optimizers: closures, schedulers and state_dict work, and the loss falls."""
+    """They are ordinary torch optimizers: closures, schedulers and state_dict work, and the loss
+    falls.
+    """
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     x = torch.randn(64, 4)
@@ -398,7 +475,9 @@ def test_our_optimizers_train_single_node(cls: type[optim.Optimizer], rate: floa
         (DecayedAdagrad, {"eps": -1.0}, "eps"),
     ],
 )
-def test_our_optimizers_check_their_numbers(cls: type[optim.Optimizer], settings: dict[str, float], name: str) -> None:
+def test_our_optimizers_check_their_numbers(
+    cls: type[optim.Optimizer], settings: dict[str, float], name: str
+) -> None:
     """A number out of range raises and is named."""
     with pytest.raises(ValueError, match=f"^{name}: expected"):
         cls([torch.zeros(1)], **settings)  # type: ignore[arg-type]
@@ -407,14 +486,21 @@ def test_our_optimizers_check_their_numbers(cls: type[optim.Optimizer], settings
 @pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("op_type", sorted(RULES))
 def test_small_slices_that_step_together_are_equal_to_each_by_itself(op_type, fused):
-    """Values and states, with gradients missing in some steps, new numbers in others, and a state loaded in between."""
+    """Values and states, with gradients missing in some steps, new numbers in others, and a state
+    loaded in between.
+    """
     torch.manual_seed(0)
     cls = RULES[op_type].cls
     if fused and "fused" not in RULES[op_type].flags:
         return
     momentum = {"momentum": 0.9} if op_type == "momentum" else {}
     values = [torch.rand(size) + 0.5 for size in (5, 64, 1000)]
-    made = cls([value.clone() for value in values], lr=0.01, **momentum, **({"fused": True} if fused else {}))
+    made = cls(
+        [value.clone() for value in values],
+        lr=0.01,
+        **momentum,
+        **({"fused": True} if fused else {}),
+    )
     rule = rule_of(made, made.param_groups[0])
     alone, joint = ([SliceUpdater(rule, value.clone()) for value in values] for _ in range(2))
     together = SmallSlices(joint)

@@ -22,7 +22,12 @@ GOLDEN = [  # shape, the slices on 2, 3 and 4 servers with min_block_size 8192
     ((5, 16384), [49152, 32768], [32768, 32768, 16384], [32768, 32768, 16384]),
     ((130, 127), [8255, 8255], [8255, 8255], [8255, 8255]),
     ((512, 512, 3, 3), [1179648] * 2, [787968, 787968, 783360], [589824] * 4),
-    ((1000003, 16), [8000032, 8000016], [5333360, 5333360, 5333328], [4000016, 4000016, 4000016, 4000000]),
+    (
+        (1000003, 16),
+        [8000032, 8000016],
+        [5333360, 5333360, 5333328],
+        [4000016, 4000016, 4000016, 4000000],
+    ),
 ]
 
 
@@ -34,7 +39,14 @@ def test_slicing(shape: tuple[int, ...], two: list[int], three: list[int], four:
 
 @pytest.mark.parametrize(
     ("shape", "servers", "sizes"),
-    [((), 4, [1]), ((0,), 4, [0]), ((0, 7), 4, [0]), ((7, 0), 4, [0]), ((1, 100000), 4, [100000]), ((7, 3000), 4, [12000, 9000])],
+    [
+        ((), 4, [1]),
+        ((0,), 4, [0]),
+        ((0, 7), 4, [0]),
+        ((7, 0), 4, [0]),
+        ((1, 100000), 4, [100000]),
+        ((7, 3000), 4, [12000, 9000]),
+    ],
 )
 def test_slicing_of_odd_shapes(shape: tuple[int, ...], servers: int, sizes: list[int]) -> None:
     """A scalar is one slice of 1, an empty variable one of 0; a row is never cut."""
@@ -53,8 +65,12 @@ def test_min_block_size_may_be_any_number_from_one() -> None:
 
 
 def test_round_robin_has_one_cursor_over_all_blocks() -> None:
-    """A bias on server 0 makes the first weight block go to server 1 and the next to server 0 again."""
-    bias, weight = place([("fc.bias", (1000,), "float32", 0), ("fc.weight", (1000, 1000), "float32", 0)], 2)
+    """A bias on server 0 makes the first weight block go to server 1 and the next to server 0
+    again.
+    """
+    bias, weight = place(
+        [("fc.bias", (1000,), "float32", 0), ("fc.weight", (1000, 1000), "float32", 0)], 2
+    )
     assert not bias.split and bias.slices[0].name == "fc.bias" and bias.slices[0].shape == (1000,)
     assert [(s.name, s.begin, s.end, s.shape, s.server) for s in weight.slices] == [
         ("fc.weight.block0", 0, 500000, (500, 1000), 1),
@@ -64,22 +80,34 @@ def test_round_robin_has_one_cursor_over_all_blocks() -> None:
 
 
 def test_hashing_is_stable_across_processes() -> None:
-    """HashName gives the same servers whatever salt Python's own hash has, and depends on the name only."""
+    """HashName gives the same servers whatever salt Python's own hash has, and depends on the name
+    only.
+    """
     code = (
         "from transpiler.placement import HashName, Piece;"
         "print(HashName(7).dispatch([Piece(f'layer{i}.weight', i) for i in range(20)]))"
     )
     answers = set()
     for salt in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": str(Path(__file__).parents[2])}
-        answers.add(subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True).stdout)
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": salt,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        answers.add(
+            subprocess.run(
+                [sys.executable, "-c", code], env=environment, check=True, capture_output=True
+            ).stdout
+        )
     here = HashName(7).dispatch([Piece(f"layer{i}.weight", 0) for i in range(20)])
     assert answers == {f"{here}\n".encode()}
     assert set(here) == set(range(7))
 
 
 def test_size_balanced_balances_bytes() -> None:
-    """The largest slice goes first, each onto the least loaded server; ties go to the earlier slice and the lower server."""
+    """The largest slice goes first, each onto the least loaded server; ties go to the earlier slice
+    and the lower server.
+    """
     pieces = [Piece("a", 10), Piece("b", 70), Piece("c", 30), Piece("d", 30), Piece("e", 0)]
     assert SizeBalanced(2).dispatch(pieces) == [1, 0, 1, 1, 0]
     assert SizeBalanced(3).dispatch([Piece(name, 8) for name in "abcd"]) == [0, 1, 2, 0]
@@ -93,19 +121,32 @@ def test_size_balanced_balances_bytes() -> None:
 
 def test_size_balanced_counts_bytes_not_elements() -> None:
     """A double weighs twice what a float does."""
-    placed = place([("a", (10,), "float64", 0), ("b", (10,), "float32", 0), ("c", (10,), "float32", 0)], 2, method=SizeBalanced)
+    placed = place(
+        [("a", (10,), "float64", 0), ("b", (10,), "float32", 0), ("c", (10,), "float32", 0)],
+        2,
+        method=SizeBalanced,
+    )
     assert [p.slices[0].server for p in placed] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("method", [RoundRobin, HashName, SizeBalanced])
 @pytest.mark.parametrize("servers", [1, 2, 5])
 def test_slices_tile_every_variable(method: type[RoundRobin], servers: int) -> None:
-    """Whatever the method: slices follow one another without gap, and their shapes hold their elements."""
+    """Whatever the method: slices follow one another without gap, and their shapes hold their
+    elements.
+    """
     shapes = [(), (0,), (3,), (100, 7), (11, 5, 2), (1, 50)]
-    for placement in place([(f"v{i}", s, "float32", None) for i, s in enumerate(shapes)], servers, 10, True, method):
+    for placement in place(
+        [(f"v{i}", s, "float32", None) for i, s in enumerate(shapes)], servers, 10, True, method
+    ):
         edges = [0, *(s.end for s in placement.slices)]
-        assert [s.begin for s in placement.slices] == edges[:-1] and edges[-1] == math.prod(placement.shape)
-        assert all(math.prod(s.shape) == s.end - s.begin and 0 <= s.server < servers for s in placement.slices)
+        assert [s.begin for s in placement.slices] == edges[:-1] and edges[-1] == math.prod(
+            placement.shape
+        )
+        assert all(
+            math.prod(s.shape) == s.end - s.begin and 0 <= s.server < servers
+            for s in placement.slices
+        )
         assert placement.split == (len(placement.slices) > 1)
 
 
@@ -135,8 +176,12 @@ class Wrong(Last):
 
 
 def test_a_users_own_split_method_works_and_is_checked() -> None:
-    """Any class with the interface is a split method; an answer that is no placement names the class."""
-    assert {s.server for s in place([("w", (100,), "float32", 0)], 3, 1, True, Last)[0].slices} == {2}
+    """Any class with the interface is a split method; an answer that is no placement names the
+    class.
+    """
+    assert {s.server for s in place([("w", (100,), "float32", 0)], 3, 1, True, Last)[0].slices} == {
+        2
+    }
     with pytest.raises(ValueError, match="Wrong.dispatch: expected 3 server numbers from 0 to 2"):
         place([("w", (100,), "float32", 0)], 3, 1, True, Wrong)
 

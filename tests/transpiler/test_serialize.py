@@ -15,10 +15,32 @@ from safetensors.torch import save_file
 
 from transpiler import program_pb2 as pb
 from transpiler.plan import Clip, Deployment, Lane, Placement, Plan, Rule, Slice
-from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Storage, Symbol, Variable, freeze
-from transpiler.serialize import argument_from_proto, argument_to_proto, canonical, numbers_from_proto, numbers_to_proto
+from transpiler.program import (
+    Argument,
+    Block,
+    Literal,
+    Op,
+    Program,
+    Ref,
+    Role,
+    Storage,
+    Symbol,
+    Variable,
+    freeze,
+)
+from transpiler.serialize import (
+    argument_from_proto,
+    argument_to_proto,
+    canonical,
+    numbers_from_proto,
+    numbers_to_proto,
+)
 
-RULE = Rule("adam", {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}, {"amsgrad": False, "maximize": True})
+RULE = Rule(
+    "adam",
+    {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+    {"amsgrad": False, "maximize": True},
+)
 PLAN = Plan(
     (Lane("sync"),),
     trainers=2,
@@ -40,7 +62,12 @@ VARIABLES = {
     "w@GRAD": Variable("w@GRAD", (2, 3), "bfloat16", Role.GRADIENT, "w"),
 }
 OPS = (
-    Op("aten.clone", {"self": Ref("x"), "memory_format": Symbol("memory_format", "contiguous_format")}, ("y",), "train.py:3"),
+    Op(
+        "aten.clone",
+        {"self": Ref("x"), "memory_format": Symbol("memory_format", "contiguous_format")},
+        ("y",),
+        "train.py:3",
+    ),
     Op("assign_value", {"value": Literal("int64", (1,), b"\x00\xff" * 4)}, ("c",)),
     Op("aten.full", {"size": (Ref("b"), 2), "fill_value": -math.inf, "pin_memory": None}, ("f",)),
     Op("send", {"x": (Ref("w@GRAD"),), "endpoints": ("host:1",), "trainer_id": 0}),
@@ -84,7 +111,9 @@ def test_nan_survives_the_wire() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """Integers beyond 64 bits, bottomless lists, text that is no Unicode and foreign types raise; nothing is cut off."""
+    """Integers beyond 64 bits, bottomless lists, text that is no Unicode and foreign types raise;
+    nothing is cut off.
+    """
     deep: Argument = ()
     for _ in range(40):
         deep = (deep,)
@@ -111,7 +140,18 @@ def test_a_program_survives_the_wire_exactly() -> None:
 
 def test_arguments_come_back_in_the_order_of_the_schema() -> None:
     """A message's map has no order; the inputs of an op do."""
-    order = ["param", "grad", "exp_avg", "exp_avg_sq", "step", "group", "lr", "betas", "eps", "weight_decay"]
+    order = [
+        "param",
+        "grad",
+        "exp_avg",
+        "exp_avg_sq",
+        "step",
+        "group",
+        "lr",
+        "betas",
+        "eps",
+        "weight_decay",
+    ]
     refs = {name: Ref(name) for name in order[:5]}
     arguments: dict[str, Argument] = {**RULE.numbers, "group": 0, **dict(reversed(refs.items()))}
     block = Block(0, freeze({}), (Op("adam", arguments, ("param",)),))
@@ -131,14 +171,25 @@ def test_a_row_of_numbers_survives_the_wire() -> None:
 
 
 def _variable(**fields: object) -> pb.Program:
-    return pb.Program(blocks=[pb.Block(variables=[pb.Variable(name="v", dtype="float32", **fields)])])  # type: ignore[arg-type]
+    return pb.Program(
+        blocks=[pb.Block(variables=[pb.Variable(name="v", dtype="float32", **fields)])]
+    )  # type: ignore[arg-type]
 
 
 MALFORMED: dict[str, tuple[pb.Program, str]] = {
     "nothing": (pb.Program(), "one block or more"),
-    "a block out of order": (pb.Program(blocks=[pb.Block(index=3)]), "block 0: expected its own index, got 3"),
-    "a variable twice": (pb.Program(blocks=[pb.Block(variables=[pb.Variable(name="v")] * 2)]), "'v': expected one definition"),
-    "a nameless variable": (pb.Program(blocks=[pb.Block(variables=[pb.Variable()])]), "names, got an empty one"),
+    "a block out of order": (
+        pb.Program(blocks=[pb.Block(index=3)]),
+        "block 0: expected its own index, got 3",
+    ),
+    "a variable twice": (
+        pb.Program(blocks=[pb.Block(variables=[pb.Variable(name="v")] * 2)]),
+        "'v': expected one definition",
+    ),
+    "a nameless variable": (
+        pb.Program(blocks=[pb.Block(variables=[pb.Variable()])]),
+        "names, got an empty one",
+    ),
     "a size that is none": (_variable(shape=[pb.Dimension()]), "sizes of 0 or more"),
     "a negative size": (_variable(shape=[pb.Dimension(size=-1)]), "sizes of 0 or more"),
     "a nameless symbol": (_variable(shape=[pb.Dimension(symbol="")]), "named symbols"),
@@ -148,14 +199,29 @@ MALFORMED: dict[str, tuple[pb.Program, str]] = {
         "block 0, op 1: .*'eval'",
     ),
     "an argument without a value": (
-        pb.Program(blocks=[pb.Block(ops=[pb.Op(type="assign", arguments={"x": pb.Argument()}, outputs=["y"])])]),
+        pb.Program(
+            blocks=[
+                pb.Block(ops=[pb.Op(type="assign", arguments={"x": pb.Argument()}, outputs=["y"])])
+            ]
+        ),
         "block 0, op 0: op 'assign', argument 'x': expected an argument with a value",
     ),
     "an argument of another kind": (
-        pb.Program(blocks=[pb.Block(ops=[pb.Op(type="assign", arguments={"x": pb.Argument(text="w")}, outputs=["y"])])]),
+        pb.Program(
+            blocks=[
+                pb.Block(
+                    ops=[
+                        pb.Op(type="assign", arguments={"x": pb.Argument(text="w")}, outputs=["y"])
+                    ]
+                )
+            ]
+        ),
         "block 0, op 0: op 'assign', argument 'x': expected a variable, got 'w'",
     ),
-    "a trainer below none": (pb.Program(blocks=[pb.Block()], deployment=pb.Deployment(trainer_id=-2)), "trainer_id -2"),
+    "a trainer below none": (
+        pb.Program(blocks=[pb.Block()], deployment=pb.Deployment(trainer_id=-2)),
+        "trainer_id -2",
+    ),
 }
 
 
@@ -168,12 +234,16 @@ def test_a_malformed_message_is_refused_in_words(name: str) -> None:
 
 
 def test_bottomless_lists_are_refused_on_receipt() -> None:
-    """A message that nests lists deeper than a program may is refused before anything recurses far."""
+    """A message that nests lists deeper than a program may is refused before anything recurses
+    far.
+    """
     argument = pb.Argument(none=pb.Nothing())
     for _ in range(40):
         argument = pb.Argument(list=pb.Arguments(items=[argument]))
     with pytest.raises(ValueError, match="16 deep"):
-        Program.from_proto(pb.Program(blocks=[pb.Block(ops=[pb.Op(type="assign", arguments={"x": argument})])]))
+        Program.from_proto(
+            pb.Program(blocks=[pb.Block(ops=[pb.Op(type="assign", arguments={"x": argument})])])
+        )
 
 
 def test_only_a_program_message_is_a_program() -> None:
@@ -185,7 +255,10 @@ def test_only_a_program_message_is_a_program() -> None:
 def test_the_fingerprint_is_the_same_in_every_process() -> None:
     """Two processes with different hash seeds give the same digits for the same program."""
     here = str(Path(__file__).parent)
-    code = f"import sys; sys.path.insert(0, {here!r}); import test_serialize as t; print(t.PROGRAM.fingerprint())"
+    code = (
+        f"import sys; sys.path.insert(0, {here!r}); import test_serialize as t; "
+        "print(t.PROGRAM.fingerprint())"
+    )
     found = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -208,10 +281,17 @@ def with_op(op: Op, index: int = 3) -> Program:
 
 
 def test_a_fingerprint_does_not_see_where_and_by_whom_a_program_runs() -> None:
-    """Endpoints, trainer numbers, this process's place, source lines and the order of named arguments change nothing."""
+    """Endpoints, trainer numbers, this process's place, source lines and the order of named
+    arguments change nothing.
+    """
     send = {"trainer_id": 1, "endpoints": ("elsewhere:9",), "x": (Ref("w@GRAD"),)}
     same = [
-        replace(PROGRAM, deployment=Deployment(PLAN, ("elsewhere:9",), trainer_id=7, server_index=3, wait_port=False)),
+        replace(
+            PROGRAM,
+            deployment=Deployment(
+                PLAN, ("elsewhere:9",), trainer_id=7, server_index=3, wait_port=False
+            ),
+        ),
         with_op(Op("send", send)),
         with_op(replace(OPS[0], location="other.py:9"), 0),
         replace(PROGRAM, storage=Storage({"w": torch.ones(2, 3)}, None)),
@@ -221,7 +301,9 @@ def test_a_fingerprint_does_not_see_where_and_by_whom_a_program_runs() -> None:
 
 
 def test_a_fingerprint_sees_everything_that_a_program_means() -> None:
-    """A number, a type that Python takes for equal, a constant's bit, a variable's role and the plan all count."""
+    """A number, a type that Python takes for equal, a constant's bit, a variable's role and the
+    plan all count.
+    """
     full = OPS[2].arguments
     other = b"\x00\xff" * 3 + b"\x01\xff"
     faster = replace(PLAN, groups=(replace(RULE, numbers={**RULE.numbers, "lr": 2e-3}),))
@@ -247,12 +329,19 @@ def test_a_fingerprint_sees_everything_that_a_program_means() -> None:
 def stored() -> Program:
     """The program with values that share memory, are views, are empty and have no dimension."""
     big = torch.randn(4, 3).to(torch.bfloat16)
-    values = {"w": big[1:3], "empty": torch.empty(0, 7), "n": torch.tensor(2**40), "stranger": torch.ones(1)}
+    values = {
+        "w": big[1:3],
+        "empty": torch.empty(0, 7),
+        "n": torch.tensor(2**40),
+        "stranger": torch.ones(1),
+    }
     return replace(PROGRAM, storage=Storage(values, torch.optim.SGD([torch.zeros(1)], lr=1.0)))
 
 
 def test_a_file_gives_back_program_and_values(tmp_path: Path) -> None:
-    """Values come back to the bit, bfloat16, empty and 0-dim ones too; the loaded storage has no optimizer."""
+    """Values come back to the bit, bfloat16, empty and 0-dim ones too; the loaded storage has no
+    optimizer.
+    """
     program = stored()
     program.save(tmp_path / "p.safetensors")
 
@@ -272,12 +361,18 @@ def test_values_that_share_memory_are_saved_each(tmp_path: Path) -> None:
     """Two names for one memory are two values in the file."""
     shared = torch.arange(6).to(torch.bfloat16).view(2, 3)
     variables = {name: Variable(name, (2, 3), "bfloat16", Role.PARAMETER) for name in ("a", "b")}
-    program = Program((Block(0, freeze(variables), ()),), None, Storage({"a": shared, "b": shared}, None))
+    program = Program(
+        (Block(0, freeze(variables), ()),), None, Storage({"a": shared, "b": shared}, None)
+    )
     program.save(tmp_path / "p")
 
     back = Program.load(tmp_path / "p").storage
 
-    assert back is not None and torch.equal(back.tensors["a"], shared) and torch.equal(back.tensors["b"], shared)
+    assert (
+        back is not None
+        and torch.equal(back.tensors["a"], shared)
+        and torch.equal(back.tensors["b"], shared)
+    )
 
 
 def test_a_program_without_values_saves_too(tmp_path: Path) -> None:
@@ -291,7 +386,9 @@ def test_a_program_without_values_saves_too(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    """A file cut anywhere, or overwritten, raises ValueError naming the file, and a missing one FileNotFoundError."""
+    """A file cut anywhere, or overwritten, raises ValueError naming the file, and a missing one
+    FileNotFoundError.
+    """
     path = tmp_path / "p"
     stored().save(path)
     whole = path.read_bytes()
@@ -307,12 +404,17 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_whose_values_are_not_the_programs_is_refused(tmp_path: Path) -> None:
-    """A value of another shape or dtype, or of a variable that is not there, raises and names it; so does a foreign file."""
+    """A value of another shape or dtype, or of a variable that is not there, raises and names it;
+    so does a foreign file.
+    """
     path = tmp_path / "p"
     stored().save(path)
     metadata = {"program": stored_metadata(path)}
     for values, words in (
-        ({"w": torch.ones(3, 2, dtype=torch.bfloat16)}, r"'w': expected bfloat16\[2, 3\], got torch.bfloat16\[3, 2\]"),
+        (
+            {"w": torch.ones(3, 2, dtype=torch.bfloat16)},
+            r"'w': expected bfloat16\[2, 3\], got torch.bfloat16\[3, 2\]",
+        ),
         ({"w": torch.ones(2, 3)}, r"got torch.float32\[2, 3\]"),
         ({"x": torch.ones(2, 3)}, "'x': the program has no persistent variable"),
     ):

@@ -103,12 +103,17 @@ def other(name: str, field: Field) -> Any:
     return ["a", "b"] if isinstance(default, tuple) else type(default)(default + 2)
 
 
-EVERY = {**SWITCHES, **{f"{name}.{key}": field for name, fields in CONFIGS.items() for key, field in fields.items()}}
+EVERY = {
+    **SWITCHES,
+    **{f"{name}.{key}": field for name, fields in CONFIGS.items() for key, field in fields.items()},
+}
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_switch_is_kept_found_saved_and_loaded(name: str, tmp_path: Path) -> None:
-    """An assigned value reads back, is named as unsupported, and survives a file, a copy and a pickle."""
+    """An assigned value reads back, is named as unsupported, and survives a file, a copy and a
+    pickle.
+    """
     strategy, value = DistributedStrategy(), other(name, EVERY[name])
     assign(strategy, name, value)
     strategy.save_to_prototxt(tmp_path / "s.prototxt")
@@ -133,7 +138,12 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("last_comm_group_size_MB", "1", TypeError, "last_comm_group_size_MB"),
     ("last_comm_group_size_MB", float("nan"), ValueError, "above 0"),
     ("a_sync_configs", [("k_steps", 1)], TypeError, "a_sync_configs: expected a dict"),
-    ("a_sync_configs.k_steps", -5, ValueError, r"a_sync_configs\['k_steps'\]: expected a whole number of 0 or more, got -5"),
+    (
+        "a_sync_configs.k_steps",
+        -5,
+        ValueError,
+        r"a_sync_configs\['k_steps'\]: expected a whole number of 0 or more, got -5",
+    ),
     ("a_sync_configs.k_steps", 2**40, ValueError, "k_steps"),
     ("a_sync_configs.min_send_grad_num_before_recv", 0, ValueError, "a whole number of 1 or more"),
     ("a_sync_configs.launch_barrier", 1, TypeError, "launch_barrier"),
@@ -141,14 +151,29 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("a_sync_configs.merge", "median", ValueError, "'auto', 'sum', 'mean'"),
     ("a_sync_configs.staleness", True, TypeError, "staleness"),
     ("a_sync_configs.dc_asgd", -0.1, ValueError, "dc_asgd"),
-    ("a_sync_configs.modes", {"*": "chaos"}, ValueError, r"modes'\]\['\*'\]: expected one of 'sync', 'async', 'half_async'"),
+    (
+        "a_sync_configs.modes",
+        {"*": "chaos"},
+        ValueError,
+        r"modes'\]\['\*'\]: expected one of 'sync', 'async', 'half_async'",
+    ),
     ("a_sync_configs.outer_optimizer", {"lr": 0}, ValueError, r"\['outer_optimizer'\]\['lr'\]"),
     ("a_sync_configs.outer_optimizer", {"rate": 1.0}, ValueError, "has no 'rate'"),
     ("gradient_scale_configs.scale_strategy", "bogus", ValueError, "'avg', 'sum', 'customized'"),
     ("amp_configs.incr_ratio", 1.0, ValueError, "incr_ratio"),
     ("amp_configs.custom_white_list", "conv2d", TypeError, "expected a list"),
-    ("amp_configs.custom_white_list", ["conv2d", 3], TypeError, r"\['custom_white_list'\]\[1\]: expected a text"),
-    ("recompute_configs.checkpoint_shape", [4, -1], ValueError, r"\[1\]: expected a whole number of 1 or more, got -1"),
+    (
+        "amp_configs.custom_white_list",
+        ["conv2d", 3],
+        TypeError,
+        r"\['custom_white_list'\]\[1\]: expected a text",
+    ),
+    (
+        "recompute_configs.checkpoint_shape",
+        [4, -1],
+        ValueError,
+        r"\[1\]: expected a whole number of 1 or more, got -1",
+    ),
     ("dgc_configs.sparsity", [], ValueError, "a list of 1 or more"),
     ("dgc_configs.sparsity", [1.0], ValueError, "below 1"),
     ("hybrid_configs.order", ["dp", "xx"], ValueError, "each of dp, pp, sharding, sep, mp once"),
@@ -159,8 +184,12 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "error", "message"), WRONG)
-def test_a_wrong_value_is_refused_and_changes_nothing(name: str, value: Any, error: type[Exception], message: str) -> None:
-    """Another type is a TypeError, a value out of range a ValueError; both name the key, and the strategy stays as it was."""
+def test_a_wrong_value_is_refused_and_changes_nothing(
+    name: str, value: Any, error: type[Exception], message: str
+) -> None:
+    """Another type is a TypeError, a value out of range a ValueError; both name the key, and the
+    strategy stays as it was.
+    """
     strategy = DistributedStrategy()
     strategy.a_sync_configs = {"send_queue_size": 5}
     before = copy.deepcopy(strategy)
@@ -172,7 +201,9 @@ def test_a_wrong_value_is_refused_and_changes_nothing(name: str, value: Any, err
 
 
 def test_an_unknown_name_is_refused_with_the_closest_one() -> None:
-    """A misspelt switch or key raises both an AttributeError and a ValueError, and names what was probably meant."""
+    """A misspelt switch or key raises both an AttributeError and a ValueError, and names what was
+    probably meant.
+    """
     strategy = DistributedStrategy()
     for error in (AttributeError, ValueError):
         with pytest.raises(error, match="no 'recompte': did you mean recompute"):
@@ -188,8 +219,14 @@ def test_an_unknown_name_is_refused_with_the_closest_one() -> None:
 
 
 def test_order_never_matters() -> None:
-    """a_sync before or after its settings, in any order with anything else, gives the same strategy."""
-    steps: list[tuple[str, Any]] = [("a_sync", True), ("a_sync_configs", {"k_steps": 100}), ("amp", True)]
+    """a_sync before or after its settings, in any order with anything else, gives the same
+    strategy.
+    """
+    steps: list[tuple[str, Any]] = [
+        ("a_sync", True),
+        ("a_sync_configs", {"k_steps": 100}),
+        ("amp", True),
+    ]
     found = []
     for order in itertools.permutations(steps):
         strategy = DistributedStrategy()
@@ -207,14 +244,21 @@ def test_assignment_replaces() -> None:
     strategy.recompute_configs = {"checkpoints": ["a"], "enable_offload": True}
     strategy.recompute_configs = {"checkpoints": ["b"]}
 
-    assert strategy.recompute_configs == {"checkpoints": ["b"], "enable_offload": False, "checkpoint_shape": []}
+    assert strategy.recompute_configs == {
+        "checkpoints": ["b"],
+        "enable_offload": False,
+        "checkpoint_shape": [],
+    }
     strategy.recompute_configs = {}
     assert strategy == DistributedStrategy()
 
 
 def test_the_callers_dict_is_neither_changed_nor_kept() -> None:
     """What is assigned stays the caller's."""
-    strategy, settings = DistributedStrategy(), {"order": ["dp", "pp", "sharding", "sep", "mp"], "mp_degree": 2}
+    strategy, settings = (
+        DistributedStrategy(),
+        {"order": ["dp", "pp", "sharding", "sep", "mp"], "mp_degree": 2},
+    )
     before = copy.deepcopy(settings)
     strategy.hybrid_configs = settings
 
@@ -224,7 +268,9 @@ def test_the_callers_dict_is_neither_changed_nor_kept() -> None:
 
 
 def test_what_is_read_refuses_changes() -> None:
-    """A change to a copy would be lost, so it raises; a copy of the copy is the user's own, and can be assigned."""
+    """A change to a copy would be lost, so it raises; a copy of the copy is the user's own, and can
+    be assigned.
+    """
     strategy = DistributedStrategy()
     strategy.recompute_configs = {"checkpoints": ["a"]}
     with pytest.raises(TypeError, match="assign a whole dict"):
@@ -243,7 +289,12 @@ def test_what_is_read_refuses_changes() -> None:
 ALIASES = [
     ("a_sync_configs", {"k_step": 7}, "k_steps", 7),
     ("pipeline_configs", {"micro_batch": 12}, "accumulate_steps", 12),
-    ("pipeline_configs", {"micro_batch": 12, "accumulate_steps": 12, "micro_batch_size": 3}, "accumulate_steps", 12),
+    (
+        "pipeline_configs",
+        {"micro_batch": 12, "accumulate_steps": 12, "micro_batch_size": 3},
+        "accumulate_steps",
+        12,
+    ),
     ("gradient_merge_configs", {"avg": "sum"}, "avg", False),
     ("gradient_merge_configs", {"avg": "avg"}, "avg", True),
     ("lars_configs", {"exclude_from_weight_decay": None}, "exclude_from_weight_decay", []),
@@ -251,7 +302,9 @@ ALIASES = [
 
 
 @pytest.mark.parametrize(("name", "settings", "key", "value"), ALIASES)
-def test_both_spellings_of_the_documentation_mean_one_thing(name: str, settings: dict[str, Any], key: str, value: Any) -> None:
+def test_both_spellings_of_the_documentation_mean_one_thing(
+    name: str, settings: dict[str, Any], key: str, value: Any
+) -> None:
     """What the two generations of pages spell differently is one key."""
     strategy = DistributedStrategy()
     setattr(strategy, name, settings)
@@ -266,7 +319,9 @@ def test_two_spellings_that_contradict_each_other_raise() -> None:
 
 
 def test_a_load_replaces_everything(tmp_path: Path) -> None:
-    """What the file does not name returns to its default; a file of an untouched strategy is empty."""
+    """What the file does not name returns to its default; a file of an untouched strategy is
+    empty.
+    """
     DistributedStrategy().save_to_prototxt(str(tmp_path / "s"))
     strategy = DistributedStrategy()
     strategy.amp = True
@@ -281,7 +336,10 @@ BAD_FILES = [
     (b"amp: true\na_sync_configs {\n  k_step: 3\n}\n", "line 3"),
     (b"amp: maybe\n", "line 1"),
     (b"a_sync_configs { k_steps: 3", "expected a strategy"),
-    (b"a_sync_configs { k_steps: -3 }", r"a_sync_configs\['k_steps'\]: expected a whole number of 0 or more, got -3"),
+    (
+        b"a_sync_configs { k_steps: -3 }",
+        r"a_sync_configs\['k_steps'\]: expected a whole number of 0 or more, got -3",
+    ),
     (b"a_sync_configs { outer_optimizer { lr: -1 } }", "lr"),
     (b"a_sync_configs { modes { pattern: '*' mode: 'x' } }", "sync"),
     (b"\xff\xfe", "no UTF-8"),
@@ -289,8 +347,12 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("content", "message"), BAD_FILES)
-def test_a_bad_file_is_refused_and_changes_nothing(content: bytes, message: str, tmp_path: Path) -> None:
-    """An unknown field, a wrong type, a value out of range or garbage raises ValueError naming the file (and line)."""
+def test_a_bad_file_is_refused_and_changes_nothing(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
+    """An unknown field, a wrong type, a value out of range or garbage raises ValueError naming the
+    file (and line).
+    """
     path = tmp_path / "bad.prototxt"
     path.write_bytes(content)
     strategy = DistributedStrategy()

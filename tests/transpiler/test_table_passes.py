@@ -24,7 +24,14 @@ from transpiler.ops import check_server_program
 from transpiler.planning import tables_of
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
 from transpiler.table_ops import declared, table_of
-from transpiler.tables import CountFilterEntry, Initial, ProbabilityEntry, Segment, ShowClickEntry, Table
+from transpiler.tables import (
+    CountFilterEntry,
+    Initial,
+    ProbabilityEntry,
+    Segment,
+    ShowClickEntry,
+    Table,
+)
 from transpiler.verify import laws_of, verify
 
 ENDPOINTS = "127.0.0.1:6174,127.0.0.1:6175"
@@ -32,11 +39,15 @@ Edit = Callable[[Program], Program]
 
 
 class Net(nn.Module):
-    """A shared table with two lookups, one with an optimizer of its own for two segments, a weight of torch's."""
+    """A shared table with two lookups, one with an optimizer of its own for two segments, a weight
+    of torch's.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        rules = row_optimizers.Segments([(1, row_optimizers.Ftrl(lr=0.1)), (3, row_optimizers.RowwiseAdagrad(lr=0.1))])
+        rules = row_optimizers.Segments(
+            [(1, row_optimizers.Ftrl(lr=0.1)), (3, row_optimizers.RowwiseAdagrad(lr=0.1))]
+        )
         self.emb = DistributedEmbedding(4)
         self.own = DistributedEmbedding(4, num_embeddings=9, optimizer=rules, padding_idx=0)
         self.word = nn.Embedding(9, 3, sparse=True)
@@ -44,7 +55,9 @@ class Net(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         first = self.emb(ids[:, 0]).relu()
-        out: torch.Tensor = self.fc(torch.cat([first, self.emb(ids[:, 1]), self.own(ids[:, 2]), self.word(ids[:, 0])], 1))
+        out: torch.Tensor = self.fc(
+            torch.cat([first, self.emb(ids[:, 1]), self.own(ids[:, 2]), self.word(ids[:, 0])], 1)
+        )
         return out
 
 
@@ -96,20 +109,35 @@ def types(program: Program, *wanted: str) -> list[str]:
     return [op.type for op in program.main.ops if not wanted or op.type in wanted]
 
 
-# ---- capture ----------------------------------------------------------------------------------------------------------
+# ---- capture ----
 
 
 def test_lookups_are_ops_and_each_table_has_one_gradient() -> None:
     """One declaration, one gradient over all lookups, and the ops of its rule for each table."""
     main, startup = captured()
-    gradients = {op.outputs[0]: op.inputs[0] for op in main.main.ops if op.type == "lookup_table_grad"}
+    gradients = {
+        op.outputs[0]: op.inputs[0] for op in main.main.ops if op.type == "lookup_table_grad"
+    }
     shared = next(op for op in main.main.ops if op.outputs == ("emb@GRAD",))
 
-    assert types(main, "sparse_table", "lookup_table") == ["sparse_table"] * 3 + ["lookup_table"] * 4
+    assert (
+        types(main, "sparse_table", "lookup_table") == ["sparse_table"] * 3 + ["lookup_table"] * 4
+    )
     assert gradients == {"emb@GRAD": "emb", "own@GRAD": "own", "word.weight@GRAD": "word.weight"}
     assert len(shared.inputs) == 5  # the table, ids and gradients of two lookups
-    assert types(main, "sgd", "ftrl", "rowwise_adagrad") == ["sgd", "ftrl", "rowwise_adagrad", "sgd", "sgd", "sgd"]
-    assert {variable.name for variable in startup.main.variables_of(Role.TABLE)} == {"emb", "own", "word.weight"}
+    assert types(main, "sgd", "ftrl", "rowwise_adagrad") == [
+        "sgd",
+        "ftrl",
+        "rowwise_adagrad",
+        "sgd",
+        "sgd",
+        "sgd",
+    ]
+    assert {variable.name for variable in startup.main.variables_of(Role.TABLE)} == {
+        "emb",
+        "own",
+        "word.weight",
+    }
     assert "emb.anchor" not in main.main.variables and "emb.anchor" not in str(main)
 
 
@@ -117,7 +145,11 @@ def test_a_program_with_tables_is_data(tmp_path: Path) -> None:
     """Message and file are exact, in every mode; a fingerprint is that of the settings."""
     for program in (captured()[0], *(each for mode in MODES for each in job(mode).values())):
         again = Program.from_proto(program.to_proto())
-        assert again == program and again.fingerprint() == program.fingerprint() and str(again) == str(program)
+        assert (
+            again == program
+            and again.fingerprint() == program.fingerprint()
+            and str(again) == str(program)
+        )
     captured()[0].save(tmp_path / "main")
     job()["trainer"].draw(tmp_path / "trainer.svg")
     job()["server"].draw(tmp_path / "server.svg")
@@ -181,11 +213,25 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters())
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.optim.Optimizer], str]] = {
+REFUSED: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.optim.Optimizer], str]
+] = {
     "a weight that is used densely, too": (Tied, sgd, "used in another way than looked up"),
-    "Adam of a sparse weight": (lambda: One(nn.Embedding(9, 4, sparse=True)), adam, "no such rule for sparse gradients"),
-    "max_norm": (lambda: One(nn.Embedding(9, 4, sparse=True, max_norm=1.0)), sgd, "sparse=True, max_norm"),
-    "a cache": (lambda: One(DistributedEmbedding(4, cache_rows=9)), sgd, "cache_rows: a program's lookups have no cache"),
+    "Adam of a sparse weight": (
+        lambda: One(nn.Embedding(9, 4, sparse=True)),
+        adam,
+        "no such rule for sparse gradients",
+    ),
+    "max_norm": (
+        lambda: One(nn.Embedding(9, 4, sparse=True, max_norm=1.0)),
+        sgd,
+        "sparse=True, max_norm",
+    ),
+    "a cache": (
+        lambda: One(DistributedEmbedding(4, cache_rows=9)),
+        sgd,
+        "cache_rows: a program's lookups have no cache",
+    ),
     "another table of the name": (
         lambda: Two(DistributedEmbedding(4, name="t"), DistributedEmbedding(4, name="t", seed=1)),
         sgd,
@@ -213,22 +259,30 @@ def test_embeddings_of_one_name_share_a_table() -> None:
     ]
 
 
-# ---- transpiling ------------------------------------------------------------------------------------------------------
+# ---- transpiling ----
 
 
 def test_a_trainer_pulls_once_for_all_lookups_of_a_table() -> None:
-    """Split at compile time and at run time; gradients leave in parts or whole; the trainer updates no row and holds none."""
+    """Split at compile time and at run time; gradients leave in parts or whole; the trainer updates
+    no row and holds none.
+    """
     split, whole = job("sync"), job("run time")
     pulls = ("split_ids", "prefetch", "merge_ids")
 
     assert types(split["trainer"], *pulls) == [*pulls * 3, *["split_ids"] * 3]
-    assert types(whole["trainer"], *pulls, "distributed_lookup_table") == ["distributed_lookup_table"] * 3
+    assert (
+        types(whole["trainer"], *pulls, "distributed_lookup_table")
+        == ["distributed_lookup_table"] * 3
+    )
     first = next(op for op in whole["trainer"].main.ops if op.type == "distributed_lookup_table")
     assert len(first.outputs) == 2 and first.arguments["endpoints"] == tuple(ENDPOINTS.split(","))
     for programs in (split, whole):
         assert types(programs["startup"], "fake_init", "init") == ["fake_init"] * 3
         assert not {"lookup_table", "sparse_table", "sgd", "ftrl"} & set(types(programs["trainer"]))
-        assert sum("table" in op.arguments for op in programs["trainer"].main.ops if op.type == "send") == 3
+        assert (
+            sum("table" in op.arguments for op in programs["trainer"].main.ops if op.type == "send")
+            == 3
+        )
 
 
 def test_a_k_step_trainer_keeps_its_updates() -> None:
@@ -237,12 +291,16 @@ def test_a_k_step_trainer_keeps_its_updates() -> None:
     (send,) = (op for op in program.main.ops if op.type == "send")
 
     assert types(program, "ftrl", "rowwise_adagrad") == ["ftrl", "rowwise_adagrad"]
-    assert send.inputs[-3:] == ("emb", "own", "word.weight") and "emb.delta.server_1" in str(send.arguments["delta"])
+    assert send.inputs[-3:] == ("emb", "own", "word.weight") and "emb.delta.server_1" in str(
+        send.arguments["delta"]
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_server_has_two_blocks_for_each_table(mode: str) -> None:
-    """One that updates it, complete for the mode, and one that looks rows up, which listen_and_serv lists."""
+    """One that updates it, complete for the mode, and one that looks rows up, which listen_and_serv
+    lists.
+    """
     program = job(mode)["server"]
     listen = program.main.ops[0]
     blocks = {block.index: [op.type for op in block.ops] for block in program.blocks}
@@ -250,7 +308,10 @@ def test_a_server_has_two_blocks_for_each_table(mode: str) -> None:
     update = ["sum"] if mode == "geo" else [*merge, "ftrl", "rowwise_adagrad"]
 
     prefetch = listen.arguments["prefetch_blocks"]
-    assert isinstance(prefetch, tuple) and [blocks[int(str(index))] for index in prefetch] == [["lookup_table"]] * 3
+    assert (
+        isinstance(prefetch, tuple)
+        and [blocks[int(str(index))] for index in prefetch] == [["lookup_table"]] * 3
+    )
     assert update in blocks.values()
     assert check_server_program(Program.from_proto(program.to_proto())) is None
 
@@ -272,12 +333,18 @@ class Chained(nn.Module):
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_lookups_share_a_pull_only_where_their_ids_can_be_known_before(drawn: bool) -> None:
-    """Ids that depend on rows, or on random numbers drawn after, are pulled by themselves; others still share."""
+    """Ids that depend on rows, or on random numbers drawn after, are pulled by themselves; others
+    still share.
+    """
     model = Chained(drawn)
     main, startup = capture(model, step, sgd(model), batch())
     transpiler = DistributeTranspiler()
     transpiler.transpile(0, main, pservers=ENDPOINTS, trainers=1, startup_program=startup)
-    merges = [len(op.outputs) for op in transpiler.get_trainer_program().main.ops if op.type == "merge_ids"]
+    merges = [
+        len(op.outputs)
+        for op in transpiler.get_trainer_program().main.ops
+        if op.type == "merge_ids"
+    ]
 
     assert merges == [2, 1]
 
@@ -295,17 +362,31 @@ def test_tables_need_servers_and_a_gradient() -> None:
     untrained = main.with_blocks(replace(main.main, ops=kept))
     assert len(tables_of(untrained)) == 3
     with pytest.raises(ValueError, match="table 'own': no op updates its rows"):
-        DistributeTranspiler().transpile(0, untrained, pservers=ENDPOINTS, trainers=1, startup_program=startup)
+        DistributeTranspiler().transpile(
+            0, untrained, pservers=ENDPOINTS, trainers=1, startup_program=startup
+        )
 
 
-# ---- laws -------------------------------------------------------------------------------------------------------------
+# ---- laws ----
 
 
-def edited(kind: str, nth: int = 0, block: int = 0, outputs: tuple[str, ...] | None = None, **arguments: Argument) -> Edit:
+def edited(
+    kind: str,
+    nth: int = 0,
+    block: int = 0,
+    outputs: tuple[str, ...] | None = None,
+    **arguments: Argument,
+) -> Edit:
     """Changes the nth op of a type."""
 
     def edit(op: Op) -> list[Op]:
-        return [replace(op, arguments={**op.arguments, **arguments}, outputs=op.outputs if outputs is None else outputs)]
+        return [
+            replace(
+                op,
+                arguments={**op.arguments, **arguments},
+                outputs=op.outputs if outputs is None else outputs,
+            )
+        ]
 
     return with_op(kind, edit, nth, block)
 
@@ -341,7 +422,10 @@ def added(op: Op) -> Edit:
 def retyped(name: str, **fields: Any) -> Edit:
     def edit(program: Program) -> Program:
         changed = replace(program.main.variables[name], **fields)
-        return with_block(program, replace(program.main, variables=freeze({**program.main.variables, name: changed})))
+        return with_block(
+            program,
+            replace(program.main, variables=freeze({**program.main.variables, name: changed})),
+        )
 
     return edit
 
@@ -376,35 +460,105 @@ LOOKUP = Op("lookup_table", {"w": Ref("emb"), "ids": Ref("select")}, ("loss",))
 ONE = ("127.0.0.1:6174", "127.0.0.1:6174")
 BROKEN: list[tuple[str, str, str, Edit, str]] = [
     ("rows_pulled_once", "sync", "trainer", added(LOOKUP), "the servers hold this table"),
-    ("rows_pulled_once", "sync", "trainer", edited("prefetch", endpoints=ONE), "expected all servers"),
-    ("rows_pulled_once", "run time", "trainer", edited("distributed_lookup_table", w=Ref("fc.weight")), "no table of the plan"),
+    (
+        "rows_pulled_once",
+        "sync",
+        "trainer",
+        edited("prefetch", endpoints=ONE),
+        "expected all servers",
+    ),
+    (
+        "rows_pulled_once",
+        "run time",
+        "trainer",
+        edited("distributed_lookup_table", w=Ref("fc.weight")),
+        "no table of the plan",
+    ),
     ("rows_pulled_once", "sync", "trainer", with_op("prefetch", reversed_parts), "in its order"),
     ("rows_pulled_once", "sync", "trainer", dropped("merge_ids", 2), "never merged"),
-    ("rows_pulled_once", "sync", "trainer", edited("split_ids", padding_idx=3), "the lookups that were split"),
+    (
+        "rows_pulled_once",
+        "sync",
+        "trainer",
+        edited("split_ids", padding_idx=3),
+        "the lookups that were split",
+    ),
     ("row_gradients_sent_once", "sync", "trainer", dropped("send", 2), "never sent"),
     ("row_gradients_sent_once", "sync", "trainer", doubled("send", 2), "a second time"),
-    ("row_gradients_sent_once", "run time", "trainer", edited("send", 2, endpoints=ONE), "expected all servers"),
-    ("row_gradients_sent_once", "sync", "trainer", edited("send", 2, table="own"), "gradient of own"),
+    (
+        "row_gradients_sent_once",
+        "run time",
+        "trainer",
+        edited("send", 2, endpoints=ONE),
+        "expected all servers",
+    ),
+    (
+        "row_gradients_sent_once",
+        "sync",
+        "trainer",
+        edited("send", 2, table="own"),
+        "gradient of own",
+    ),
     ("row_gradients_sent_once", "run time", "trainer", early, "before the op that produces it"),
-    ("rows_updated_in_one_place", "geo", "trainer", dropped("ftrl"), "expected 2 updates on this trainer, got 1"),
-    ("rows_updated_in_one_place", "geo", "trainer", edited("ftrl", columns=(0, 2)), "no such segment"),
+    (
+        "rows_updated_in_one_place",
+        "geo",
+        "trainer",
+        dropped("ftrl"),
+        "expected 2 updates on this trainer, got 1",
+    ),
+    (
+        "rows_updated_in_one_place",
+        "geo",
+        "trainer",
+        edited("ftrl", columns=(0, 2)),
+        "no such segment",
+    ),
     ("tables_declared", "sync", "startup", dropped("fake_init"), "expected one fake_init"),
     ("tables_declared", "sync", "startup", doubled("fake_init"), "expected one fake_init"),
     ("tables_declared", "sync", "startup", added(Op("init", {}, ("emb",))), "initialises nothing"),
     ("tables_held", "sync", "server", retyped("own", shape=(9, 5)), "expected float32"),
     ("tables_held", "sync", "server", retyped("own", role=Role.TEMPORARY), "holds a part"),
-    ("table_blocks_complete", "sync", "server", in_own_block(lambda b: dropped("scale", 0, b)), "expected sum, scale, ftrl"),
-    ("table_blocks_complete", "sync", "server", in_own_block(lambda b: edited("scale", 0, b, scale=1.0)), "expected 0.5"),
-    ("table_blocks_complete", "sync", "server", in_own_block(lambda b: edited("ftrl", 0, b, lr=9.0)), "by Rule"),
-    ("table_blocks_complete", "sync", "server", in_own_block(lambda b: edited("ftrl", 0, b, columns=(0, 2))), "by Rule"),
+    (
+        "table_blocks_complete",
+        "sync",
+        "server",
+        in_own_block(lambda b: dropped("scale", 0, b)),
+        "expected sum, scale, ftrl",
+    ),
+    (
+        "table_blocks_complete",
+        "sync",
+        "server",
+        in_own_block(lambda b: edited("scale", 0, b, scale=1.0)),
+        "expected 0.5",
+    ),
+    (
+        "table_blocks_complete",
+        "sync",
+        "server",
+        in_own_block(lambda b: edited("ftrl", 0, b, lr=9.0)),
+        "by Rule",
+    ),
+    (
+        "table_blocks_complete",
+        "sync",
+        "server",
+        in_own_block(lambda b: edited("ftrl", 0, b, columns=(0, 2))),
+        "by Rule",
+    ),
     ("table_blocks_complete", "sync", "server", without_block, "looks it up, got 0"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("law", "mode", "program", "edit", "words"), BROKEN, ids=lambda value: value if isinstance(value, str) else ""
+    ("law", "mode", "program", "edit", "words"),
+    BROKEN,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_law_of_tables_is_kept(law: str, mode: str, program: str, edit: Edit, words: str) -> None:
+def test_each_law_of_tables_is_kept(
+    law: str, mode: str, program: str, edit: Edit, words: str
+) -> None:
     """A program that breaks it is refused: the law says what was expected of which table."""
     whole = job(mode)[program]
     assert whole.deployment is not None
@@ -436,9 +590,14 @@ def test_a_server_refuses_a_program_whose_tables_are_not_the_plans(edit: Edit) -
 FOREIGN: dict[str, tuple[Edit, str]] = {
     "a state of rows": (retyped("emb@GRAD", role=Role.STATE), "states are part of the rows"),
     "a width that is open": (retyped("emb@GRAD", shape=("n", "m")), "expected rows"),
-    "an unknown variable": (in_own_block(lambda b: edited("sum", 0, b, x=(Ref("nothing"),))), "variables of its block"),
+    "an unknown variable": (
+        in_own_block(lambda b: edited("sum", 0, b, x=(Ref("nothing"),))),
+        "variables of its block",
+    ),
     "lookups among updates": (
-        lambda program: edited("listen_and_serv", optimize_blocks=tuple(range(1, len(program.blocks))))(program),
+        lambda program: edited(
+            "listen_and_serv", optimize_blocks=tuple(range(1, len(program.blocks)))
+        )(program),
         "optimize_blocks",
     ),
     "no list of lookups": (edited("listen_and_serv", prefetch_blocks=()), "prefetch_blocks"),
@@ -470,8 +629,22 @@ def test_random_damage_of_tables_is_refused_or_harmless() -> None:
 
 def test_rules_for_rows_are_ops_of_rows_alone() -> None:
     """An op of a rule that only rows have names its columns."""
-    op = Op("lazy_adam", {"param": Ref("w"), "grad": Ref("g"), "group": 0, "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}, ("w",))
-    variables = {name: Variable(name, (2,), "float32", role) for name, role in (("w", Role.PARAMETER), ("g", Role.GRADIENT))}
+    op = Op(
+        "lazy_adam",
+        {
+            "param": Ref("w"),
+            "grad": Ref("g"),
+            "group": 0,
+            "lr": 0.1,
+            "betas": (0.9, 0.99),
+            "eps": 1e-8,
+        },
+        ("w",),
+    )
+    variables = {
+        name: Variable(name, (2,), "float32", role)
+        for name, role in (("w", Role.PARAMETER), ("g", Role.GRADIENT))
+    }
     program = Program((Block(0, freeze(variables), (op,)),))
     with pytest.raises(ValueError, match="a rule for rows: expected columns"):
         Program.from_proto(program.to_proto())

@@ -6,10 +6,25 @@ import textwrap
 from dataclasses import replace
 
 from transpiler.plan import Deployment, Lane, Placement, Plan, Rule, Slice
-from transpiler.program import Argument, Block, Literal, Op, Program, Ref, Role, Symbol, Variable, freeze
+from transpiler.program import (
+    Argument,
+    Block,
+    Literal,
+    Op,
+    Program,
+    Ref,
+    Role,
+    Symbol,
+    Variable,
+    freeze,
+)
 from transpiler.text import call
 
-RULE = Rule("sgd", {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}, {"nesterov": False, "maximize": False})
+RULE = Rule(
+    "sgd",
+    {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0},
+    {"nesterov": False, "maximize": False},
+)
 WEIGHT = (Slice("fc.weight.block0", 0, 6, (2, 3), 0), Slice("fc.weight.block1", 6, 12, (2, 3), 1))
 PLAN = Plan(
     (Lane("sync"),),
@@ -52,22 +67,40 @@ def trainer_program() -> Program:
     everyone: dict[str, Argument] = {"endpoints": HOSTS, "trainer_id": 0}
     ops = (
         Op("aten.t", {"self": Ref("fc.weight")}, ("t",)),
-        Op("aten.addmm", {"self": Ref("fc.bias"), "mat1": Ref("x"), "mat2": Ref("t"), "beta": 1, "alpha": 1}, ("addmm",)),
+        Op(
+            "aten.addmm",
+            {"self": Ref("fc.bias"), "mat1": Ref("x"), "mat2": Ref("t"), "beta": 1, "alpha": 1},
+            ("addmm",),
+        ),
         Op("aten.sum", {"self": Ref("addmm"), "dtype": None}, ("loss",)),
-        Op("aten.ones_like", {"self": Ref("loss"), "memory_format": Symbol("memory_format", "preserve_format")}, ("ones",)),
+        Op(
+            "aten.ones_like",
+            {"self": Ref("loss"), "memory_format": Symbol("memory_format", "preserve_format")},
+            ("ones",),
+        ),
         Op("sym.size", {"x": Ref("addmm"), "dim": 0}, ("size",)),
         Op("aten.expand", {"self": Ref("ones"), "size": (Ref("size"), 4)}, ("expand",)),
-        Op("aten.sum.dim_IntList", {"self": Ref("expand"), "dim": (0,), "keepdim": False}, ("fc.bias@GRAD",)),
+        Op(
+            "aten.sum.dim_IntList",
+            {"self": Ref("expand"), "dim": (0,), "keepdim": False},
+            ("fc.bias@GRAD",),
+        ),
         Op("send", {"x": refs("fc.bias@GRAD"), "endpoints": HOSTS[:1], "trainer_id": 0}),
         Op("aten.t", {"self": Ref("expand")}, ("t_1",)),
         Op("aten.mm", {"self": Ref("t_1"), "mat2": Ref("x")}, ("fc.weight@GRAD",)),
         Op("split", {"x": Ref("fc.weight@GRAD"), "sections": (6, 6)}, blocks),
         Op("send", {"x": refs(*blocks), "endpoints": HOSTS, "trainer_id": 0}),
         Op("send_barrier", everyone),
-        Op("recv", {"param": "fc.weight", "endpoints": HOSTS}, ("fc.weight.block0", "fc.weight.block1")),
+        Op(
+            "recv",
+            {"param": "fc.weight", "endpoints": HOSTS},
+            ("fc.weight.block0", "fc.weight.block1"),
+        ),
         Op("recv", {"param": "fc.bias", "endpoints": HOSTS[:1]}, ("fc.bias",)),
         Op("fetch_barrier", everyone),
-        Op("concat", {"x": refs("fc.weight.block0", "fc.weight.block1"), "axis": 0}, ("fc.weight",)),
+        Op(
+            "concat", {"x": refs("fc.weight.block0", "fc.weight.block1"), "axis": 0}, ("fc.weight",)
+        ),
     )
     return Program((Block(0, freeze(variables), ops),), Deployment(PLAN, HOSTS, trainer_id=0))
 
@@ -100,7 +133,10 @@ def server_program() -> Program:
         Op("scale", {"x": Ref(grad.name), "scale": 0.5}, (grad.name,)),
         Op("sgd", update, ("fc.weight.block1",)),
     )
-    blocks = (Block(0, freeze(variables), (Op("listen_and_serv", listen),)), Block(1, freeze({}), ops))
+    blocks = (
+        Block(0, freeze(variables), (Op("listen_and_serv", listen),)),
+        Block(1, freeze({}), ops),
+    )
     return Program(blocks, Deployment(PLAN, HOSTS, server_index=1))
 
 
@@ -156,16 +192,26 @@ def test_a_server_program_reads_as_what_it_does() -> None:
 
 
 def test_every_lane_is_printed_with_its_mode_merge_rule_and_bounds() -> None:
-    """One lane stands in the first line, several in a line of their own; sends of changes and own barriers say what they are."""
+    """One lane stands in the first line, several in a line of their own; sends of changes and own
+    barriers say what they are.
+    """
     geo, queue = Lane("geo", k_steps=100), Lane("async", "sum", 4, 16, staleness=3, dc_asgd=0.04)
-    one = replace(trainer_program(), deployment=Deployment(replace(PLAN, lanes=(geo,)), HOSTS, trainer_id=0))
-    assert str(one).splitlines()[0] == "trainer 0 of 2, geo, 2 servers: every 100 steps what changed, divided by 2, is added"
+    one = replace(
+        trainer_program(), deployment=Deployment(replace(PLAN, lanes=(geo,)), HOSTS, trainer_id=0)
+    )
+    assert (
+        str(one).splitlines()[0]
+        == "trainer 0 of 2, geo, 2 servers: every 100 steps what changed, divided by 2, is added"
+    )
     for trainer, server in ((0, None), (None, 1)):
         plan = replace(PLAN, lanes=(geo, queue, Lane("sync")))
-        head = str(replace(trainer_program(), deployment=Deployment(plan, HOSTS, trainer, server))).split("\n\n")[0]
+        head = str(
+            replace(trainer_program(), deployment=Deployment(plan, HOSTS, trainer, server))
+        ).split("\n\n")[0]
         assert head.splitlines()[1:] == [
             "  lane 0: geo, every 100 steps what changed, divided by 2, is added",
-            "  lane 1: async, sum of up to 4 steps, at most 16 on the way, 1 waits for a further one, at most 3 steps ahead of "
+            "  lane 1: async, sum of up to 4 steps, at most 16 on the way, 1 waits for a further "
+            "one, at most 3 steps ahead of "
             "the",
             "          slowest, delay compensation 0.04",
             "  lane 2: sync, mean over trainers",
@@ -173,13 +219,17 @@ def test_every_lane_is_printed_with_its_mode_merge_rule_and_bounds() -> None:
         assert ", mixed, " in head.splitlines()[0]
     changes: dict[str, Argument] = {"x": refs("fc.bias"), "endpoints": HOSTS[:1], "trainer_id": 0}
     changes |= {"sections": (4,), "delta": ("fc.bias.delta",), "mode": "geo", "k_steps": 100}
-    assert call(Op("send", changes)) == "send(fc.bias.delta -> 127.0.0.1:6174, geo, every 100 steps)"
+    assert (
+        call(Op("send", changes)) == "send(fc.bias.delta -> 127.0.0.1:6174, geo, every 100 steps)"
+    )
     barrier = Op("send_barrier", {"endpoints": HOSTS[:1], "trainer_id": 0, "half_async": True})
     assert call(barrier) == "send_barrier(127.0.0.1:6174, half_async)"
 
 
 def test_columns_are_aligned() -> None:
-    """Within a block the equals signs stand in one column, and the types of ordinary lines in another."""
+    """Within a block the equals signs stand in one column, and the types of ordinary lines in
+    another.
+    """
     lines = str(trainer_program()).splitlines()
     computed = [line for line in lines if " = " in line]
 
@@ -196,9 +246,14 @@ def test_a_program_survives_the_wire_with_its_text() -> None:
 
 
 def test_a_long_program_is_complete() -> None:
-    """Two thousand ops are two thousand lines, and a name too long for its column moves only its own line."""
+    """Two thousand ops are two thousand lines, and a name too long for its column moves only its
+    own line.
+    """
     long = "a_name_that_is_much_longer_than_any_other"
-    ops = tuple(Op("aten.relu", {"self": Ref("x")}, (long if number == 7 else f"v{number}",)) for number in range(2000))
+    ops = tuple(
+        Op("aten.relu", {"self": Ref("x")}, (long if number == 7 else f"v{number}",))
+        for number in range(2000)
+    )
     lines = str(Program((Block(0, freeze({}), ops),))).splitlines()
 
     assert len(lines) == 2003
@@ -207,24 +262,41 @@ def test_a_long_program_is_complete() -> None:
 
 
 def test_what_is_not_a_default_is_shown() -> None:
-    """An optimizer op shows its gradient, its rate and what the user changed; a cast its dtype; a constant its type."""
+    """An optimizer op shows its gradient, its rate and what the user changed; a cast its dtype; a
+    constant its type.
+    """
     states = {name: Ref(name) for name in ("step", "exp_avg", "exp_avg_sq")}
-    adam = {"param": Ref("w"), "grad": Ref("g"), **states, "lr": 0.001, "eps": 1e-8, "weight_decay": 0.01, "maximize": True}
+    adam = {
+        "param": Ref("w"),
+        "grad": Ref("g"),
+        **states,
+        "lr": 0.001,
+        "eps": 1e-8,
+        "weight_decay": 0.01,
+        "maximize": True,
+    }
 
     assert call(Op("adam", {**adam, "group": 1, "betas": (0.8, 0.999)}, ("w",))) == (
         "adam(g, lr=0.001, betas=[0.8, 0.999], weight_decay=0.01, maximize=True, group=1)"
     )
     cast = {"self": Ref("x"), "dtype": Symbol("dtype", "bfloat16")}
     assert call(Op("aten._to_copy", cast, ("y",))) == "aten._to_copy(x, dtype=bfloat16)"
-    assert call(Op("assign_value", {"value": Literal("int64", (2,), bytes(16))}, ("c",))) == "assign_value(<int64[2]>)"
-    assert call(Op("aten.sum.dim_IntList", {"self": Ref("x"), "dim": (0,), "keepdim": True}, ("y",))).endswith(
-        "[0], keepdim=True)"
+    assert (
+        call(Op("assign_value", {"value": Literal("int64", (2,), bytes(16))}, ("c",)))
+        == "assign_value(<int64[2]>)"
     )
+    assert call(
+        Op("aten.sum.dim_IntList", {"self": Ref("x"), "dim": (0,), "keepdim": True}, ("y",))
+    ).endswith("[0], keepdim=True)")
 
 
 def test_a_broken_op_prints_too() -> None:
     """Text is for finding out what is wrong, so it never refuses."""
-    broken = (Op("explode", {"now": True}), Op("send", {"x": 3}), Op("aten.nope", {"self": Ref("x")}, ("y",)))
+    broken = (
+        Op("explode", {"now": True}),
+        Op("send", {"x": 3}),
+        Op("aten.nope", {"self": Ref("x")}, ("y",)),
+    )
     shown = str(Program((Block(0, freeze({}), broken),)))
 
     expected = """\

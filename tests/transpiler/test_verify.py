@@ -7,14 +7,27 @@ from dataclasses import replace
 import pytest
 
 from transpiler import laws, pserver_laws, trainer_laws
-from transpiler.distribute import plan_program, pserver_program, pserver_startup, trainer_program, trainer_startup
+from transpiler.distribute import (
+    plan_program,
+    pserver_program,
+    pserver_startup,
+    trainer_program,
+    trainer_startup,
+)
 from transpiler.laws import Fault, IllegalProgram
 from transpiler.modes import LanePlan, uniform
 from transpiler.plan import Clip, Deployment, Lane, Plan, Rule, Slice
 from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
 from transpiler.verify import Stage, laws_of, run, verify, verify_servers
 
-SGD = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+SGD = {
+    "lr": 0.1,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "weight_decay": 0.0,
+    "nesterov": False,
+    "maximize": False,
+}
 Edit = Callable[[Program], Program]
 ENDPOINTS = ("h:1", "h:2")
 
@@ -22,23 +35,43 @@ ENDPOINTS = ("h:1", "h:2")
 def single_node() -> tuple[Program, Program]:
     """loss = f(x, w, b) with a frozen scale: w is cut in two, b and the frozen one are whole."""
     shapes = {"w": (4, 3), "b": (3,)}
-    variables = [Variable("x", ("batch", 4), "float32", Role.INPUT), Variable("h", ("batch", 3), "float32")]
-    variables += [Variable(name, shape, "float32", Role.PARAMETER) for name, shape in shapes.items()]
-    variables += [Variable("scale", (), "float32", Role.BUFFER), Variable("loss", (), "float32", Role.OUTPUT)]
-    variables += [Variable(f"{name}@GRAD", shape, "float32", Role.GRADIENT, name) for name, shape in shapes.items()]
+    variables = [
+        Variable("x", ("batch", 4), "float32", Role.INPUT),
+        Variable("h", ("batch", 3), "float32"),
+    ]
+    variables += [
+        Variable(name, shape, "float32", Role.PARAMETER) for name, shape in shapes.items()
+    ]
+    variables += [
+        Variable("scale", (), "float32", Role.BUFFER),
+        Variable("loss", (), "float32", Role.OUTPUT),
+    ]
+    variables += [
+        Variable(f"{name}@GRAD", shape, "float32", Role.GRADIENT, name)
+        for name, shape in shapes.items()
+    ]
     ops = [
         Op("aten.addmm", {"self": Ref("b"), "mat1": Ref("x"), "mat2": Ref("w")}, ("h",)),
         Op("aten.sum", {"self": Ref("h")}, ("loss",)),
         Op("aten.ones_like", {"self": Ref("b")}, ("b@GRAD",)),
         Op("aten.ones_like", {"self": Ref("w")}, ("w@GRAD",)),
     ]
-    ops += [Op("sgd", {"param": Ref(n), "grad": Ref(f"{n}@GRAD"), "group": 0, **SGD}, (n,)) for n in shapes]
+    ops += [
+        Op("sgd", {"param": Ref(n), "grad": Ref(f"{n}@GRAD"), "group": 0, **SGD}, (n,))
+        for n in shapes
+    ]
     held = {v.name: v for v in variables if v.role in (Role.PARAMETER, Role.BUFFER)}
     startup = Block(0, freeze(held), tuple(Op("init", {}, (name,)) for name in held))
-    return Program((Block(0, freeze({v.name: v for v in variables}), tuple(ops)),)), Program((startup,))
+    return Program((Block(0, freeze({v.name: v for v in variables}), tuple(ops)),)), Program(
+        (startup,)
+    )
 
 
-OUTER = Rule("sgd", {name: value for name, value in SGD.items() if not isinstance(value, bool)}, {"nesterov": False})
+OUTER = Rule(
+    "sgd",
+    {name: value for name, value in SGD.items() if not isinstance(value, bool)},
+    {"nesterov": False},
+)
 LANES = {
     "sync": uniform(Lane("sync")),
     "async": uniform(Lane("async")),
@@ -81,7 +114,9 @@ def with_ops(program: Program, ops: list[Op], block: int = 0) -> Program:
 def with_variable(program: Program, variable: Variable) -> Program:
     """The program with one more, or another, variable in block 0."""
     blocks = program.blocks
-    blocks[0] = replace(blocks[0], variables=freeze({**blocks[0].variables, variable.name: variable}))
+    blocks[0] = replace(
+        blocks[0], variables=freeze({**blocks[0].variables, variable.name: variable})
+    )
     return program.with_blocks(*blocks)
 
 
@@ -123,14 +158,22 @@ def moved(kind: str, to: int, nth: int = 0) -> Edit:
     return edit
 
 
-def changed(kind: str, nth: int = 0, block: int = 0, outputs: tuple[str, ...] | None = None, **arguments: Argument) -> Edit:
+def changed(
+    kind: str,
+    nth: int = 0,
+    block: int = 0,
+    outputs: tuple[str, ...] | None = None,
+    **arguments: Argument,
+) -> Edit:
     """Changes arguments or outputs of the nth op of a type."""
 
     def edit(program: Program) -> Program:
         ops = list(program.blocks[block].ops)
         at = [i for i, op in enumerate(ops) if op.type == kind][nth]
         new = {**ops[at].arguments, **arguments}
-        ops[at] = replace(ops[at], arguments=new, outputs=ops[at].outputs if outputs is None else outputs)
+        ops[at] = replace(
+            ops[at], arguments=new, outputs=ops[at].outputs if outputs is None else outputs
+        )
         return with_ops(program, ops, block)
 
     return edit
@@ -153,114 +196,538 @@ COMPUTE = Op("aten.add.Tensor", {"self": Ref("b"), "other": Ref("b")}, ("h",))
 BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
     # law, mode, which program, op or variable named, how it is broken, what the message says
     ("updated_in_one_place", "sync", "trainer", "sgd", added(UPDATE, 4), "the servers update"),
-    ("updated_in_one_place", "sync", "trainer", "b@m",
-     lambda p: with_variable(p, Variable("b@m", (3,), "float32", Role.STATE, "b")), "the servers hold"),
+    (
+        "updated_in_one_place",
+        "sync",
+        "trainer",
+        "b@m",
+        lambda p: with_variable(p, Variable("b@m", (3,), "float32", Role.STATE, "b")),
+        "the servers hold",
+    ),
     ("sent_exactly_once", "sync", "trainer", "b@GRAD", without("send"), "never sent"),
     ("sent_exactly_once", "async", "trainer", "b@GRAD", twice("send"), "a second time"),
-    ("sent_exactly_once", "sync", "trainer", "w@GRAD",
-     changed("send", 1, x=(Ref("w@GRAD.block0"),), endpoints=("h:1",)), "in 2 slices"),
-    ("sent_exactly_once", "sync", "trainer", "w@GRAD.block0", changed("send", 1, endpoints=("h:2", "h:1")), "expected"),
-    ("sent_exactly_once", "sync", "trainer", "b", changed("send", 0, x=(Ref("b"),)), "is no gradient"),
-    ("sent_when_final", "sync", "trainer", "b@GRAD",
-     added(Op("aten.ones_like", {"self": Ref("b")}, ("b@GRAD",)), 6), "before the op that produces it"),
-    ("sent_when_final", "sync", "trainer", "w@GRAD", changed("split", sections=(3, 9)), "expected sections"),
+    (
+        "sent_exactly_once",
+        "sync",
+        "trainer",
+        "w@GRAD",
+        changed("send", 1, x=(Ref("w@GRAD.block0"),), endpoints=("h:1",)),
+        "in 2 slices",
+    ),
+    (
+        "sent_exactly_once",
+        "sync",
+        "trainer",
+        "w@GRAD.block0",
+        changed("send", 1, endpoints=("h:2", "h:1")),
+        "expected",
+    ),
+    (
+        "sent_exactly_once",
+        "sync",
+        "trainer",
+        "b",
+        changed("send", 0, x=(Ref("b"),)),
+        "is no gradient",
+    ),
+    (
+        "sent_when_final",
+        "sync",
+        "trainer",
+        "b@GRAD",
+        added(Op("aten.ones_like", {"self": Ref("b")}, ("b@GRAD",)), 6),
+        "before the op that produces it",
+    ),
+    (
+        "sent_when_final",
+        "sync",
+        "trainer",
+        "w@GRAD",
+        changed("split", sections=(3, 9)),
+        "expected sections",
+    ),
     ("parameters_received_once", "sync", "trainer", "b", without("recv", 1), "never received"),
     ("parameters_received_once", "sync", "trainer", "w", twice("recv"), "a second time"),
-    ("parameters_received_once", "sync", "trainer", "b", changed("recv", 1, endpoints=("h:2",)), "expected"),
-    ("parameters_received_once", "sync", "trainer", "w",
-     changed("recv", 0, outputs=("w.block1", "w.block0")), "expected 2 slices"),
-    ("parameters_received_once", "sync", "trainer startup", "scale", without("recv", 2), "never received"),
+    (
+        "parameters_received_once",
+        "sync",
+        "trainer",
+        "b",
+        changed("recv", 1, endpoints=("h:2",)),
+        "expected",
+    ),
+    (
+        "parameters_received_once",
+        "sync",
+        "trainer",
+        "w",
+        changed("recv", 0, outputs=("w.block1", "w.block0")),
+        "expected 2 slices",
+    ),
+    (
+        "parameters_received_once",
+        "sync",
+        "trainer startup",
+        "scale",
+        without("recv", 2),
+        "never received",
+    ),
     ("received_after_sending", "async", "trainer", "recv", moved("recv", 0), "received before"),
-    ("received_after_sending", "sync", "trainer", "aten.add.Tensor", added(COMPUTE, -1), "of the next step"),
-    ("barriers_exactly_where_due", "sync", "trainer", "send_barrier", without("send_barrier"), "expected 1 send_barrier, got 0"),
-    ("barriers_exactly_where_due", "sync", "trainer", "fetch_barrier", twice("fetch_barrier"), "expected 1 fetch_barrier, got 2"),
-    ("barriers_exactly_where_due", "async", "trainer", "send_barrier",
-     added(Op("send_barrier", {"endpoints": ENDPOINTS, "trainer_id": 0}), 8), "expected 0 send_barrier, got 1"),
-    ("barriers_exactly_where_due", "sync", "trainer", "recv", moved("send_barrier", 9), "expected the order"),
-    ("barriers_exactly_where_due", "sync", "trainer startup", "fetch_barrier", without("fetch_barrier"), "expected 1"),
-    ("concatenated_after_arrival", "sync", "trainer", "w", without("concat"), "expected one concat"),
-    ("concatenated_after_arrival", "sync", "trainer", "w",
-     changed("concat", x=(Ref("w.block1"), Ref("w.block0"))), "in this order"),
-    ("concatenated_after_arrival", "sync", "trainer", "w.block0", moved("concat", 10), "before it has been received"),
-    ("slices_held", "sync", "server", "scale",
-     lambda p: with_variable(p, Variable("scale", (7,), "float32", Role.BUFFER, "scale")), "does not live on server 0"),
-    ("slices_held", "sync", "server", "w.block0",
-     lambda p: with_variable(p, Variable("w.block0", (2, 3), "float64", Role.PARAMETER, "w")), "float64"),
+    (
+        "received_after_sending",
+        "sync",
+        "trainer",
+        "aten.add.Tensor",
+        added(COMPUTE, -1),
+        "of the next step",
+    ),
+    (
+        "barriers_exactly_where_due",
+        "sync",
+        "trainer",
+        "send_barrier",
+        without("send_barrier"),
+        "expected 1 send_barrier, got 0",
+    ),
+    (
+        "barriers_exactly_where_due",
+        "sync",
+        "trainer",
+        "fetch_barrier",
+        twice("fetch_barrier"),
+        "expected 1 fetch_barrier, got 2",
+    ),
+    (
+        "barriers_exactly_where_due",
+        "async",
+        "trainer",
+        "send_barrier",
+        added(Op("send_barrier", {"endpoints": ENDPOINTS, "trainer_id": 0}), 8),
+        "expected 0 send_barrier, got 1",
+    ),
+    (
+        "barriers_exactly_where_due",
+        "sync",
+        "trainer",
+        "recv",
+        moved("send_barrier", 9),
+        "expected the order",
+    ),
+    (
+        "barriers_exactly_where_due",
+        "sync",
+        "trainer startup",
+        "fetch_barrier",
+        without("fetch_barrier"),
+        "expected 1",
+    ),
+    (
+        "concatenated_after_arrival",
+        "sync",
+        "trainer",
+        "w",
+        without("concat"),
+        "expected one concat",
+    ),
+    (
+        "concatenated_after_arrival",
+        "sync",
+        "trainer",
+        "w",
+        changed("concat", x=(Ref("w.block1"), Ref("w.block0"))),
+        "in this order",
+    ),
+    (
+        "concatenated_after_arrival",
+        "sync",
+        "trainer",
+        "w.block0",
+        moved("concat", 10),
+        "before it has been received",
+    ),
+    (
+        "slices_held",
+        "sync",
+        "server",
+        "scale",
+        lambda p: with_variable(p, Variable("scale", (7,), "float32", Role.BUFFER, "scale")),
+        "does not live on server 0",
+    ),
+    (
+        "slices_held",
+        "sync",
+        "server",
+        "w.block0",
+        lambda p: with_variable(p, Variable("w.block0", (2, 3), "float64", Role.PARAMETER, "w")),
+        "float64",
+    ),
     ("listens_once", "sync", "server", "listen_and_serv", without("listen_and_serv"), "got none"),
-    ("listens_once", "sync", "server", "listen_and_serv", twice("listen_and_serv"), "expected one op"),
-    ("listens_once", "sync", "server", "optimize_blocks", changed("listen_and_serv", optimize_blocks=(1,)), "(1, 2)"),
-    ("only_server_ops", "sync", "server startup", "aten.add.Tensor", added(COMPUTE, 0), "servers do not run"),
-    ("optimize_blocks_complete", "sync", "server", "w.block0", without("sum", block=1), "expected sum, scale, sgd"),
-    ("optimize_blocks_complete", "async", "server", "w.block0",
-     added(Op("scale", {"x": Ref("w@GRAD.block0"), "scale": 0.5}, ("w@GRAD.block0",)), 0, block=1), "got scale, sgd"),
-    ("optimize_blocks_complete", "sync", "server", "trainer_1",
-     changed("sum", block=1, x=(Ref("w@GRAD.block0.trainer_0"),)),
-     "x: expected ('w@GRAD.block0.trainer_0', 'w@GRAD.block0.trainer_1')"),
-    ("optimize_blocks_complete", "sync", "server", "scale", changed("scale", block=1, scale=1.0), "scale: expected 0.5"),
-    ("optimize_blocks_complete", "sync", "server", "block 1", without("sgd", block=1), "one optimizer op, got 0"),
-    ("optimize_blocks_complete", "sync", "server", "w.block0", changed("sgd", block=1, group=1), "expected group 0"),
-    ("optimize_blocks_complete", "sync", "server", "sgd", changed("sgd", block=1, grad=Ref("b@GRAD")), "the op before it"),
-    ("optimize_blocks_complete", "sync", "server", "b", changed("sgd", block=1, outputs=("b",)), "expected"),
-    ("optimize_blocks_complete", "sync", "server", "b", lambda p: p.with_blocks(*p.blocks[:2]), "no block updates it"),
+    (
+        "listens_once",
+        "sync",
+        "server",
+        "listen_and_serv",
+        twice("listen_and_serv"),
+        "expected one op",
+    ),
+    (
+        "listens_once",
+        "sync",
+        "server",
+        "optimize_blocks",
+        changed("listen_and_serv", optimize_blocks=(1,)),
+        "(1, 2)",
+    ),
+    (
+        "only_server_ops",
+        "sync",
+        "server startup",
+        "aten.add.Tensor",
+        added(COMPUTE, 0),
+        "servers do not run",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "w.block0",
+        without("sum", block=1),
+        "expected sum, scale, sgd",
+    ),
+    (
+        "optimize_blocks_complete",
+        "async",
+        "server",
+        "w.block0",
+        added(
+            Op("scale", {"x": Ref("w@GRAD.block0"), "scale": 0.5}, ("w@GRAD.block0",)), 0, block=1
+        ),
+        "got scale, sgd",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "trainer_1",
+        changed("sum", block=1, x=(Ref("w@GRAD.block0.trainer_0"),)),
+        "x: expected ('w@GRAD.block0.trainer_0', 'w@GRAD.block0.trainer_1')",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "scale",
+        changed("scale", block=1, scale=1.0),
+        "scale: expected 0.5",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "block 1",
+        without("sgd", block=1),
+        "one optimizer op, got 0",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "w.block0",
+        changed("sgd", block=1, group=1),
+        "expected group 0",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "sgd",
+        changed("sgd", block=1, grad=Ref("b@GRAD")),
+        "the op before it",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "b",
+        changed("sgd", block=1, outputs=("b",)),
+        "expected",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "b",
+        lambda p: p.with_blocks(*p.blocks[:2]),
+        "no block updates it",
+    ),
     # k-step lanes
-    ("updated_in_one_place", "geo", "trainer", "w", without("sgd"), "expected one update on this trainer, got none"),
+    (
+        "updated_in_one_place",
+        "geo",
+        "trainer",
+        "w",
+        without("sgd"),
+        "expected one update on this trainer, got none",
+    ),
     ("updated_in_one_place", "geo", "trainer", "w", twice("sgd"), "a second update"),
     ("updated_in_one_place", "mixed", "trainer", "b", added(UPDATE, 4), "the servers update"),
     ("changes_sent_once", "geo", "trainer", "", without("send"), "expected 1 sends of changes"),
-    ("changes_sent_once", "diloco", "trainer", "send", twice("send"), "expected 1 sends of changes"),
-    ("changes_sent_once", "sync", "trainer", "send", changed("send", sections=(3,), delta=("b.delta",), mode="geo", k_steps=5),
-     "expected 0 sends of changes"),
+    (
+        "changes_sent_once",
+        "diloco",
+        "trainer",
+        "send",
+        twice("send"),
+        "expected 1 sends of changes",
+    ),
+    (
+        "changes_sent_once",
+        "sync",
+        "trainer",
+        "send",
+        changed("send", sections=(3,), delta=("b.delta",), mode="geo", k_steps=5),
+        "expected 0 sends of changes",
+    ),
     ("changes_sent_once", "geo", "trainer", "w", moved("send", 4), "it changes after"),
-    ("changes_sent_once", "geo", "trainer", "b", changed("send", delta=("w.block0.delta", "b.delta", "w.block1.delta")),
-     "delta:"),
-    ("changes_sent_once", "geo", "trainer", "w", changed("send", x=(Ref("w"),)), "x: expected ('w', 'b')"),
-    ("changes_sent_once", "geo", "trainer", "w", changed("send", endpoints=("h:1",) * 3), "endpoints: expected"),
-    ("changes_sent_once", "geo", "trainer", "w", changed("send", sections=(6, 5, 4)), "sections: expected (6, 6, 3)"),
-    ("changes_sent_once", "geo", "trainer", "w", changed("send", mode="diloco"), "mode: expected geo"),
-    ("changes_sent_once", "diloco", "trainer", "w", changed("send", k_steps=6), "k_steps: expected 5"),
-    ("sent_exactly_once", "mixed", "trainer", "w@GRAD", added(
-        Op("send", {"x": (Ref("w@GRAD"),), "endpoints": ("h:1", "h:2"), "sections": (6, 6), "trainer_id": 0}), 4),
-     "is no gradient of an updated parameter"),
-    ("parameters_received_once", "geo", "trainer", "b",
-     added(Op("recv", {"param": "b", "endpoints": ("h:1",), "trainer_id": 0}, ("b",)), -1), "nothing that servers update"),
-    ("barriers_exactly_where_due", "half_async", "trainer", "send_barrier", changed("send_barrier", half_async=False),
-     "expected 0 send_barrier, got 1"),
-    ("barriers_exactly_where_due", "half_async", "trainer", "", without("send_barrier"),
-     "expected 1 send_barrier of its own, got 0"),
-    ("barriers_exactly_where_due", "mixed", "trainer", "", without("send_barrier"), "expected 1 send_barrier, got 0"),
-    ("barriers_exactly_where_due", "geo", "trainer", "fetch_barrier",
-     added(Op("fetch_barrier", {"endpoints": ENDPOINTS, "trainer_id": 0}), -1), "expected 0 fetch_barrier, got 1"),
-    ("optimize_blocks_complete", "geo", "server", "w.block0",
-     changed("sum", block=1, x=(Ref("w.block0"), Ref("b.delta"))), "x: expected ('w.block0', 'w.block0.delta')"),
-    ("optimize_blocks_complete", "geo", "server", "w.block0",
-     changed("sum", block=1, outputs=("w.block0.delta",)), "expected one optimizer op, got 0"),
-    ("optimize_blocks_complete", "diloco", "server", "w.block0", changed("scale", block=1, scale=0.5), "scale: expected -0.5"),
-    ("optimize_blocks_complete", "diloco", "server", "w.block0", changed("sgd", block=1, group=0), "expected group 1"),
-    ("optimize_blocks_complete", "diloco", "server", "w.block0",
-     changed("sum", block=1, x=(Ref("w.block0.delta.trainer_0"),)), "x: expected ('w.block0.delta.trainer_0', 'w.block0."),
-    ("optimize_blocks_complete", "dc", "server", "w.block0", without("dc_compensate", block=1), "expected dc_compensate, sgd"),
-    ("optimize_blocks_complete", "dc", "server", "w.block0", changed("dc_compensate", block=1, factor=0.25),
-     "factor: expected 0.5"),
-    ("optimize_blocks_complete", "dc", "server", "w.block0",
-     changed("dc_compensate", block=1, backups=(Ref("w.block0.trainer_1_bak"),) * 2), "backups: expected"),
-    ("optimize_blocks_complete", "mixed", "server", "w.block0",
-     added(Op("scale", {"x": Ref("w.block0"), "scale": 0.5}, ("w.block0",)), 1, block=1), "expected one optimizer op, got 2"),
+    (
+        "changes_sent_once",
+        "geo",
+        "trainer",
+        "b",
+        changed("send", delta=("w.block0.delta", "b.delta", "w.block1.delta")),
+        "delta:",
+    ),
+    (
+        "changes_sent_once",
+        "geo",
+        "trainer",
+        "w",
+        changed("send", x=(Ref("w"),)),
+        "x: expected ('w', 'b')",
+    ),
+    (
+        "changes_sent_once",
+        "geo",
+        "trainer",
+        "w",
+        changed("send", endpoints=("h:1",) * 3),
+        "endpoints: expected",
+    ),
+    (
+        "changes_sent_once",
+        "geo",
+        "trainer",
+        "w",
+        changed("send", sections=(6, 5, 4)),
+        "sections: expected (6, 6, 3)",
+    ),
+    (
+        "changes_sent_once",
+        "geo",
+        "trainer",
+        "w",
+        changed("send", mode="diloco"),
+        "mode: expected geo",
+    ),
+    (
+        "changes_sent_once",
+        "diloco",
+        "trainer",
+        "w",
+        changed("send", k_steps=6),
+        "k_steps: expected 5",
+    ),
+    (
+        "sent_exactly_once",
+        "mixed",
+        "trainer",
+        "w@GRAD",
+        added(
+            Op(
+                "send",
+                {
+                    "x": (Ref("w@GRAD"),),
+                    "endpoints": ("h:1", "h:2"),
+                    "sections": (6, 6),
+                    "trainer_id": 0,
+                },
+            ),
+            4,
+        ),
+        "is no gradient of an updated parameter",
+    ),
+    (
+        "parameters_received_once",
+        "geo",
+        "trainer",
+        "b",
+        added(Op("recv", {"param": "b", "endpoints": ("h:1",), "trainer_id": 0}, ("b",)), -1),
+        "nothing that servers update",
+    ),
+    (
+        "barriers_exactly_where_due",
+        "half_async",
+        "trainer",
+        "send_barrier",
+        changed("send_barrier", half_async=False),
+        "expected 0 send_barrier, got 1",
+    ),
+    (
+        "barriers_exactly_where_due",
+        "half_async",
+        "trainer",
+        "",
+        without("send_barrier"),
+        "expected 1 send_barrier of its own, got 0",
+    ),
+    (
+        "barriers_exactly_where_due",
+        "mixed",
+        "trainer",
+        "",
+        without("send_barrier"),
+        "expected 1 send_barrier, got 0",
+    ),
+    (
+        "barriers_exactly_where_due",
+        "geo",
+        "trainer",
+        "fetch_barrier",
+        added(Op("fetch_barrier", {"endpoints": ENDPOINTS, "trainer_id": 0}), -1),
+        "expected 0 fetch_barrier, got 1",
+    ),
+    (
+        "optimize_blocks_complete",
+        "geo",
+        "server",
+        "w.block0",
+        changed("sum", block=1, x=(Ref("w.block0"), Ref("b.delta"))),
+        "x: expected ('w.block0', 'w.block0.delta')",
+    ),
+    (
+        "optimize_blocks_complete",
+        "geo",
+        "server",
+        "w.block0",
+        changed("sum", block=1, outputs=("w.block0.delta",)),
+        "expected one optimizer op, got 0",
+    ),
+    (
+        "optimize_blocks_complete",
+        "diloco",
+        "server",
+        "w.block0",
+        changed("scale", block=1, scale=0.5),
+        "scale: expected -0.5",
+    ),
+    (
+        "optimize_blocks_complete",
+        "diloco",
+        "server",
+        "w.block0",
+        changed("sgd", block=1, group=0),
+        "expected group 1",
+    ),
+    (
+        "optimize_blocks_complete",
+        "diloco",
+        "server",
+        "w.block0",
+        changed("sum", block=1, x=(Ref("w.block0.delta.trainer_0"),)),
+        "x: expected ('w.block0.delta.trainer_0', 'w.block0.",
+    ),
+    (
+        "optimize_blocks_complete",
+        "dc",
+        "server",
+        "w.block0",
+        without("dc_compensate", block=1),
+        "expected dc_compensate, sgd",
+    ),
+    (
+        "optimize_blocks_complete",
+        "dc",
+        "server",
+        "w.block0",
+        changed("dc_compensate", block=1, factor=0.25),
+        "factor: expected 0.5",
+    ),
+    (
+        "optimize_blocks_complete",
+        "dc",
+        "server",
+        "w.block0",
+        changed("dc_compensate", block=1, backups=(Ref("w.block0.trainer_1_bak"),) * 2),
+        "backups: expected",
+    ),
+    (
+        "optimize_blocks_complete",
+        "mixed",
+        "server",
+        "w.block0",
+        added(Op("scale", {"x": Ref("w.block0"), "scale": 0.5}, ("w.block0",)), 1, block=1),
+        "expected one optimizer op, got 2",
+    ),
     # split at run time
-    ("sent_when_final", "run time", "trainer", "w@GRAD", changed("send", 1, sections=(3, 9)), "expected sections (6, 6)"),
-    ("sent_exactly_once", "run time", "trainer", "w@GRAD", changed("send", 1, endpoints=("h:2", "h:1")), "expected"),
-    ("parameters_received_once", "run time", "trainer", "w", changed("recv", 0, sections=(3, 9)), "expected 2 slices"),
-    ("parameters_received_once", "run time", "trainer startup", "w", without("recv"), "never received"),
+    (
+        "sent_when_final",
+        "run time",
+        "trainer",
+        "w@GRAD",
+        changed("send", 1, sections=(3, 9)),
+        "expected sections (6, 6)",
+    ),
+    (
+        "sent_exactly_once",
+        "run time",
+        "trainer",
+        "w@GRAD",
+        changed("send", 1, endpoints=("h:2", "h:1")),
+        "expected",
+    ),
+    (
+        "parameters_received_once",
+        "run time",
+        "trainer",
+        "w",
+        changed("recv", 0, sections=(3, 9)),
+        "expected 2 slices",
+    ),
+    (
+        "parameters_received_once",
+        "run time",
+        "trainer startup",
+        "w",
+        without("recv"),
+        "never received",
+    ),
     ("slices_initialised", "sync", "server startup", "b", without("init", 1), "got 0"),
-    ("defined_before_use", "sync", "trainer", "ghost",
-     added(Op("aten.neg", {"self": Ref("ghost")}, ("h",)), 0), "no table has"),
-    ("defined_before_use", "sync", "trainer", "h",
-     added(Op("aten.neg", {"self": Ref("h")}, ("loss",)), 0), "before any op has given it a value"),
-]  # fmt: skip
+    (
+        "defined_before_use",
+        "sync",
+        "trainer",
+        "ghost",
+        added(Op("aten.neg", {"self": Ref("ghost")}, ("h",)), 0),
+        "no table has",
+    ),
+    (
+        "defined_before_use",
+        "sync",
+        "trainer",
+        "h",
+        added(Op("aten.neg", {"self": Ref("h")}, ("loss",)), 0),
+        "before any op has given it a value",
+    ),
+]
 
 
-@pytest.mark.parametrize("case", BROKEN, ids=lambda case: f"{case[0]}-{case[1]}-{case[2].replace(' ', '_')}-{case[3]}")
+@pytest.mark.parametrize(
+    "case", BROKEN, ids=lambda case: f"{case[0]}-{case[1]}-{case[2].replace(' ', '_')}-{case[3]}"
+)
 def test_a_broken_law_is_named(case: tuple[str, str, str, str, Edit, str]) -> None:
-    """A program that breaks a law is refused, with the law's sentence, the op or variable, and what is wrong."""
+    """A program that breaks a law is refused, with the law's sentence, the op or variable, and what
+    is wrong.
+    """
     law, mode, which, named, edit, words = case
     program = job(mode)[which]
     verify(program, plan_of(program))  # lawful before the edit
@@ -275,10 +742,15 @@ def test_a_broken_law_is_named(case: tuple[str, str, str, str, Edit, str]) -> No
 
 
 def test_every_law_has_a_test_that_breaks_it() -> None:
-    """Whatever law a complete program is held against stands in the table above, or in a test of its own below; those of tables
-    in test_tables.py."""
+    """Whatever law a complete program is held against stands in the table above, or in a test of
+    its own below; those of tables in test_tables.py."""
     broken = {case[0] for case in BROKEN} | {"slices_tile"}
-    laws = {law for programs in map(job, LANES) for program in programs.values() for law in laws_of(program)}
+    laws = {
+        law
+        for programs in map(job, LANES)
+        for program in programs.values()
+        for law in laws_of(program)
+    }
     used = {law.__name__ for law in laws if law.__module__ != "transpiler.table_laws"}
     assert used == broken
 
@@ -286,8 +758,14 @@ def test_every_law_has_a_test_that_breaks_it() -> None:
 @pytest.mark.parametrize(
     ("pieces", "words"),
     [
-        ([Slice("w.block0", 0, 6, (2, 3), 0), Slice("w.block1", 7, 12, (5,), 1)], "from element 6, got [7, 12)"),
-        ([Slice("w.block0", 0, 6, (2, 3), 0), Slice("w.block1", 3, 12, (3, 3), 1)], "from element 6, got [3, 12)"),
+        (
+            [Slice("w.block0", 0, 6, (2, 3), 0), Slice("w.block1", 7, 12, (5,), 1)],
+            "from element 6, got [7, 12)",
+        ),
+        (
+            [Slice("w.block0", 0, 6, (2, 3), 0), Slice("w.block1", 3, 12, (3, 3), 1)],
+            "from element 6, got [3, 12)",
+        ),
         ([Slice("w", 0, 9, (3, 3), 0)], "slices of 12 elements in all, got 9"),
         ([Slice("w", 0, 12, (4, 4), 0)], "expected 12 elements, got shape [4, 4]"),
         ([Slice("w", 0, 6, (2, 3), 0), Slice("w", 6, 12, (2, 3), 1)], "two slices have this name"),
@@ -295,25 +773,37 @@ def test_every_law_has_a_test_that_breaks_it() -> None:
     ],
 )
 def test_slices_tile_the_parameter(pieces: list[Slice], words: str) -> None:
-    """A plan whose slices leave a gap, overlap, fall short, share a name or name no server is refused."""
+    """A plan whose slices leave a gap, overlap, fall short, share a name or name no server is
+    refused.
+    """
     program = job()["trainer"]
     plan = plan_of(program)
-    bad = replace(plan, placements=(replace(plan.placement("w"), slices=tuple(pieces)), *plan.placements[1:]))
+    bad = replace(
+        plan, placements=(replace(plan.placement("w"), slices=tuple(pieces)), *plan.placements[1:])
+    )
     with pytest.raises(IllegalProgram, match="follow one another without gap") as raised:
         verify(program, bad)
     assert words in str(raised.value)
 
 
 def test_every_slice_is_owned_once_over_all_servers() -> None:
-    """The servers' programs together hold each slice once: not twice, not never, and there is one program for each server."""
+    """The servers' programs together hold each slice once: not twice, not never, and there is one
+    program for each server.
+    """
     plan = plan_of(job()["server"])
     programs = [pserver_program(Deployment(plan, ENDPOINTS, None, server)) for server in range(2)]
     verify_servers(programs, plan)
     extra = programs[0].main.variables["w.block0"]
     with pytest.raises(IllegalProgram, match=r"w.block0: expected one owner, got servers \[0, 1\]"):
         verify_servers([programs[0], with_variable(programs[1], extra)], plan)
-    rest = {name: variable for name, variable in programs[0].main.variables.items() if name != "w.block0"}
-    emptied = programs[0].with_blocks(replace(programs[0].main, variables=freeze(rest)), *programs[0].blocks[1:])
+    rest = {
+        name: variable
+        for name, variable in programs[0].main.variables.items()
+        if name != "w.block0"
+    }
+    emptied = programs[0].with_blocks(
+        replace(programs[0].main, variables=freeze(rest)), *programs[0].blocks[1:]
+    )
     with pytest.raises(IllegalProgram, match=r"w.block0: expected one owner, got servers \[\]"):
         verify_servers([emptied, programs[1]], plan)
     with pytest.raises(IllegalProgram, match="one program for each of 2 servers"):
@@ -330,7 +820,9 @@ def test_where_servers_clip_a_trainer_must_not() -> None:
 
 
 def test_laws_are_checked_after_every_pass() -> None:
-    """A pass that breaks a law established by an earlier one is caught before the next pass runs."""
+    """A pass that breaks a law established by an earlier one is caught before the next pass
+    runs.
+    """
     program = job()["trainer"]
     seen: list[str] = []
 
@@ -353,7 +845,9 @@ def test_laws_are_checked_after_every_pass() -> None:
 
 
 def test_the_message_names_op_variable_and_law() -> None:
-    """An IllegalProgram says where, what and by which law, and keeps them for whoever handles it."""
+    """An IllegalProgram says where, what and by which law, and keeps them for whoever handles
+    it.
+    """
     program = job()["trainer"]
     with pytest.raises(IllegalProgram) as raised:
         verify(twice("send")(program), plan_of(program))

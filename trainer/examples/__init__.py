@@ -1,1 +1,3 @@
-"""Short complete scripts: ``digits.py`` is what ``make demo`` runs, ``transpiler_by_hand.py`` goes role by role."""
+"""Short complete scripts: ``digits.py`` is what ``make demo`` runs, ``transpiler_by_hand.py`` goes
+role by role.
+"""

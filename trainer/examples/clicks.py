@@ -1,9 +1,10 @@
-"""Clicks on advertisements, batch by batch: files in Criteo's format, or a generator with a known ground truth.
+"""Clicks on advertisements, batch by batch: files in Criteo's format, or a generator with a known
+ground truth.
 
-A batch is ``(labels, numbers, ids)``: float32 [batch], float32 [batch, 13], int64 [batch, 26].  The ids of a slot (a column of
-categories) share no id with another slot's.  ``shard`` gives a trainer every n-th batch, and everyone as many: the batches of the
-others are not generated, and of files their lines are counted but not parsed.
-"""
+A batch is ``(labels, numbers, ids)``: float32 [batch], float32 [batch, 13], int64 [batch, 26].  The
+ids of a slot (a column of categories) share no id with another slot's.  ``shard`` gives a trainer
+every n-th batch, and everyone as many: the batches of the others are not generated, and of files
+their lines are counted but not parsed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ import torch
 NUMBERS, SLOTS = 13, 26
 SLOT_BITS = 32  # of an id: the category; above them the slot
 READ_BYTES = 2**22
-NAMES = ("label", *(f"number {i + 1}" for i in range(NUMBERS)), *(f"category {i + 1}" for i in range(SLOTS)))
+NAMES = (
+    "label",
+    *(f"number {i + 1}" for i in range(NUMBERS)),
+    *(f"category {i + 1}" for i in range(SLOTS)),
+)
 KINDS = {name: pa.string() if name.startswith("category") else pa.float64() for name in NAMES}
 HEXADECIMAL = frozenset(string.hexdigits)
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -29,14 +34,16 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class Generated:
     """Clicks that follow a logistic model, so that the best that any model can reach is known.
 
-    A slot's categories are Zipf distributed, and weigh by a normal number that is a hash of slot and category; the numbers weigh
-    too, and so do a few pairs of slots.  ``truth`` gives each click's true logit.
+    A slot's categories are Zipf distributed, and weigh by a normal number that is a hash of slot
+    and category; the numbers weigh too, and so do a few pairs of slots.  ``truth`` gives each
+    click's true logit.
 
     Args:
         samples: in one epoch.
         categories: in each slot.
         zipf: exponent of their frequencies, above 1.
-        seed: of the samples; the weights do not depend on it, so that another seed gives unseen samples of the same world.
+        seed: of the samples; the weights do not depend on it, so that another seed gives unseen
+            samples of the same world.
     """
 
     samples: int
@@ -74,7 +81,9 @@ class Generated:
         return (torch.from_numpy(labels), torch.from_numpy(numbers), torch.from_numpy(ids)), logits
 
     def _zipf(self, uniform: np.ndarray) -> np.ndarray:
-        """Ranks from 0, with a probability of about 1 / (rank + 1) ** zipf: the inverse of the continuous distribution."""
+        """Ranks from 0, with a probability of about 1 / (rank + 1) ** zipf: the inverse of the
+        continuous distribution.
+        """
         power = 1.0 - self.zipf
         top = (self.categories + 1.0) ** power
         ranks = (1.0 + uniform * (top - 1.0)) ** (1.0 / power)
@@ -83,7 +92,12 @@ class Generated:
     @staticmethod
     def _truth(ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         pairs = np.stack([_weight(ids[:, a] * 31 + ids[:, b]) for a, b in ((0, 1), (2, 3), (4, 5))])
-        return np.asarray(0.4 * _weight(ids).sum(1) + 0.2 * pairs.sum(0) + 0.15 * numbers.sum(1).astype(np.float64) - 0.5)
+        return np.asarray(
+            0.4 * _weight(ids).sum(1)
+            + 0.2 * pairs.sum(0)
+            + 0.15 * numbers.sum(1).astype(np.float64)
+            - 0.5
+        )
 
 
 def _weight(ids: np.ndarray) -> np.ndarray:
@@ -95,18 +109,19 @@ def _weight(ids: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Files:
-    """Files in Criteo's format: a label, 13 integers and 26 categories (hexadecimal, of 32 bits), separated by tabs.
+    """Files in Criteo's format: a label, 13 integers and 26 categories (hexadecimal, of 32 bits),
+    separated by tabs.
 
-    Any field but the label may be missing: a number is then 0, and a category one of its own.  Numbers are taken as
-    sign(x) log(1 + |x|).  Names that end in .gz are decompressed.
+    Any field but the label may be missing: a number is then 0, and a category one of its own.
+    Numbers are taken as sign(x) log(1 + |x|).  Names that end in .gz are decompressed.
 
     Args:
         paths: read one after the other.
 
     Raises:
         OSError: while reading: there is no such file, or its compressed bytes are torn.
-        ValueError: while reading: a line, which is named, has another number of fields, a label that is neither 0 nor 1, or a
-            field that is no number.
+        ValueError: while reading: a line, which is named, has another number of fields, a label
+            that is neither 0 nor 1, or a field that is no number.
     """
 
     paths: Sequence[str]
@@ -144,7 +159,9 @@ class Files:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Whole lines of a file: the number of the first, from 1, the text, and where each line begins in it, and the last ends."""
+    """Whole lines of a file: the number of the first, from 1, the text, and where each line begins
+    in it, and the last ends.
+    """
 
     path: str
     first: int
@@ -158,7 +175,9 @@ class _Lines:
     def split(self, count: int) -> tuple[_Lines, _Lines]:
         """The first ``count`` lines, and the others."""
         return replace(self, bounds=self.bounds[: count + 1]), replace(
-            self, first=self.first + min(count, self.count), bounds=self.bounds[min(count, self.count) :]
+            self,
+            first=self.first + min(count, self.count),
+            bounds=self.bounds[min(count, self.count) :],
         )
 
     def parse(self) -> tuple[np.ndarray, ...]:
@@ -181,7 +200,9 @@ def _pieces(path: str) -> Iterator[_Lines]:
             block = stream.read(READ_BYTES)
             text = rest + (block or b"\n" * bool(rest))  # the last line may lack its end
             cut = text.rfind(b"\n") + 1
-            bounds = np.append(0, np.flatnonzero(np.frombuffer(text, np.uint8, cut) == ord("\n")) + 1)
+            bounds = np.append(
+                0, np.flatnonzero(np.frombuffer(text, np.uint8, cut) == ord("\n")) + 1
+            )
             yield _Lines(path, first, memoryview(text), bounds)
             if not block:
                 return
@@ -189,7 +210,10 @@ def _pieces(path: str) -> Iterator[_Lines]:
 
 
 def _parsed(pieces: Sequence[_Lines]) -> Batch:
-    whole = (np.concatenate(columns) for columns in zip(*(piece.parse() for piece in pieces), strict=True))
+    whole = (
+        np.concatenate(columns)
+        for columns in zip(*(piece.parse() for piece in pieces), strict=True)
+    )
     labels, numbers, ids = map(torch.from_numpy, whole)
     return labels, numbers, ids
 
@@ -205,8 +229,13 @@ def _columns(text: memoryview) -> tuple[np.ndarray, ...]:
     labels = block.column(0).to_numpy().astype(np.float32)
     if not np.isin(labels, (0, 1)).all():
         raise ValueError("label: expected 0 or 1")
-    numbers = np.nan_to_num(np.stack([column.to_numpy() for column in block.columns[1 : 1 + NUMBERS]], axis=1))
-    ids = np.stack([_ids(column.chunk(0), slot) for slot, column in enumerate(block.columns[1 + NUMBERS :])], axis=1)
+    numbers = np.nan_to_num(
+        np.stack([column.to_numpy() for column in block.columns[1 : 1 + NUMBERS]], axis=1)
+    )
+    ids = np.stack(
+        [_ids(column.chunk(0), slot) for slot, column in enumerate(block.columns[1 + NUMBERS :])],
+        axis=1,
+    )
     return labels, (np.sign(numbers) * np.log1p(np.abs(numbers))).astype(np.float32), ids
 
 
@@ -216,15 +245,21 @@ def _ids(column: pa.Array, slot: int) -> np.ndarray:
     values = []
     for text in encoded.dictionary.to_pylist():
         if len(text) > SLOT_BITS // 4 or not HEXADECIMAL.issuperset(text):
-            raise ValueError(f"category {slot + 1}: expected at most 8 hexadecimal digits, got {text!r}")
+            raise ValueError(
+                f"category {slot + 1}: expected at most 8 hexadecimal digits, got {text!r}"
+            )
         values.append(int(text, 16))
     missing = 2**SLOT_BITS  # one above all categories: its own id
     codes = encoded.indices.fill_null(len(values)).to_numpy()
-    return np.asarray(np.array([*values, missing], dtype=np.int64)[codes] + (slot << (SLOT_BITS + 1)))
+    return np.asarray(
+        np.array([*values, missing], dtype=np.int64)[codes] + (slot << (SLOT_BITS + 1))
+    )
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """The area under the ROC curve: the chance that a click scores above what was not clicked; nan without both kinds."""
+    """The area under the ROC curve: the chance that a click scores above what was not clicked; nan
+    without both kinds.
+    """
     order = np.argsort(scores, kind="stable")
     _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
     ranks = np.repeat(first + (counts + 1) / 2, counts)  # of ties the mean

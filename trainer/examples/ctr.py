@@ -1,9 +1,10 @@
-"""Will this advertisement be clicked?  DeepFM, or Wide & Deep, with its embeddings on parameter servers.
+"""Will this advertisement be clicked?  DeepFM, or Wide & Deep, with its embeddings on parameter
+servers.
 
-pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py                          generated clicks: the best AUC is known
-pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py day_0.gz day_1.gz        files in Criteo's format
-python trainer/examples/ctr.py --model wide_deep                                         this process alone
-"""
+pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py                          generated
+clicks: the best AUC is known pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py
+day_0.gz day_1.gz        files in Criteo's format python trainer/examples/ctr.py --model wide_deep
+this process alone"""
 
 import argparse
 import os
@@ -22,12 +23,18 @@ from trainer.row_optimizers import Adagrad, Ftrl
 
 
 class DeepFM(nn.Module):
-    """Guo et al.: DeepFM, 2017: first-order weights, products of pairs of embeddings, and a deep network over them."""
+    """Guo et al.: DeepFM, 2017: first-order weights, products of pairs of embeddings, and a deep
+    network over them.
+    """
 
     def __init__(self, dim: int, hidden: int, rate: float, linear_rate: float) -> None:
         super().__init__()
-        self.embedding = DistributedEmbedding(dim, init=Uniform(-0.01, 0.01), optimizer=Adagrad(lr=rate), name="embedding")
-        self.first_order = DistributedEmbedding(1, init=Uniform(0, 0), optimizer=Adagrad(lr=linear_rate), name="first_order")
+        self.embedding = DistributedEmbedding(
+            dim, init=Uniform(-0.01, 0.01), optimizer=Adagrad(lr=rate), name="embedding"
+        )
+        self.first_order = DistributedEmbedding(
+            1, init=Uniform(0, 0), optimizer=Adagrad(lr=linear_rate), name="first_order"
+        )
         self.numbers = nn.Linear(NUMBERS, 1)
         self.deep = _network(SLOTS * dim + NUMBERS, hidden)
 
@@ -42,12 +49,18 @@ class DeepFM(nn.Module):
 
 
 class WideDeep(nn.Module):
-    """Cheng et al.: Wide & Deep, 2016: a linear model (by Ftrl, as there) beside a deep network over embeddings."""
+    """Cheng et al.: Wide & Deep, 2016: a linear model (by Ftrl, as there) beside a deep network
+    over embeddings.
+    """
 
     def __init__(self, dim: int, hidden: int, rate: float, linear_rate: float) -> None:
         super().__init__()
-        self.wide = DistributedEmbedding(1, init=Uniform(0, 0), optimizer=Ftrl(lr=linear_rate), name="wide")
-        self.embedding = DistributedEmbedding(dim, init=Uniform(-0.01, 0.01), optimizer=Adagrad(lr=rate), name="embedding")
+        self.wide = DistributedEmbedding(
+            1, init=Uniform(0, 0), optimizer=Ftrl(lr=linear_rate), name="wide"
+        )
+        self.embedding = DistributedEmbedding(
+            dim, init=Uniform(-0.01, 0.01), optimizer=Adagrad(lr=rate), name="embedding"
+        )
         self.deep = _network(SLOTS * dim + NUMBERS, hidden)
 
     def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -58,11 +71,19 @@ class WideDeep(nn.Module):
 
 
 def _network(width: int, hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+    return nn.Sequential(
+        nn.Linear(width, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, 1),
+    )
 
 
 class Progress:
-    """A line every so many steps: samples, samples a second, and over these steps loss and AUC; rows, and the memory of them."""
+    """A line every so many steps: samples, samples a second, and over these steps loss and AUC;
+    rows, and the memory of them.
+    """
 
     def __init__(self, every: int) -> None:
         self._every, self._samples, self._steps = every, 0, 0
@@ -82,18 +103,23 @@ class Progress:
                 self._say(labels, scores)
 
     def _say(self, labels: np.ndarray, scores: np.ndarray) -> None:
-        loss = F.binary_cross_entropy_with_logits(torch.from_numpy(scores), torch.from_numpy(labels)).item()
+        loss = F.binary_cross_entropy_with_logits(
+            torch.from_numpy(scores), torch.from_numpy(labels)
+        ).item()
         tables = fleet.table_status().values()
         rows, held = (sum(table[key] for table in tables) for key in ("rows", "bytes_held"))
         rate = self._samples / (time.perf_counter() - self._began)
         print(
-            f"{self._samples:>10} samples  {rate:7.0f}/s  loss {loss:.4f}  auc {auc(labels, scores):.4f}  "
+            f"{self._samples:>10} samples  {rate:7.0f}/s  loss {loss:.4f}  auc "
+            f"{auc(labels, scores):.4f}  "
             f"{rows:>9} rows, {held / 2**20:.0f} MiB  ({fleet.carrier()})",
             flush=True,
         )
 
 
-def train(model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+def train(
+    model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
     """One epoch."""
     for label, numbers, ids in batches:
         logits = model(numbers, ids)
@@ -116,24 +142,66 @@ def evaluate(model: nn.Module, batches: Iterable[Batch]) -> float:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="Every trainer is given the same flags."
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Every trainer is given the same flags.",
     )
-    parser.add_argument("files", nargs="*", help="in Criteo's format, *.gz decompressed; none: clicks are generated")
-    parser.add_argument("--test", nargs="+", default=[], help="files to evaluate on after each epoch")
-    parser.add_argument("--model", choices=("deepfm", "wide_deep"), default="deepfm", help="default: deepfm")
-    parser.add_argument("--mode", choices=MODES, default="async", help="of updates on the servers; default: async")
-    parser.add_argument("--epochs", type=int, default=1, help="in all, those before a resumption too; default: 1")
-    parser.add_argument("--batch", type=int, default=512, help="samples of a trainer's step; default: 512")
-    parser.add_argument("--samples", type=int, default=1_000_000, help="to generate for an epoch; default: 1000000")
-    parser.add_argument("--categories", type=int, default=2_000, help="of each generated slot; default: 2000")
+    parser.add_argument(
+        "files", nargs="*", help="in Criteo's format, *.gz decompressed; none: clicks are generated"
+    )
+    parser.add_argument(
+        "--test", nargs="+", default=[], help="files to evaluate on after each epoch"
+    )
+    parser.add_argument(
+        "--model", choices=("deepfm", "wide_deep"), default="deepfm", help="default: deepfm"
+    )
+    parser.add_argument(
+        "--mode", choices=MODES, default="async", help="of updates on the servers; default: async"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=1, help="in all, those before a resumption too; default: 1"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=512, help="samples of a trainer's step; default: 512"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=1_000_000, help="to generate for an epoch; default: 1000000"
+    )
+    parser.add_argument(
+        "--categories", type=int, default=2_000, help="of each generated slot; default: 2000"
+    )
     parser.add_argument("--dim", type=int, default=16, help="of an embedding; default: 16")
-    parser.add_argument("--hidden", type=int, default=128, help="width of the network's two hidden layers; default: 128")
-    parser.add_argument("--rate", type=float, default=0.01, help="of the embeddings' Adagrad; default: 0.01")
-    parser.add_argument("--linear-rate", type=float, default=0.05, help="of the weights of single categories; default: 0.05")
-    parser.add_argument("--dense-rate", type=float, default=1e-3, help="of the network's Adam; default: 0.001")
-    parser.add_argument("--every", type=int, default=100, help="steps between two lines of progress; default: 100")
-    parser.add_argument("--save", metavar="DIRECTORY", help="to save to after each epoch, and to go on from if it was saved to")
-    parser.add_argument("--export", metavar="FILE", help="written at the end for plain PyTorch (.pt or .safetensors)")
+    parser.add_argument(
+        "--hidden",
+        type=int,
+        default=128,
+        help="width of the network's two hidden layers; default: 128",
+    )
+    parser.add_argument(
+        "--rate", type=float, default=0.01, help="of the embeddings' Adagrad; default: 0.01"
+    )
+    parser.add_argument(
+        "--linear-rate",
+        type=float,
+        default=0.05,
+        help="of the weights of single categories; default: 0.05",
+    )
+    parser.add_argument(
+        "--dense-rate", type=float, default=1e-3, help="of the network's Adam; default: 0.001"
+    )
+    parser.add_argument(
+        "--every", type=int, default=100, help="steps between two lines of progress; default: 100"
+    )
+    parser.add_argument(
+        "--save",
+        metavar="DIRECTORY",
+        help="to save to after each epoch, and to go on from if it was saved to",
+    )
+    parser.add_argument(
+        "--export",
+        metavar="FILE",
+        help="written at the end for plain PyTorch (.pt or .safetensors)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -157,7 +225,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     net = made(asked.dim, asked.hidden, asked.rate, asked.linear_rate)
     net.register_buffer("epochs", epochs)
     model = fleet.distributed_model(net)
-    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=asked.dense_rate))
+    optimizer = fleet.distributed_optimizer(
+        torch.optim.Adam(model.parameters(), lr=asked.dense_rate)
+    )
     if asked.save and os.path.exists(os.path.join(asked.save, "checkpoint.json")):
         step = fleet.load(asked.save)
         print(f"going on from step {step}, after epoch {int(epochs)}", flush=True)
@@ -184,7 +254,9 @@ def _best(test: Files | Generated) -> str:
     """Of generated clicks, the AUC of the true logits: nobody does better."""
     if isinstance(test, Files):
         return ""
-    labels, truth = zip(*((batch[0].numpy(), logits) for batch, logits in test.with_truth()), strict=True)
+    labels, truth = zip(
+        *((batch[0].numpy(), logits) for batch, logits in test.with_truth()), strict=True
+    )
     return f" (the truth itself: {auc(np.concatenate(labels), np.concatenate(truth)):.4f})"
 
 

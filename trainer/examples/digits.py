@@ -1,4 +1,5 @@
-"""Handwritten digits, 8 x 8 pixels, learned by a small convolutional network: one script, alone or as a cluster's trainer.
+"""Handwritten digits, 8 x 8 pixels, learned by a small convolutional network: one script, alone or
+as a cluster's trainer.
 
     pserver launch --servers 2 --trainers 2 trainer/examples/digits.py     a cluster on this machine
     python trainer/examples/digits.py                                      this process alone
@@ -18,12 +19,20 @@ from trainer.examples.display import Display
 
 
 def data(device: str) -> tuple[DataLoader[tuple[torch.Tensor, ...]], torch.Tensor, torch.Tensor]:
-    """Batches of 1437 images and labels to learn from; the images and the labels of the other 360."""
+    """Batches of 1437 images and labels to learn from; the images and the labels of the other
+    360.
+    """
     pixels, digits = load_digits(return_X_y=True)
     images = torch.tensor(pixels, dtype=torch.float32, device=device).reshape(-1, 1, 8, 8) / 16
     labels = torch.tensor(digits, device=device)
-    learn, test = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).split([1437, 360])
-    return DataLoader(TensorDataset(images[learn], labels[learn]), batch_size=32, shuffle=True), images[test], labels[test]
+    learn, test = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).split(
+        [1437, 360]
+    )
+    return (
+        DataLoader(TensorDataset(images[learn], labels[learn]), batch_size=32, shuffle=True),
+        images[test],
+        labels[test],
+    )
 
 
 def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs: int) -> None:
@@ -42,16 +51,28 @@ def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Learns handwritten digits, alone or as one trainer of a cluster.")
+    parser = argparse.ArgumentParser(
+        description="Learns handwritten digits, alone or as one trainer of a cluster."
+    )
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
-    parser.add_argument("--program", action="store_true", help="train a captured program: see digits_program.py")
+    parser.add_argument(
+        "--program", action="store_true", help="train a captured program: see digits_program.py"
+    )
     arguments = parser.parse_args()
     torch.manual_seed(0)
     fleet.init()
     loader, images, labels = data(arguments.device)
-    convolutions = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)).to(arguments.device)
+    convolutions = [
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
+    model = nn.Sequential(
+        *convolutions, nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)
+    ).to(arguments.device)
     (digits_program.train if arguments.program else train)(model, loader, arguments.epochs)
     first = fleet.is_first_worker()
     fleet.finish()

@@ -1,7 +1,8 @@
-"""The same training as ``digits.py``, as a program: captured once, transpiled for this trainer, run step by step.
+"""The same training as ``digits.py``, as a program: captured once, transpiled for this trainer, run
+step by step.
 
-The servers' programs need not be made here: trainer 0 installs them.  ``transpiler_by_hand.py`` shows both roles.
-"""
+The servers' programs need not be made here: trainer 0 installs them.  ``transpiler_by_hand.py``
+shows both roles."""
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +22,14 @@ def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.
 def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs: int) -> None:
     """Leaves ``model`` trained: its tensors are the program's variables."""
     images, labels = next(iter(loader))
-    program, startup = capture(model, step, torch.optim.Adam(model.parameters(), lr=2e-3), (images, labels))
+    program, startup = capture(
+        model, step, torch.optim.Adam(model.parameters(), lr=2e-3), (images, labels)
+    )
     if endpoints := ",".join(fleet.server_endpoints()):
         transpiler = DistributeTranspiler()
-        transpiler.transpile(fleet.worker_index(), program, endpoints, fleet.worker_num(), startup_program=startup)
+        transpiler.transpile(
+            fleet.worker_index(), program, endpoints, fleet.worker_num(), startup_program=startup
+        )
         program, startup = transpiler.get_trainer_program(), transpiler.get_startup_program()
     executor = Executor(device=str(images.device))
     executor.run(startup)

@@ -1,4 +1,6 @@
-"""What trainer 0 shows while it trains: epoch, step, loss, samples per second, and how the tensors travel."""
+"""What trainer 0 shows while it trains: epoch, step, loss, samples per second, and how the tensors
+travel.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from trainer import fleet
 
 
 class Display:
-    """A live line on a terminal; elsewhere (in a log) a line for each epoch.  Call ``fleet.init`` before.
+    """A live line on a terminal; elsewhere (in a log) a line for each epoch.  Call ``fleet.init``
+    before.
 
     Args:
         epochs: how many there will be.
@@ -20,7 +23,9 @@ class Display:
     """
 
     def __init__(self, epochs: int, carrier: str) -> None:
-        self._progress = Progress(TextColumn("{task.description}"), disable=not fleet.is_first_worker())
+        self._progress = Progress(
+            TextColumn("{task.description}"), disable=not fleet.is_first_worker()
+        )
         self._live = self._progress.console.is_terminal
         self._task = self._progress.add_task("")
         self._epoch, self._epochs, self._carrier = 1, epochs, carrier
@@ -31,7 +36,9 @@ class Display:
         self._step += 1
         self._samples += samples * fleet.worker_num()
         rate = self._samples / (time.perf_counter() - self._begin)
-        self._text = f"epoch {self._epoch:2}/{self._epochs}  step {self._step:4}  loss {loss.item():.4f}"
+        self._text = (
+            f"epoch {self._epoch:2}/{self._epochs}  step {self._step:4}  loss {loss.item():.4f}"
+        )
         self._text += f"  {rate:5.0f} samples/s  {self._carrier}"
         self._progress.update(self._task, description=self._text)
 
@@ -46,6 +53,11 @@ class Display:
             self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._live:
             self._progress.stop()

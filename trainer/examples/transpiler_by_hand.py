@@ -1,6 +1,7 @@
 """The transpiler by hand, role by role: what fleet and ``pserver launch`` otherwise do.
 
-Start one process for each role; each captures and transpiles the same program and runs its own part::
+Start one process for each role; each captures and transpiles the same program and runs its own
+part::
 
     export PSERVER_ENDPOINTS=127.0.0.1:6174,127.0.0.1:6175 TRAINERS=2
     TRAINING_ROLE=PSERVER CURRENT_ENDPOINT=127.0.0.1:6174 python trainer/examples/transpiler_by_hand.py &
@@ -8,9 +9,8 @@ Start one process for each role; each captures and transpiles the same program a
     TRAINING_ROLE=TRAINER TRAINER_ID=1 python trainer/examples/transpiler_by_hand.py &
     TRAINING_ROLE=TRAINER TRAINER_ID=0 python trainer/examples/transpiler_by_hand.py
 
-Without TRAINING_ROLE the captured program runs as it is, single-node.  --device cuda computes on a GPU, --print shows the
-programs.
-"""
+Without TRAINING_ROLE the captured program runs as it is, single-node.  --device cuda computes on a
+GPU, --print shows the programs."""
 
 import argparse
 
@@ -22,10 +22,14 @@ from trainer import Executor
 from trainer.role import CloudRoleMaker, Role
 from transpiler import DistributeTranspiler, capture
 
-parser = argparse.ArgumentParser(description="Fits a straight line, with the roles given by the environment.")
+parser = argparse.ArgumentParser(
+    description="Fits a straight line, with the roles given by the environment."
+)
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--device", default="cpu")
-parser.add_argument("--print", action="store_true", dest="show", help="print this role's programs first")
+parser.add_argument(
+    "--print", action="store_true", dest="show", help="print this role's programs first"
+)
 
 
 def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -45,10 +49,13 @@ if __name__ == "__main__":
     model = nn.Linear(2, 1).to(arguments.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     main, startup = capture(model, step, optimizer, batch(0, arguments.device))
-    me = CloudRoleMaker()  # what the environment says; a variable that is missing is an error that names it
+    # what the environment says; a variable that is missing is an error that names it
+    me = CloudRoleMaker()
     transpiler, executor = DistributeTranspiler(), Executor(device=arguments.device)
     if me.role is not Role.SINGLE:
-        transpiler.transpile(me.trainer_id, main, ",".join(me.server_endpoints), me.trainers, startup_program=startup)
+        transpiler.transpile(
+            me.trainer_id, main, ",".join(me.server_endpoints), me.trainers, startup_program=startup
+        )
     if me.role is Role.PSERVER:
         main, startup = transpiler.get_pserver_programs(me.current_endpoint)
     elif me.role is Role.TRAINER:
@@ -60,7 +67,11 @@ if __name__ == "__main__":
         executor.run(main)  # serves until it is stopped
     else:
         for number in range(arguments.steps):
-            (loss,) = executor.run(main, feed=batch(number * me.trainers + me.trainer_id, arguments.device), fetch_list=["loss"])
+            (loss,) = executor.run(
+                main,
+                feed=batch(number * me.trainers + me.trainer_id, arguments.device),
+                fetch_list=["loss"],
+            )
         executor.close()
         weights = ", ".join(f"{value:.3f}" for value in model.weight.flatten().tolist())
         print(f"loss {loss.item():.6f}  weight {weights}  bias {model.bias.item():.3f}")

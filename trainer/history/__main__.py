@@ -24,7 +24,10 @@ def table(verdicts: list[Verdict]) -> str:
     stories = Counter((verdict.scenario.mode, verdict.scenario.carrier) for verdict in verdicts)
     lines = ["mode".ljust(18) + "".join(name.rjust(11) for name in (*ACTIONS, *CARRIERS))]
     for mode in MODES:
-        counts = [*(faults[mode, action] for action in ACTIONS), *(stories[mode, carrier] for carrier in CARRIERS)]
+        counts = [
+            *(faults[mode, action] for action in ACTIONS),
+            *(stories[mode, carrier] for carrier in CARRIERS),
+        ]
         lines.append(mode.ljust(18) + "".join(str(count).rjust(11) for count in counts))
     return "\n".join(lines)
 
@@ -41,7 +44,10 @@ def smallest(scenario: Scenario) -> Verdict | None:
 
 
 def check(first: int, seeds: int, mode: str | None = None, carrier: str | None = None) -> int:
-    """Plays the stories of some seeds; prints the first that fails, or the table.  Returns the exit status."""
+    """Plays the stories of some seeds; prints the first that fails, or the table.
+
+    Returns the exit status.
+    """
     began = said = time.monotonic()
     verdicts: list[Verdict] = []
     for seed in range(first, first + seeds):
@@ -49,11 +55,17 @@ def check(first: int, seeds: int, mode: str | None = None, carrier: str | None =
         if verdicts[-1].failure:
             print(f"FAILED {verdicts[-1]}", flush=True)
             simpler = smallest(verdicts[-1].scenario)
-            print(f"the smallest that fails too: {simpler}" if simpler else "no simpler story fails", flush=True)
+            print(
+                f"the smallest that fails too: {simpler}" if simpler else "no simpler story fails",
+                flush=True,
+            )
             return 1
         if time.monotonic() - said > PROGRESS_SECONDS:
             said = time.monotonic()
-            print(f"{len(verdicts)} of {seeds} stories, every law held, {said - began:.0f} s", flush=True)
+            print(
+                f"{len(verdicts)} of {seeds} stories, every law held, {said - began:.0f} s",
+                flush=True,
+            )
     print(table(verdicts))
     print(f"{seeds} stories from seed {first} on, every law held, {time.monotonic() - began:.0f} s")
     return 0
@@ -61,7 +73,9 @@ def check(first: int, seeds: int, mode: str | None = None, carrier: str | None =
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.history", description="Is every step applied exactly once?")
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.history", description="Is every step applied exactly once?"
+    )
     parser.add_argument("--seeds", type=int, default=50, help="how many stories (default: 50)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--mode", choices=list(MODES), help="only this mode")

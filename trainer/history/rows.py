@@ -1,4 +1,5 @@
-"""The tables of a story: what one trainer reads of one, what it sends, and what must then stand in the servers' rows.
+"""The tables of a story: what one trainer reads of one, what it sends, and what must then stand in
+the servers' rows.
 
 Every row is a set of counters as the slices of parameters are: each trainer's own, more than once.
 """
@@ -29,13 +30,21 @@ class TableLaws:
         self.lane = scenario.plan.lanes[scenario.plan.table(name).lane]
         self.skipped = {step for _, step in scenario.overflows}
         steps, trainers = range(1, scenario.steps + 1), range(scenario.trainers)
-        trained = [[scenario.trained(name, trainer, step) for step in steps] for trainer in trainers]
-        self.sent = [[ids is not None and step not in self.skipped for step, ids in enumerate(each, 1)] for each in trained]
+        trained = [
+            [scenario.trained(name, trainer, step) for step in steps] for trainer in trainers
+        ]
+        self.sent = [
+            [ids is not None and step not in self.skipped for step, ids in enumerate(each, 1)]
+            for each in trained
+        ]
         self.of_id = {id_: Law(scenario, self.lane, self._changes(id_, trained)) for id_ in IDS}
 
     def _changes(self, id_: int, trained: list[list[list[int] | None]]) -> list[list[int]]:
         return [
-            [change if ids is not None and id_ in ids else 0 for change, ids in zip(changes, each, strict=True)]
+            [
+                change if ids is not None and id_ in ids else 0
+                for change, ids in zip(changes, each, strict=True)
+            ]
             for changes, each in zip(self.scenario.changes, trained, strict=True)
         ]
 
@@ -47,17 +56,28 @@ class TableLaws:
     def check_held(self, held: HeldTable, server: int) -> str:
         """What is wrong with a server's part at the end; "" if nothing is.
 
-        It has the rows that somebody's step has touched, and no others; and has counted as many steps as there were.
-        """
+        It has the rows that somebody's step has touched, and no others; and has counted as many
+        steps as there were."""
         chunk, _ = held.rows.scan(0, 2 * len(IDS))
         found = dict(zip(chunk["ids"].tolist(), chunk["values"].tolist(), strict=True))
         owner = id_arithmetic.owners(np.array(IDS), self.scenario.servers)
-        touched = [id_ for id_, own in zip(IDS, owner, strict=True) if own == server and any(self.final(id_))]
+        touched = [
+            id_
+            for id_, own in zip(IDS, owner, strict=True)
+            if own == server and any(self.final(id_))
+        ]
         expected = {id_: self.final(id_) for id_ in touched}
         if found != expected:
-            return f"server {server} holds at the end: rows of {self.name!r} are {found}, not {expected}"
+            return (
+                f"server {server} holds at the end: rows of {self.name!r} are {found}, not "
+                f"{expected}"
+            )
         steps = self.of_id[IDS[0]].table_steps(self.sent)
-        return "" if steps in (-1, held.rows.step) else f"server {server}: {self.name!r} took {held.rows.step} steps, not {steps}"
+        return (
+            ""
+            if steps in (-1, held.rows.step)
+            else f"server {server}: {self.name!r} took {held.rows.step} steps, not {steps}"
+        )
 
 
 class TableReader:
@@ -68,7 +88,9 @@ class TableReader:
         expect: told what must hold, at which step, and what it means if it does not.
     """
 
-    def __init__(self, laws: TableLaws, trainer: int, communicator: Communicator, expect: Expect) -> None:
+    def __init__(
+        self, laws: TableLaws, trainer: int, communicator: Communicator, expect: Expect
+    ) -> None:
         self._laws, self._trainer, self._expect = laws, trainer, expect
         self._communicator = communicator
         self._source = communicator.rows_of(laws.name)
@@ -85,7 +107,10 @@ class TableReader:
 
     def _check(self, step: int, id_: int, trainer: int, copies: Iterable[float]) -> None:
         values = {Fraction(copy) for copy in copies}
-        what = f"reads {', '.join(map(str, values))} of trainer {trainer} in row {id_} of {self._laws.name!r}"
+        what = (
+            f"reads {', '.join(map(str, values))} of trainer {trainer} in row {id_} of "
+            f"{self._laws.name!r}"
+        )
         self._expect(len(values) == 1, step, f"{what}: half of an update")
         value, allowed = values.pop(), self._laws.of_id[id_].allowed(self._trainer, step, trainer)
         self._expect(value in allowed, step, f"{what}; allowed: {', '.join(map(str, allowed))}")
@@ -100,8 +125,12 @@ class TableReader:
         if ids is None:
             return
         rows = torch.zeros(len(ids), COPIES * scenario.trainers)
-        rows[:, self._trainer :: scenario.trainers] = -float(scenario.changes[self._trainer][step - 1])
-        self._communicator.send_rows(self._laws.name, RowGradient(torch.tensor(ids, dtype=torch.int64), rows))
+        rows[:, self._trainer :: scenario.trainers] = -float(
+            scenario.changes[self._trainer][step - 1]
+        )
+        self._communicator.send_rows(
+            self._laws.name, RowGradient(torch.tensor(ids, dtype=torch.int64), rows)
+        )
 
     def check_end(self) -> None:
         """Every row is the sum of everybody's steps; an id that nobody trained is as it began."""

@@ -18,7 +18,8 @@ CARRIERS = ("inprocess", "grpc", "flight", "shm")
 RULE = Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
 UNCLIPPED = Clip("global_norm", 2.0**40)  # the norms travel, and the coefficient is 1
 COPIES = 2  # of each trainer's counter in a slice, or in a row: an update of half of it shows
-IDS = (0, 1, 2, 3, 17, -1, -5, 2**40 + 3, 2**63 - 1, -(2**63))  # of rows: few, so that trainers meet
+# of rows: few, so that trainers meet
+IDS = (0, 1, 2, 3, 17, -1, -5, 2**40 + 3, 2**63 - 1, -(2**63))
 
 # The settings of each mode; numbers are drawn from the tuples.
 MODES: Mapping[str, Mapping[str, Any] | None] = {
@@ -31,12 +32,20 @@ MODES: Mapping[str, Mapping[str, Any] | None] = {
         "send_wait_times": (0, 2),
         "thread_pool_size": (1, 2),
     },
-    "async, receiver": {"send_queue_size": (2, 4), "independent_recv_thread": True, "min_send_grad_num_before_recv": (1, 2)},
+    "async, receiver": {
+        "send_queue_size": (2, 4),
+        "independent_recv_thread": True,
+        "min_send_grad_num_before_recv": (1, 2),
+    },
     "half_async": {"half_async": True, "max_merge_var_num": (1, 2, 4)},
     "staleness": {"staleness": (1, 2, 3)},
     "geo": {"k_steps": (2, 4)},
     "diloco": {"k_steps": (1, 2, 4), "outer_optimizer": {"type": "sgd", "lr": 1.0}},
-    "mixed": {"modes": {"async.*": "async", "geo.*": "geo", "*": "sync"}, "send_queue_size": (1, 3), "k_steps": (2, 4)},
+    "mixed": {
+        "modes": {"async.*": "async", "geo.*": "geo", "*": "sync"},
+        "send_queue_size": (1, 3),
+        "k_steps": (2, 4),
+    },
 }
 
 
@@ -48,7 +57,8 @@ class Scenario:
         mode: a key of ``MODES``; ``carrier``: how tensors travel.
         steps: that each trainer takes; a multiple of 4.
         rate: the part of the frames that something happens to.
-        tables: whether there are sparse tables beside the parameters, in the modes that tables have.
+        tables: whether there are sparse tables beside the parameters, in the modes that tables
+            have.
     """
 
     seed: int
@@ -63,8 +73,10 @@ class Scenario:
     def __str__(self) -> str:
         configs = "" if self.configs is None else f" {self.configs}"
         return (
-            f"seed {self.seed}: {self.mode}{configs} over {self.carrier}, {self.servers} servers, {self.trainers} trainers, "
-            f"{self.steps} steps, {'no ' if not self.table_names else ''}tables, faults in {self.rate:.0%} of the frames"
+            f"seed {self.seed}: {self.mode}{configs} over {self.carrier}, {self.servers} servers, "
+            f"{self.trainers} trainers, "
+            f"{self.steps} steps, {'no ' if not self.table_names else ''}tables, faults in "
+            f"{self.rate:.0%} of the frames"
         )
 
     @cached_property
@@ -74,7 +86,10 @@ class Scenario:
         if settings is None:
             return None
         draw = random.Random(f"{self.seed} configs")
-        return {key: draw.choice(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+        return {
+            key: draw.choice(value) if isinstance(value, tuple) else value
+            for key, value in settings.items()
+        }
 
     @property
     def table_names(self) -> tuple[str, ...]:
@@ -109,24 +124,40 @@ class Scenario:
 
     @cached_property
     def changes(self) -> list[list[int]]:
-        """By trainer, step by step: what it adds to its counters.  Multiples that means over steps and trainers keep whole."""
+        """By trainer, step by step: what it adds to its counters.
+
+        Multiples that means over steps and trainers keep whole.
+        """
         draw = random.Random(f"{self.seed} changes")
-        return [[4 * self.trainers * draw.randint(1, 3) for _ in range(self.steps)] for _ in range(self.trainers)]
+        return [
+            [4 * self.trainers * draw.randint(1, 3) for _ in range(self.steps)]
+            for _ in range(self.trainers)
+        ]
 
     @cached_property
     def overflows(self) -> frozenset[tuple[int, int]]:
-        """(trainer, step) whose gradient is said to be not finite; only in sync, where nobody then takes the step."""
+        """(trainer, step) whose gradient is said to be not finite; only in sync, where nobody then
+        takes the step.
+        """
         draw = random.Random(f"{self.seed} overflows")
-        pairs = [(trainer, step) for trainer in range(self.trainers) for step in range(1, self.steps + 1)]
-        return frozenset(pair for pair in pairs if self.mode.startswith("sync") and draw.random() < 0.08)
+        pairs = [
+            (trainer, step) for trainer in range(self.trainers) for step in range(1, self.steps + 1)
+        ]
+        return frozenset(
+            pair for pair in pairs if self.mode.startswith("sync") and draw.random() < 0.08
+        )
 
     def looked_up(self, table: str, trainer: int, step: int) -> list[int]:
-        """The ids whose rows a trainer reads after its step of that number, before the next; each once."""
+        """The ids whose rows a trainer reads after its step of that number, before the next; each
+        once.
+        """
         draw = random.Random(f"{self.seed} {table} {trainer} {step} reads")
         return draw.sample(IDS, draw.randint(1, len(IDS)))
 
     def trained(self, table: str, trainer: int, step: int) -> list[int] | None:
-        """The ids whose rows a step adds to, of those that were read before it; None where it has nothing of the table."""
+        """The ids whose rows a step adds to, of those that were read before it; None where it has
+        nothing of the table.
+        """
         draw = random.Random(f"{self.seed} {table} {trainer} {step} trains")
         read = self.looked_up(table, trainer, step - 1)
         return None if draw.random() < 0.15 else draw.sample(read, draw.randint(0, len(read)))

@@ -1,4 +1,6 @@
-"""Runs one story: servers, trainers in threads, faults between them; and holds what comes out against the laws."""
+"""Runs one story: servers, trainers in threads, faults between them; and holds what comes out
+against the laws.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from transpiler.plan import Deployment, Placement
 from transpiler.program import Program
 
 DEADLINE_SECONDS = 30.0  # of a whole story
-CALL_RATE = 0.1  # the part of the control calls that something happens to, where streams have random faults
+# the part of the control calls that something happens to, where streams have random faults
+CALL_RATE = 0.1
 _shortening = threading.Lock()  # one story at a time shortens the waits of this process
 
 
@@ -39,14 +42,21 @@ class Broken(AssertionError):
 
 @dataclass
 class Verdict:
-    """What came of a story: ``failure`` is "" if every law held; ``faults``: (action, direction, kind) -> how often."""
+    """What came of a story: ``failure`` is "" if every law held; ``faults``: (action, direction,
+    kind) -> how often.
+    """
 
     scenario: Scenario
     failure: str = ""
     faults: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        happened = ", ".join(f"{count} x {' '.join(fault)}" for fault, count in sorted(self.faults.items())) or "none"
+        happened = (
+            ", ".join(
+                f"{count} x {' '.join(fault)}" for fault, count in sorted(self.faults.items())
+            )
+            or "none"
+        )
         return f"{self.scenario}\n  {self.failure or 'every law held'}\n  faults: {happened}"
 
 
@@ -84,21 +94,29 @@ class Trainer:
 
     def __init__(self, scenario: Scenario, endpoints: tuple[str, ...], number: int) -> None:
         self.scenario, self.number, plan = scenario, number, scenario.plan
-        self.tensors = {placement.name: torch.zeros(placement.shape) for placement in plan.placements}
+        self.tensors = {
+            placement.name: torch.zeros(placement.shape) for placement in plan.placements
+        }
         self.laws = [Law(scenario, lane) for lane in plan.lanes]
         self.table_laws = [TableLaws(scenario, name) for name in scenario.table_names]
         self.tables: list[TableReader] = []
-        self._lowest: dict[tuple[str, int, int], Fraction] = {}  # (parameter, slice, trainer) -> the last value read
+        # (parameter, slice, trainer) -> the last value read
+        self._lowest: dict[tuple[str, int, int], Fraction] = {}
         self._version = 0
         self.communicator = Communicator(
             Deployment(plan, endpoints, trainer_id=number),
             self.tensors,
-            connection=AnyCarrier(deadline_seconds=10.0, start_deadline_seconds=10.0, transport=scenario.carrier),
+            connection=AnyCarrier(
+                deadline_seconds=10.0, start_deadline_seconds=10.0, transport=scenario.carrier
+            ),
         )
 
     def run(self) -> None:
         """All of its steps, and a look at what stands when everybody has finished."""
-        self.tables = [TableReader(laws, self.number, self.communicator, self._expect) for laws in self.table_laws]
+        self.tables = [
+            TableReader(laws, self.number, self.communicator, self._expect)
+            for laws in self.table_laws
+        ]
         self._look_up(0)
         for step in range(1, self.scenario.steps + 1):
             time.sleep(self.scenario.pause(self.number, step))
@@ -130,26 +148,46 @@ class Trainer:
                 self.communicator.send_whole(placement.name, -own)
         for table in self.tables:
             table.send(step)
-        return self.communicator.commit({0: RULE.numbers}, overflow=(self.number, step) in self.scenario.overflows)
+        return self.communicator.commit(
+            {0: RULE.numbers}, overflow=(self.number, step) in self.scenario.overflows
+        )
 
     def _check_done(self, step: int, done: Done) -> None:
-        """Versions never go back; in sync everybody's step is in every answer, and everybody hears of an overflow."""
-        self._expect(done.version >= self._version, step, f"hears of version {done.version} after version {self._version}")
+        """Versions never go back; in sync everybody's step is in every answer, and everybody hears
+        of an overflow.
+        """
+        self._expect(
+            done.version >= self._version,
+            step,
+            f"hears of version {done.version} after version {self._version}",
+        )
         self._version = done.version
         if self.scenario.plan.lanes[0].mode == "sync":
             overflow = any(skipped == step for _, skipped in self.scenario.overflows)
             expected = (self.scenario.trainers, overflow)
-            self._expect((done.committed, done.overflow) == expected, step, f"expected {expected}, got {done}")
+            self._expect(
+                (done.committed, done.overflow) == expected,
+                step,
+                f"expected {expected}, got {done}",
+            )
 
     def _check_read(self, step: int, placement: Placement) -> None:
         law = self.laws[placement.lane]
         for trainer in range(self.scenario.trainers):
             allowed = law.allowed(self.number, step, trainer)
-            for piece, value in enumerate(self._counters(placement.name, self.tensors[placement.name], trainer, step)):
+            for piece, value in enumerate(
+                self._counters(placement.name, self.tensors[placement.name], trainer, step)
+            ):
                 what = f"reads {value} of trainer {trainer} in slice {piece} of {placement.name!r}"
-                self._expect(value in allowed, step, f"{what}; allowed: {', '.join(map(str, allowed))}")
-                if self.scenario.plan.lane_of(placement).mode == "diloco" and trainer == self.number:
-                    continue  # what it has added by itself is replaced by a part of it, as everybody's is
+                self._expect(
+                    value in allowed, step, f"{what}; allowed: {', '.join(map(str, allowed))}"
+                )
+                if (
+                    self.scenario.plan.lane_of(placement).mode == "diloco"
+                    and trainer == self.number
+                ):
+                    # what it has added by itself is replaced by a part of it, as everybody's is
+                    continue
                 lowest = self._lowest.get((placement.name, piece, trainer), Fraction(0))
                 self._expect(value >= lowest, step, f"{what} after {lowest}")
                 self._lowest[placement.name, piece, trainer] = value
@@ -158,22 +196,35 @@ class Trainer:
         """A trainer's counter in each slice, which has it more than once."""
         copies = tensor[trainer :: self.scenario.trainers].view(-1, COPIES)
         whole = bool((copies == copies[:, :1]).all())
-        self._expect(whole, step, f"reads half of an update of trainer {trainer} in {name!r}: {copies.tolist()}")
+        self._expect(
+            whole,
+            step,
+            f"reads half of an update of trainer {trainer} in {name!r}: {copies.tolist()}",
+        )
         return [Fraction(float(copy)) for copy in copies[:, 0]]
 
     def check_final(self, name: str, tensor: torch.Tensor, where: str) -> None:
         """Every counter is the sum of its trainer's steps."""
         law = self.laws[self.scenario.plan.placement(name).lane]
-        expected = [float(law.final(index % self.scenario.trainers)) for index in range(tensor.numel())]
-        self._expect(tensor.tolist() == expected, self.scenario.steps, f"{where}: {name!r} is {tensor.tolist()}, not {expected}")
+        expected = [
+            float(law.final(index % self.scenario.trainers)) for index in range(tensor.numel())
+        ]
+        self._expect(
+            tensor.tolist() == expected,
+            self.scenario.steps,
+            f"{where}: {name!r} is {tensor.tolist()}, not {expected}",
+        )
 
     def _expect(self, holds: bool, step: int, what: str) -> None:
         if not holds:
             raise Broken(f"trainer {self.number}, step {step}: {what}")
 
 
-def play(scenario: Scenario, points: Sequence[Point] = (), calls: Sequence[CallPoint] = ()) -> Verdict:
-    """Runs a story to its end, with faults at these points beside the random ones.  Whatever goes wrong is in the verdict.
+def play(
+    scenario: Scenario, points: Sequence[Point] = (), calls: Sequence[CallPoint] = ()
+) -> Verdict:
+    """Runs a story to its end, with faults at these points beside the random ones.  Whatever goes
+    wrong is in the verdict.
 
     Args:
         points: faults of streams; calls: of control calls.
@@ -185,12 +236,21 @@ def play(scenario: Scenario, points: Sequence[Point] = (), calls: Sequence[CallP
         for server in servers:
             server.start()
             stack.callback(server.stop, 0.0)
-        names = {port: f"server {index}" for index, server in enumerate(servers) for port in server.job.carriers.values()}
+        names = {
+            port: f"server {index}"
+            for index, server in enumerate(servers)
+            for port in server.job.carriers.values()
+        }
         injector = Injector(points, scenario.seed, scenario.rate, names)
         stack.enter_context(injected(injector, scenario.carrier))
-        call_names = {split_endpoint(server.endpoint)[1]: f"server {index}" for index, server in enumerate(servers)}
+        call_names = {
+            split_endpoint(server.endpoint)[1]: f"server {index}"
+            for index, server in enumerate(servers)
+        }
         call_rate = CALL_RATE if scenario.rate else 0.0
-        call_injector = stack.enter_context(faulty_calls(CallInjector(calls, scenario.seed, call_rate, call_names)))
+        call_injector = stack.enter_context(
+            faulty_calls(CallInjector(calls, scenario.seed, call_rate, call_names))
+        )
         trainers: list[Trainer] = []
         try:
             _run(scenario, servers, trainers)
@@ -211,7 +271,11 @@ def _run(scenario: Scenario, servers: list[TwinServer], trainers: list[Trainer])
             trainers.append(Trainer(scenario, endpoints, number))
             _result(pool.submit(trainers[-1].communicator.start), deadline)
         running = [pool.submit(trainer.run) for trainer in trainers]
-        failed = (each for each in wait(running, deadline - time.monotonic(), FIRST_EXCEPTION).done if each.exception())
+        failed = (
+            each
+            for each in wait(running, deadline - time.monotonic(), FIRST_EXCEPTION).done
+            if each.exception()
+        )
         for each in (*failed, *running):  # whoever waits for one that has failed is not waited for
             _result(each, deadline)
     finally:
@@ -232,11 +296,16 @@ def _check_servers(scenario: Scenario, servers: list[TwinServer], trainer: Train
     for index, server in enumerate(servers):
         installed = server.job.installed()
         for name, slice_ in installed.table.values.items():
-            trainer.check_final(installed.table.entries[name].parameter, slice_, f"server {index} holds at the end")
+            trainer.check_final(
+                installed.table.entries[name].parameter, slice_, f"server {index} holds at the end"
+            )
         for laws in trainer.table_laws:
             if wrong := laws.check_held(installed.tables[laws.name], index):
                 raise Broken(wrong)
         for steps, law in zip(installed.lanes, trainer.laws, strict=True):
             expected = law.version(skipped)
             if expected not in (-1, steps.version):
-                raise Broken(f"server {index}, lane {steps.index}: expected {expected} updates, counted {steps.version}")
+                raise Broken(
+                    f"server {index}, lane {steps.index}: expected {expected} updates, counted "
+                    f"{steps.version}"
+                )

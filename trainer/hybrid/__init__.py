@@ -1,4 +1,6 @@
-"""Hybrid parallelism: data, tensor, pipeline, sharding and sequence parallel in one job, on torch.distributed."""
+"""Hybrid parallelism: data, tensor, pipeline, sharding and sequence parallel in one job, on
+torch.distributed.
+"""
 
 from trainer.hybrid.mesh import data_place as data_place
 from trainer.hybrid.mesh import hybrid_mesh as hybrid_mesh

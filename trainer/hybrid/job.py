@@ -1,4 +1,5 @@
-"""fleet's job with ``hybrid_configs``: its model is made parallel when it is registered, its optimizer steps this rank's parts.
+"""fleet's job with ``hybrid_configs``: its model is made parallel when it is registered, its
+optimizer steps this rank's parts.
 
 ::
 
@@ -40,7 +41,8 @@ class HybridJob(CollectiveJob):
     """One trainer's part of a job in several directions.
 
     Raises:
-        ValueError: the degrees' product is not the number of trainers, or a switch has no effect here.
+        ValueError: the degrees' product is not the number of trainers, or a switch has no effect
+            here.
     """
 
     supported = SUPPORTED
@@ -53,7 +55,9 @@ class HybridJob(CollectiveJob):
             if strategy.hybrid_configs["pp_degree"] == 1 and any(
                 s.startswith("pipeline_configs") for s in strategy.unsupported(())
             ):
-                raise ValueError("strategy.pipeline_configs: has an effect with a pp_degree above 1 only")
+                raise ValueError(
+                    "strategy.pipeline_configs: has an effect with a pp_degree above 1 only"
+                )
             self.mesh = hybrid_mesh(strategy)
         except ValueError:
             self.close()
@@ -66,33 +70,48 @@ class HybridJob(CollectiveJob):
             ValueError: a second model.
         """
         if self.models:
-            raise ValueError("fleet.distributed_model: expected one model with hybrid_configs, got a second one")
+            raise ValueError(
+                "fleet.distributed_model: expected one model with hybrid_configs, got a second one"
+            )
         return hybrid_parallel(model, self._strategy, **options)
 
     def distribute(
-        self, optimizer: torch.optim.Optimizer, grad_clip: GradClip | None, compression: Mapping[str, str] | None
+        self,
+        optimizer: torch.optim.Optimizer,
+        grad_clip: GradClip | None,
+        compression: Mapping[str, str] | None,
     ) -> DistributedOptimizer:
         """See :func:`trainer.hybrid.hybrid_optimizer`.
 
         Raises:
-            ValueError: ``compression`` is given, another strategy, or the optimizer was made before ``fleet.distributed_model``.
+            ValueError: ``compression`` is given, another strategy, or the optimizer was made before
+                ``fleet.distributed_model``.
         """
         if compression is not None:
             raise ValueError("compression: has no effect in the collective mode; leave it out")
         if self.strategy != self._strategy:
-            raise ValueError("strategy: expected that of fleet.init, which made the model parallel, got another one")
+            raise ValueError(
+                "strategy: expected that of fleet.init, which made the model parallel, got "
+                "another one"
+            )
         if not self.models:
             raise RuntimeError("call fleet.distributed_model first")
         inner = hybrid_optimizer(optimizer, self.models[0], grad_clip)
         names = {parameter: name for name, parameter in self.models[0].named_parameters()}
-        return HybridOptimizer(inner, {inner.pieces.of[p]: name for p, name in names.items() if p in inner.pieces.of}, None)
+        return HybridOptimizer(
+            inner,
+            {inner.pieces.of[p]: name for p, name in names.items() if p in inner.pieces.of},
+            None,
+        )
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
         """Whole on every trainer."""
         return hybrid_state_dict(model)
 
     def shard(self, loader: Iterable[Any], seed: int | None) -> Iterable[Any]:
-        """Trainers that differ only in the pipeline, tensor or sequence direction get the same batches."""
+        """Trainers that differ only in the pipeline, tensor or sequence direction get the same
+        batches.
+        """
         place, parts = data_place(self.mesh)
         return Together(shard(loader, parts, place, seed), self.role.trainers, self.role.trainer_id)
 
@@ -100,8 +119,8 @@ class HybridJob(CollectiveJob):
 class HybridOptimizer(CollectiveOptimizer):
     """What fleet returns: the sharded optimizer, with fleet's calls.
 
-    With AMP use ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler``: an overflow on one rank is then everybody's.
-    """
+    With AMP use ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler``: an overflow on
+    one rank is then everybody's."""
 
     _step_supports_amp_scaling = False  # the scaler unscales, and asks the others
 

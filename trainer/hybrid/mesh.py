@@ -1,13 +1,15 @@
-"""The ranks of a job in up to five directions: data, pipeline, sharding, sequence and tensor ("mp") parallel.
+"""The ranks of a job in up to five directions: data, pipeline, sharding, sequence and tensor ("mp")
+parallel.
 
-``strategy.hybrid_configs`` says how many ranks each direction has and their order from outside to inside: neighbours in the
-innermost direction have neighbouring ranks.  One degree may be left to be inferred (``dp_degree`` -1).
+``strategy.hybrid_configs`` says how many ranks each direction has and their order from outside to
+inside: neighbours in the innermost direction have neighbouring ranks.  One degree may be left to be
+inferred (``dp_degree`` -1).
 
-[Note: two meshes]  The user's mesh has the five directions in the user's order.  A parameter lives on another mesh of the same
-ranks, with the directions that cut or copy parameters in the order that torch's FSDP2 and tensor parallelism ask for:
-("pp", "replicas", "sharding", "mp").  Data and sequence parallel ranks are replicas alike: each sees other samples, or other
-parts of them, and gradients are averaged over both.
-"""
+[Note: two meshes]  The user's mesh has the five directions in the user's order.  A parameter lives
+on another mesh of the same ranks, with the directions that cut or copy parameters in the order that
+torch's FSDP2 and tensor parallelism ask for: ("pp", "replicas", "sharding", "mp").  Data and
+sequence parallel ranks are replicas alike: each sees other samples, or other parts of them, and
+gradients are averaged over both."""
 
 from __future__ import annotations
 
@@ -64,21 +66,26 @@ def directions(strategy: DistributedStrategy, world_size: int) -> Directions:
         if degree == -1:
             if world_size % rest:
                 raise ValueError(
-                    f"hybrid_configs: the other degrees' product {rest} does not divide the {world_size} ranks, so {axis}_degree "
+                    f"hybrid_configs: the other degrees' product {rest} does not divide the "
+                    f"{world_size} ranks, so {axis}_degree "
                     f"cannot be inferred: {said}"
                 )
             given[axis] = world_size // rest
     product = math.prod(given.values())
     if product != world_size:
-        raise ValueError(f"hybrid_configs: expected degrees whose product is the {world_size} ranks, got {product}: {said}")
+        raise ValueError(
+            f"hybrid_configs: expected degrees whose product is the {world_size} ranks, got "
+            f"{product}: {said}"
+        )
     return Directions(given, tuple(configs["order"]))
 
 
 def hybrid_mesh(strategy: DistributedStrategy, device_type: str | None = None) -> DeviceMesh:
-    """A DeviceMesh of all ranks with the five directions of ``strategy.hybrid_configs``, in their order, by name.
+    """A DeviceMesh of all ranks with the five directions of ``strategy.hybrid_configs``, in their
+    order, by name.
 
-    ``mesh["mp"].get_group()`` is the process group of this rank's tensor parallel peers, ``mesh["dp"].get_local_rank()`` its
-    place among the data parallel ones.  All ranks call this.
+    ``mesh["mp"].get_group()`` is the process group of this rank's tensor parallel peers,
+    ``mesh["dp"].get_local_rank()`` its place among the data parallel ones.  All ranks call this.
 
     Args:
         device_type: "cuda" where there is a GPU, otherwise "cpu", unless given.
@@ -97,15 +104,21 @@ def _world_size() -> int:
 def _mesh(directions: Directions, device_type: str | None) -> DeviceMesh:
     from torch.distributed.device_mesh import DeviceMesh
 
-    return DeviceMesh(device_type or _device_type(), directions.ranks(), mesh_dim_names=directions.order)
+    return DeviceMesh(
+        device_type or _device_type(), directions.ranks(), mesh_dim_names=directions.order
+    )
 
 
 def parameter_mesh(directions: Directions, device_type: str | None = None) -> DeviceMesh:
-    """The mesh on which parameters live: ("pp", "replicas", "sharding", "mp"); see [Note: two meshes]."""
+    """The mesh on which parameters live: ("pp", "replicas", "sharding", "mp"); see [Note: two
+    meshes].
+    """
     from torch.distributed.device_mesh import DeviceMesh
 
     grid = directions.rank_grid(("pp", "dp", "sep", "sharding", "mp")).flatten(1, 2).contiguous()
-    return DeviceMesh(device_type or _device_type(), grid, mesh_dim_names=("pp", "replicas", "sharding", "mp"))
+    return DeviceMesh(
+        device_type or _device_type(), grid, mesh_dim_names=("pp", "replicas", "sharding", "mp")
+    )
 
 
 def _device_type() -> str:
@@ -115,8 +128,8 @@ def _device_type() -> str:
 def data_place(mesh: DeviceMesh) -> tuple[int, int]:
     """Which part of each batch is this rank's: its number, and the number of parts.
 
-    Data and sharding parallel ranks take different samples; pipeline, tensor and sequence parallel ones the same.
-    """
+    Data and sharding parallel ranks take different samples; pipeline, tensor and sequence parallel
+    ones the same."""
     return (
         mesh["dp"].get_local_rank() * mesh["sharding"].size() + mesh["sharding"].get_local_rank(),
         mesh["dp"].size() * mesh["sharding"].size(),
@@ -130,4 +143,6 @@ def divides(what: str, count: int, degree: int, axis: str, where: Any) -> None:
         ValueError: it cannot.
     """
     if count % degree:
-        raise ValueError(f"{where}: {what} {count} does not divide evenly by {axis}_degree {degree}")
+        raise ValueError(
+            f"{where}: {what} {count} does not divide evenly by {axis}_degree {degree}"
+        )

@@ -8,9 +8,9 @@
     model = hybrid_parallel(Net(), strategy, tensor_plan=plan, stages=["blocks.2"], loss_fn=loss)
     optimizer = hybrid_optimizer(torch.optim.Adam(model.parameters()), model)
 
-In this order: the model is cut into stages (pp), tensors into parts (mp), attention is made to see whole sequences (sep), and at
-last FSDP2 averages gradients (dp, sep) and shards parameters, gradients and state (sharding).
-"""
+In this order: the model is cut into stages (pp), tensors into parts (mp), attention is made to see
+whole sequences (sep), and at last FSDP2 averages gradients (dp, sep) and shards parameters,
+gradients and state (sharding)."""
 
 from __future__ import annotations
 
@@ -57,22 +57,27 @@ def hybrid_parallel(
     stages: Sequence[str] = (),
     loss_fn: Loss | None = None,
 ) -> nn.Module:
-    """Makes a model parallel; its values are rank 0's.  All ranks call this, with the same whole model on their devices.
+    """Makes a model parallel; its values are rank 0's.  All ranks call this, with the same whole
+    model on their devices.
 
     Args:
-        strategy: its ``hybrid_configs``; with ``pp_degree`` also ``pipeline_configs``: a batch is cut into ``accumulate_steps``
-            micro batches, of ``micro_batch_size`` samples where that is above 1.
-        tensor_plan: which modules are cut in the "mp" direction, and how; see ``trainer.hybrid.tensor``.
-        stages: the names of the modules that begin stages 1, 2, ... in the "pp" direction; without, the model's forward says it
-            by ``device_guard``.
+        strategy: its ``hybrid_configs``; with ``pp_degree`` also ``pipeline_configs``: a batch is
+            cut into ``accumulate_steps`` micro batches, of ``micro_batch_size`` samples where that
+            is above 1.
+        tensor_plan: which modules are cut in the "mp" direction, and how; see
+            ``trainer.hybrid.tensor``.
+        stages: the names of the modules that begin stages 1, 2, ... in the "pp" direction; without,
+            the model's forward says it by ``device_guard``.
         loss_fn: with ``pp_degree``: (output, target) -> the mean loss.
 
     Returns:
-        With a ``pp_degree`` above 1 a :class:`Pipeline`, which has this rank's stage; otherwise the same module, changed in
-        place.  Its parameters are not the former ones: make the optimizer afterwards.
+        With a ``pp_degree`` above 1 a :class:`Pipeline`, which has this rank's stage; otherwise the
+        same module, changed in place.  Its parameters are not the former ones: make the optimizer
+        afterwards.
 
     Raises:
-        ValueError: degrees whose product is not the number of ranks, or whatever does not divide evenly.
+        ValueError: degrees whose product is not the number of ranks, or whatever does not divide
+            evenly.
         FingerprintMismatch: the ranks' models differ.
     """
     environment()
@@ -97,18 +102,25 @@ def hybrid_parallel(
     return result
 
 
-def _check(model: nn.Module, here: Directions, plan: Any, stages: Sequence[str], loss_fn: Any) -> None:
+def _check(
+    model: nn.Module, here: Directions, plan: Any, stages: Sequence[str], loss_fn: Any
+) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if model in _made:
         raise ValueError("model: hybrid_parallel was called for it before")
     if (here.degrees["mp"] > 1) != bool(plan):
         got = f"mp_degree {here.degrees['mp']} and {plan!r}"
-        raise ValueError(f"tensor_plan: expected one if and only if mp_degree is above 1, got {got}")
+        raise ValueError(
+            f"tensor_plan: expected one if and only if mp_degree is above 1, got {got}"
+        )
     if here.degrees["pp"] == 1 and (stages or loss_fn is not None):
         raise ValueError("stages, loss_fn: they have an effect with a pp_degree above 1 only")
     if here.degrees["pp"] > 1 and loss_fn is None:
-        raise ValueError(f"loss_fn: expected one with pp_degree {here.degrees['pp']}, got none: the last stage computes the loss")
+        raise ValueError(
+            f"loss_fn: expected one with pp_degree {here.degrees['pp']}, got none: the last stage "
+            "computes the loss"
+        )
 
 
 def _staged(
@@ -126,7 +138,9 @@ def _staged(
     stage = stages_of(model, list(begins), here.degrees["pp"])[mesh["pp"].get_local_rank()]
     configs = strategy.pipeline_configs
     group = mesh["pp"].get_group()
-    return stage.module, Pipeline(model, stage, group, configs["accumulate_steps"], configs["micro_batch_size"], loss_fn)
+    return stage.module, Pipeline(
+        model, stage, group, configs["accumulate_steps"], configs["micro_batch_size"], loss_fn
+    )
 
 
 def _sequence_group(here: Directions) -> dist.ProcessGroup:
@@ -138,7 +152,9 @@ def _sequence_group(here: Directions) -> dist.ProcessGroup:
 
 
 def _average(part: nn.Module, mesh: DeviceMesh) -> None:
-    """FSDP2 over samples: gradients are averaged over replicas, everything is sharded in the "sharding" direction."""
+    """FSDP2 over samples: gradients are averaged over replicas, everything is sharded in the
+    "sharding" direction.
+    """
     from torch.distributed.fsdp import fully_shard
 
     from trainer.sharding.units import units_of
@@ -149,15 +165,20 @@ def _average(part: nn.Module, mesh: DeviceMesh) -> None:
         fully_shard(unit, mesh=over, reshard_after_forward=cut)
 
 
-def hybrid_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, grad_clip: GradClip | None = None) -> ShardedOptimizer:
-    """The optimizer of a model that :func:`hybrid_parallel` returned; it steps this rank's part of each parameter.
+def hybrid_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, grad_clip: GradClip | None = None
+) -> ShardedOptimizer:
+    """The optimizer of a model that :func:`hybrid_parallel` returned; it steps this rank's part of
+    each parameter.
 
     Args:
         optimizer: element-wise, over the returned model's parameters.
-        grad_clip: of the averaged gradient of the whole model, all stages together, as a single node would.
+        grad_clip: of the averaged gradient of the whole model, all stages together, as a single
+            node would.
 
     Raises:
-        ValueError: the model was not made by ``hybrid_parallel``, or the optimizer's rule looks at whole tensors.
+        ValueError: the model was not made by ``hybrid_parallel``, or the optimizer's rule looks at
+            whole tensors.
     """
     from trainer.hybrid.pieces import LocalPieces
 
@@ -169,9 +190,14 @@ def hybrid_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, grad_cl
     strange = mine.difference(model.parameters())
     if strange:
         raise ValueError(
-            f"optimizer: a parameter of shape {tuple(strange.pop().shape)} is none of the model's: make it after hybrid_parallel"
+            f"optimizer: a parameter of shape {tuple(strange.pop().shape)} is none of the "
+            "model's: make it after hybrid_parallel"
         )
-    parameters = [parameter for parameter in model.parameters() if parameter in mine and parameter.requires_grad]
+    parameters = [
+        parameter
+        for parameter in model.parameters()
+        if parameter in mine and parameter.requires_grad
+    ]
     if grad_clip is None:
         grad_clip = getattr(optimizer, "grad_clip", None)
     pieces = LocalPieces(parameters, _made[model].mesh)
@@ -198,10 +224,12 @@ def hybrid_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def hybrid_load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
-    """Gives a model that :func:`hybrid_parallel` returned the values of a whole ``state_dict()``; each rank takes its part.
+    """Gives a model that :func:`hybrid_parallel` returned the values of a whole ``state_dict()``;
+    each rank takes its part.
 
     Raises:
-        ValueError: the model was not made by ``hybrid_parallel``, or names or shapes differ from the model's.
+        ValueError: the model was not made by ``hybrid_parallel``, or names or shapes differ from
+            the model's.
     """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -209,14 +237,21 @@ def hybrid_load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -
         raise ValueError("model: expected the one that hybrid_parallel returned")
     odd = sorted(set(_made[model].names).symmetric_difference(state_dict))
     if odd:
-        raise ValueError(f"state_dict: expected the whole model's names, got others: {', '.join(odd[:5])}")
+        raise ValueError(
+            f"state_dict: expected the whole model's names, got others: {', '.join(odd[:5])}"
+        )
     with torch.no_grad():
         for name, mine in model.state_dict().items():
             value = state_dict[name].detach().to(mine.device)
             if value.shape != mine.shape:
-                raise ValueError(f"state_dict: {name!r}: expected the shape {tuple(mine.shape)}, got {tuple(value.shape)}")
+                raise ValueError(
+                    f"state_dict: {name!r}: expected the shape {tuple(mine.shape)}, got "
+                    f"{tuple(value.shape)}"
+                )
             if isinstance(mine, DTensor):
-                value = distribute_tensor(value, mine.device_mesh, mine.placements, src_data_rank=None)
+                value = distribute_tensor(
+                    value, mine.device_mesh, mine.placements, src_data_rank=None
+                )
             mine.copy_(value)
 
 
@@ -226,8 +261,13 @@ def _from_stage(tensor: Tensor | None, group: dist.ProcessGroup) -> Tensor:
         assert tensor is not None
         return tensor
     rank, none = dist.get_rank(group), dist.get_world_size(group)
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
-    head = torch.full((12,), -1, dtype=torch.int64, device=device)  # owner, dtype, dimensions, shape
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if dist.get_backend(group) == "nccl"
+        else torch.device("cpu")
+    )
+    # owner, dtype, dimensions, shape
+    head = torch.full((12,), -1, dtype=torch.int64, device=device)
     owner = torch.tensor(none if tensor is None else rank, device=device)
     dist.all_reduce(owner, op=dist.ReduceOp.MIN, group=group)
     source = int(owner.item())
@@ -247,6 +287,15 @@ def _from_stage(tensor: Tensor | None, group: dist.ProcessGroup) -> Tensor:
 
 
 _DTYPES = [
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8),
+    *(
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+    ),
     *(torch.uint8, torch.bool),
 ]

@@ -1,7 +1,8 @@
-"""What of each parameter this rank's optimizer steps, where torch's DTensors say how parameters are cut; on any mesh.
+"""What of each parameter this rank's optimizer steps, where torch's DTensors say how parameters are
+cut; on any mesh.
 
-The optimizer sees plain local tensors: parameters on different meshes (cut in two directions, in one, in none) can share a group.
-"""
+The optimizer sees plain local tensors: parameters on different meshes (cut in two directions, in
+one, in none) can share a group."""
 
 from __future__ import annotations
 
@@ -31,12 +32,16 @@ class LocalPieces(Pieces):
         self.former = {}
         self.of = {}
         for parameter in parameters:
-            self.of[parameter] = parameter if parameter in self.whole else nn.Parameter(_local(parameter.detach()))
+            self.of[parameter] = (
+                parameter if parameter in self.whole else nn.Parameter(_local(parameter.detach()))
+            )
             if parameter not in self.whole:
                 parameter.register_post_accumulate_grad_hook(self._hand)  # type: ignore[no-untyped-call]  # torch's own
 
     def _hand(self, parameter: Tensor) -> None:
-        """The parameter's gradient is the piece's, after what ranks have only summands of was summed."""
+        """The parameter's gradient is the piece's, after what ranks have only summands of was
+        summed.
+        """
         assert isinstance(parameter, nn.Parameter) and isinstance(parameter, DTensor)
         gradient = parameter.grad
         if gradient is None:
@@ -67,7 +72,11 @@ class LocalPieces(Pieces):
         if not isinstance(parameter, DTensor):
             return value.detach().to(parameter.device, copy=True)
         whole = value.detach().to(self.of[parameter].device)
-        return _local(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)).clone()
+        return _local(
+            distribute_tensor(
+                whole, parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
+        ).clone()
 
     def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
         return {parameter: self._join(parameter, value) for parameter, value in values.items()}
@@ -76,14 +85,20 @@ class LocalPieces(Pieces):
         if not isinstance(parameter, DTensor):
             return value.clone()
         form = (value, parameter.device_mesh, parameter.placements)
-        return whole_of(DTensor.from_local(*form, run_check=False, shape=parameter.shape, stride=parameter.stride()))
+        return whole_of(
+            DTensor.from_local(
+                *form, run_check=False, shape=parameter.shape, stride=parameter.stride()
+            )
+        )
 
     def full(self, tensor: Tensor) -> Tensor:
         return whole_of(tensor)
 
     def summed(self, parameters: Sequence[nn.Parameter], squares: Tensor) -> Tensor:
         for name in ("sharding", "mp"):
-            cut = torch.tensor([self._cut_in(parameter, name) for parameter in parameters], device=squares.device)
+            cut = torch.tensor(
+                [self._cut_in(parameter, name) for parameter in parameters], device=squares.device
+            )
             total = squares * cut
             dist.all_reduce(total, group=self._mesh[name].get_group())
             squares = torch.where(cut, total, squares)
@@ -99,7 +114,10 @@ class LocalPieces(Pieces):
         if not isinstance(parameter, DTensor):
             return False
         names = parameter.device_mesh.mesh_dim_names or ()
-        return any(one == name and not how.is_replicate() for one, how in zip(names, parameter.placements, strict=True))
+        return any(
+            one == name and not how.is_replicate()
+            for one, how in zip(names, parameter.placements, strict=True)
+        )
 
 
 def _local(tensor: Tensor) -> Tensor:

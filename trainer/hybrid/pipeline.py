@@ -1,4 +1,5 @@
-"""One rank's stage of a pipelined model, on torch.distributed.pipelining: micro batches, a forward and a backward in turn (1F1B).
+"""One rank's stage of a pipelined model, on torch.distributed.pipelining: micro batches, a forward
+and a backward in turn (1F1B).
 
 (Narayanan et al.: PipeDream-2BW, memory-efficient pipeline-parallel DNN training, 2021.)
 """
@@ -19,15 +20,16 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 class Pipeline(nn.Module):
-    """This rank's stage of a model: its parameters are those of the stage, with the names that they have in the model.
+    """This rank's stage of a model: its parameters are those of the stage, with the names that they
+    have in the model.
 
     ::
 
         loss = pipeline.forward_backward(x, target=y)     # in the place of loss = loss_fn(model(x), y); loss.backward()
         optimizer.step()
 
-    All ranks of the pipeline give the same batch.  The gradient is that of the mean over micro batches, which is ``loss_fn``'s
-    own where it is a mean over samples.
+    All ranks of the pipeline give the same batch.  The gradient is that of the mean over micro
+    batches, which is ``loss_fn``'s own where it is a mean over samples.
 
     Args:
         model: the whole one, for the names of its inputs.
@@ -42,7 +44,13 @@ class Pipeline(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, stage: Stage, group: dist.ProcessGroup, micro_batches: int, micro_size: int, loss_fn: Loss
+        self,
+        model: nn.Module,
+        stage: Stage,
+        group: dist.ProcessGroup,
+        micro_batches: int,
+        micro_size: int,
+        loss_fn: Loss,
     ) -> None:
         super().__init__()
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -50,17 +58,23 @@ class Pipeline(nn.Module):
         index, count = dist.get_rank(group), dist.get_world_size(group)
         if micro_batches < count:
             raise ValueError(
-                f"pipeline_configs: expected accumulate_steps (micro batches) of at least pp_degree {count}, got {micro_batches}"
+                "pipeline_configs: expected accumulate_steps (micro batches) of at least "
+                f"pp_degree {count}, got {micro_batches}"
             )
         self.stage, self._inputs, self._group = stage.module, stage.inputs, group
         self._names = batch_names(model)
         self._micro_batches, self._micro_size = micro_batches, micro_size
         self._first, self._last = index == 0, index == count - 1
-        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self._make: Callable[[], Any] = lambda: Schedule1F1B(
-            PipelineStage(self.stage, index, count, self._device, group=group), micro_batches, loss_fn=loss_fn
+        self._device = next(
+            (parameter.device for parameter in model.parameters()), torch.device("cpu")
         )
-        self._schedules: dict[tuple[Any, ...], Any] = {}  # by the shapes of the batch: a stage's buffers have one shape
+        self._make: Callable[[], Any] = lambda: Schedule1F1B(
+            PipelineStage(self.stage, index, count, self._device, group=group),
+            micro_batches,
+            loss_fn=loss_fn,
+        )
+        # by the shapes of the batch: a stage's buffers have one shape
+        self._schedules: dict[tuple[Any, ...], Any] = {}
 
     def forward_backward(self, *args: Tensor, target: Tensor, **kwargs: Tensor) -> Tensor:
         """Runs a batch forward and backward; gradients add to ``p.grad``.
@@ -88,19 +102,32 @@ class Pipeline(nn.Module):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError("this rank has one stage of the model: call forward_backward(*inputs, target=...) or evaluate")
+        raise RuntimeError(
+            "this rank has one stage of the model: call forward_backward(*inputs, target=...) or "
+            "evaluate"
+        )
 
-    def _run(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], target: Tensor, what: str) -> Tensor:
+    def _run(
+        self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], target: Tensor, what: str
+    ) -> Tensor:
         given = dict(zip(self._names, args, strict=False)) | kwargs
         for name, tensor in (*given.items(), ("target", target)):
             count, samples = self._micro_batches, tensor.shape[0]
             if samples % count:
-                raise ValueError(f"{name}: expected a batch that {count} micro batches divide evenly, got {samples} samples")
+                raise ValueError(
+                    f"{name}: expected a batch that {count} micro batches divide evenly, got "
+                    f"{samples} samples"
+                )
             if self._micro_size > 1 and samples != count * self._micro_size:
-                raise ValueError(f"{name}: expected {count} micro batches of {self._micro_size} samples, got {samples} samples")
+                raise ValueError(
+                    f"{name}: expected {count} micro batches of {self._micro_size} samples, got "
+                    f"{samples} samples"
+                )
         missing = [name for name in self._inputs if name not in given]
         if missing:
-            raise TypeError(f"forward_backward: this rank's stage needs the model's input {missing[0]!r}")
+            raise TypeError(
+                f"forward_backward: this rank's stage needs the model's input {missing[0]!r}"
+            )
         mine = {name: given[name] for name in self._inputs}
         losses: list[Tensor] = []
         wanted: dict[str, Any] = {"target": target, "losses": losses} if self._last else {}
@@ -110,7 +137,11 @@ class Pipeline(nn.Module):
                 run(*mine.values(), **wanted)
             else:
                 run(**mine, **wanted)
-            loss = torch.stack(losses).detach().mean() if self._last else torch.zeros((), device=self._device)
+            loss = (
+                torch.stack(losses).detach().mean()
+                if self._last
+                else torch.zeros((), device=self._device)
+            )
             dist.broadcast(loss, group=self._group, group_src=dist.get_world_size(self._group) - 1)
         return loss
 

@@ -1,12 +1,14 @@
-"""Sequence parallelism: each rank has a part of every sequence; attention sees whole sequences, a part of the heads at a time.
+"""Sequence parallelism: each rank has a part of every sequence; attention sees whole sequences, a
+part of the heads at a time.
 
 ::
 
     rank 0   tokens 0..3, all heads  --all-to-all-->  all tokens, heads 0..1  --attention, all-to-all-->  tokens 0..3, all heads
     rank 1   tokens 4..7, all heads                   all tokens, heads 2..3                              tokens 4..7, all heads
 
-Whatever works on each token by itself needs nothing.  ``torch.nn.functional.scaled_dot_product_attention``, called in the
-model's forward, is replaced.  (Jacobs et al.: DeepSpeed Ulysses, 2023.)  Positions are inputs: a rank's tokens do not begin at 0.
+Whatever works on each token by itself needs nothing.
+``torch.nn.functional.scaled_dot_product_attention``, called in the model's forward, is replaced.
+(Jacobs et al.: DeepSpeed Ulysses, 2023.)  Positions are inputs: a rank's tokens do not begin at 0.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ def split_sequence(tensor: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
     Raises:
         ValueError: the sequence's length is no multiple of the sep degree.
     """
-    divides("length", tensor.shape[dim], mesh["sep"].size(), "sep", f"dimension {dim} of a tensor of shape {tuple(tensor.shape)}")
+    divides(
+        "length",
+        tensor.shape[dim],
+        mesh["sep"].size(),
+        "sep",
+        f"dimension {dim} of a tensor of shape {tuple(tensor.shape)}",
+    )
     return tensor.chunk(mesh["sep"].size(), dim)[mesh["sep"].get_local_rank()].contiguous()
 
 
@@ -73,18 +81,27 @@ def _to_heads(tensor: Tensor, group: dist.ProcessGroup, ranks: int) -> Tensor:
 def _to_time(tensor: Tensor, group: dist.ProcessGroup, ranks: int) -> Tensor:
     """[batch, heads / n, time, size] -> [batch, heads, time / n, size]"""
     batch, heads, time, size = tensor.shape
-    parts = tensor.reshape(batch, heads, ranks, time // ranks, size).permute(2, 0, 1, 3, 4).contiguous()
+    parts = (
+        tensor.reshape(batch, heads, ranks, time // ranks, size).permute(2, 0, 1, 3, 4).contiguous()
+    )
     received: Tensor = _Exchange.apply(parts, group)  # type: ignore[no-untyped-call]  # torch's own
     return received.transpose(0, 1).reshape(batch, ranks * heads, time // ranks, size)
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup, attn_mask: Tensor | None = None, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: dist.ProcessGroup,
+    attn_mask: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
-    """``scaled_dot_product_attention`` of sequences whose parts lie on the ranks of a group, in the order of the ranks.
+    """``scaled_dot_product_attention`` of sequences whose parts lie on the ranks of a group, in the
+    order of the ranks.
 
     Args:
-        query, key, value: [batch, heads, time / n, size]; all ranks have all heads, which n divides.
+        query, key, value: [batch, heads, time / n, size]; all ranks have all heads, which n
+            divides.
         attn_mask: for whole sequences: its last dimension is the whole time.
         options: as torch's: dropout_p, is_causal, scale, enable_gqa.
 
@@ -97,14 +114,18 @@ def attention(
     ranks = dist.get_world_size(group)
     if query.dim() != 4:
         raise ValueError(
-            f"sep_degree {ranks}: expected attention over [batch, heads, time, size], got the shape {tuple(query.shape)}"
+            f"sep_degree {ranks}: expected attention over [batch, heads, time, size], got the "
+            f"shape {tuple(query.shape)}"
         )
     if attn_mask is not None and attn_mask.shape[-1] != ranks * key.shape[2]:
         raise ValueError(
-            f"attn_mask: expected one for the whole sequence of {ranks * key.shape[2]}, got the shape {tuple(attn_mask.shape)}"
+            f"attn_mask: expected one for the whole sequence of {ranks * key.shape[2]}, got the "
+            f"shape {tuple(attn_mask.shape)}"
         )
     parts = [_to_heads(tensor, group, ranks) for tensor in (query, key, value)]
-    result = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], attn_mask=attn_mask, **options)
+    result = F.scaled_dot_product_attention(
+        parts[0], parts[1], parts[2], attn_mask=attn_mask, **options
+    )
     return _to_time(result, group, ranks)
 
 
@@ -116,12 +137,18 @@ class _Replaced(TorchFunctionMode):
         self._group = group
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        return attention(**dict(zip(names, args, strict=False)), **(kwargs or {}), group=self._group)
+        return attention(
+            **dict(zip(names, args, strict=False)), **(kwargs or {}), group=self._group
+        )
 
 
 def replace_attention(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -1,4 +1,5 @@
-"""A model cut into pipeline stages: by the names of the modules that begin one, or by ``device_guard`` in its forward.
+"""A model cut into pipeline stages: by the names of the modules that begin one, or by
+``device_guard`` in its forward.
 
 ::
 
@@ -9,9 +10,9 @@
             with device_guard("stage:1"):
                 return self.head(x)
 
-The outermost forward is traced with torch.fx, its modules as they are, so that each stage runs the model's own modules.  Values
-that a later stage needs travel through the stages between; inputs of the model do not travel, every stage has the batch.
-"""
+The outermost forward is traced with torch.fx, its modules as they are, so that each stage runs the
+model's own modules.  Values that a later stage needs travel through the stages between; inputs of
+the model do not travel, every stage has the batch."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _guards: list[int] = []
 
 @contextmanager
 def device_guard(device: str | int) -> Iterator[None]:
-    """What a traced forward computes inside belongs to this stage; without a trace under way nothing happens.
+    """What a traced forward computes inside belongs to this stage; without a trace under way
+    nothing happens.
 
     Args:
         device: the stage's number, alone or after a colon: 1, "stage:1", "gpu:1".
@@ -38,7 +40,9 @@ def device_guard(device: str | int) -> Iterator[None]:
     """
     found = re.fullmatch(r"(?:[a-z]+:)?(\d+)", str(device))
     if found is None:
-        raise ValueError(f"device_guard: expected a stage's number, as in 1 or 'stage:1', got {device!r}")
+        raise ValueError(
+            f"device_guard: expected a stage's number, as in 1 or 'stage:1', got {device!r}"
+        )
     _guards.append(int(found[1]))
     try:
         yield
@@ -51,7 +55,8 @@ class Stage:
     """One stage of a model.
 
     Attributes:
-        module: takes what the stage before gives, then its ``inputs`` of the model; has the names of the model's modules.
+        module: takes what the stage before gives, then its ``inputs`` of the model; has the names
+            of the model's modules.
         inputs: the model's inputs that it needs, by name.
     """
 
@@ -86,11 +91,12 @@ def stages_of(model: nn.Module, begins: Sequence[str], count: int) -> list[Stage
     """Cuts a model into ``count`` stages.
 
     Args:
-        begins: the names of the modules that begin stages 1, 2, ...; empty: ``device_guard`` in the model's forward says it.
+        begins: the names of the modules that begin stages 1, 2, ...; empty: ``device_guard`` in the
+            model's forward says it.
 
     Raises:
-        ValueError: the model cannot be traced, a module is not called or in another order, there are not ``count`` stages, or a
-            tensor is used in two of them.
+        ValueError: the model cannot be traced, a module is not called or in another order, there
+            are not ``count`` stages, or a tensor is used in two of them.
     """
     graph = _traced(model, begins)
     place = _places(graph, count, begins)
@@ -103,20 +109,26 @@ def _traced(model: nn.Module, begins: Sequence[str]) -> fx.Graph:
     names = dict(model.named_modules())
     for name in begins:
         if name not in names:
-            raise ValueError(f"stages: the model has no module {name!r}; it has {', '.join(filter(None, names))}")
+            raise ValueError(
+                f"stages: the model has no module {name!r}; it has {', '.join(filter(None, names))}"
+            )
     tracer = _Tracer(begins)
     try:
         graph = tracer.trace(model)
     except Exception as error:
         raise ValueError(
-            f"stages: {type(model).__name__}'s forward cannot be traced with torch.fx, whose rules are: no branch on a tensor's "
+            f"stages: {type(model).__name__}'s forward cannot be traced with torch.fx, whose "
+            "rules are: no branch on a tensor's "
             f"value or shape outside its submodules; it said: {error}"
         ) from error
     missing = [name for name in begins if name not in tracer.reached]
     if missing:
         raise ValueError(f"stages: forward does not call {missing[0]!r}")
     if tracer.reached != list(begins):
-        raise ValueError(f"stages: forward calls them in the order {', '.join(tracer.reached)}, got {', '.join(begins)}")
+        raise ValueError(
+            f"stages: forward calls them in the order {', '.join(tracer.reached)}, got "
+            f"{', '.join(begins)}"
+        )
     return graph
 
 
@@ -128,28 +140,42 @@ def _places(graph: fx.Graph, count: int, begins: Sequence[str]) -> dict[fx.Node,
         if node.op in ("call_module", "call_function", "call_method"):
             here = node.meta["stage"]
             if here < last:
-                raise ValueError(f"stages: {node.name} belongs to stage {here}, and comes after what belongs to stage {last}")
+                raise ValueError(
+                    f"stages: {node.name} belongs to stage {here}, and comes after what belongs "
+                    f"to stage {last}"
+                )
             place[node] = last = here
     found = sorted(set(place.values()))
     if found != list(range(count)):
         how = f"stages={list(begins)}" if begins else "device_guard"
-        raise ValueError(f"pp_degree {count}: expected stages 0 to {count - 1}, got {', '.join(map(str, found))} by {how}")
+        raise ValueError(
+            f"pp_degree {count}: expected stages 0 to {count - 1}, got "
+            f"{', '.join(map(str, found))} by {how}"
+        )
     return place
 
 
 def _crossing(place: dict[fx.Node, int], boundary: int) -> list[fx.Node]:
-    """The values made up to stage ``boundary`` that a later one needs, in the order in which they were made."""
+    """The values made up to stage ``boundary`` that a later one needs, in the order in which they
+    were made.
+    """
     return [
         node
         for node, stage in place.items()
-        if stage <= boundary and any(user.op == "output" or place[user] > boundary for user in node.users)
+        if stage <= boundary
+        and any(user.op == "output" or place[user] > boundary for user in node.users)
     ]
 
 
-def _stage(model: nn.Module, whole: fx.Graph, place: dict[fx.Node, int], index: int, count: int) -> Stage:
+def _stage(
+    model: nn.Module, whole: fx.Graph, place: dict[fx.Node, int], index: int, count: int
+) -> Stage:
     """The graph of one stage, over the model's own modules."""
     graph = fx.Graph()
-    known = {node: graph.placeholder(node.name) for node in (_crossing(place, index - 1) if index else [])}
+    known = {
+        node: graph.placeholder(node.name)
+        for node in (_crossing(place, index - 1) if index else [])
+    }
     mine = [node for node, stage in place.items() if stage == index]
     needed = {source for node in mine for source in node.all_input_nodes}
     output = next(node for node in whole.nodes if node.op == "output")
@@ -176,7 +202,8 @@ def _check_ties(model: nn.Module, stages: Sequence[Stage]) -> None:
             if used.setdefault(id(parameter), index) != index:
                 name = names[id(parameter)]
                 raise ValueError(
-                    f"stages: {name!r} is used in stages {used[id(parameter)]} and {index}; a tensor can be in one only"
+                    f"stages: {name!r} is used in stages {used[id(parameter)]} and {index}; a "
+                    "tensor can be in one only"
                 )
     unused = [name for name, parameter in model.named_parameters() if id(parameter) not in used]
     if unused:

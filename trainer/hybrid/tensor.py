@@ -1,7 +1,7 @@
 """Tensor parallelism: which linear layers and embeddings are cut, and how, by the names of modules.
 
-A plan maps patterns of module names (as a shell's: ``*``, ``?``, ``[...]``; the first that matches decides) to a style of
-``torch.distributed.tensor.parallel``, or to a word for one:
+A plan maps patterns of module names (as a shell's: ``*``, ``?``, ``[...]``; the first that matches
+decides) to a style of ``torch.distributed.tensor.parallel``, or to a word for one:
 
 ==================  ==========================================  =====================================================
 word                a Linear's weight, or an Embedding's        takes and gives
@@ -12,10 +12,9 @@ word                a Linear's weight, or an Embedding's        takes and gives
 "rowwise_rep"       as rowwise                                  whole in, whole out (an input embedding)
 ==================  ==========================================  =====================================================
 
-An attention's query, key and value are "colwise", its output "rowwise"; its forward has to take the number of heads from the
-width that it sees (``view(batch, time, -1, head_size)``), because each rank has a part of them.  (Shoeybi et al.: Megatron-LM,
-2019.)
-"""
+An attention's query, key and value are "colwise", its output "rowwise"; its forward has to take the
+number of heads from the width that it sees (``view(batch, time, -1, head_size)``), because each
+rank has a part of them.  (Shoeybi et al.: Megatron-LM, 2019.)"""
 
 from __future__ import annotations
 
@@ -49,7 +48,8 @@ def _style(word: Any, pattern: str) -> Any:
         return word
     if word not in styles:
         raise ValueError(
-            f"tensor_plan[{pattern!r}]: expected one of {', '.join(map(repr, WORDS))} or a ParallelStyle, got {word!r}"
+            f"tensor_plan[{pattern!r}]: expected one of {', '.join(map(repr, WORDS))} or a "
+            f"ParallelStyle, got {word!r}"
         )
     return styles[word]()
 
@@ -63,7 +63,10 @@ def _check_widths(name: str, module: nn.Module, word: Any, degree: int) -> None:
     elif isinstance(module, nn.Embedding):
         width = "embedding_dim" if columns else "num_embeddings"
     else:
-        raise ValueError(f"{name}: {word!r} cuts a Linear or an Embedding, got {type(module).__name__}; give a ParallelStyle")
+        raise ValueError(
+            f"{name}: {word!r} cuts a Linear or an Embedding, got {type(module).__name__}; give a "
+            "ParallelStyle"
+        )
     divides(width, getattr(module, width), degree, "mp", name)
 
 
@@ -81,7 +84,8 @@ def planned(model: nn.Module, plan: Mapping[str, Any], degree: int) -> dict[str,
     """The style of each module that a plan names.
 
     Raises:
-        ValueError: a pattern decides for no module, or something does not divide evenly among ``degree`` ranks.
+        ValueError: a pattern decides for no module, or something does not divide evenly among
+            ``degree`` ranks.
     """
     found: dict[str, Any] = {}
     used = set()
@@ -95,13 +99,18 @@ def planned(model: nn.Module, plan: Mapping[str, Any], degree: int) -> dict[str,
     for pattern in plan:
         if pattern not in used:
             names = ", ".join(name for name, _ in model.named_modules() if name)
-            raise ValueError(f"tensor_plan: {pattern!r} matches no module, or others before it do; there are {names}")
+            raise ValueError(
+                f"tensor_plan: {pattern!r} matches no module, or others before it do; there are "
+                f"{names}"
+            )
     _check_heads(model, found, degree)
     return found
 
 
 def cut_tensors(model: nn.Module, styles: Mapping[str, Any], mesh: DeviceMesh) -> None:
-    """Cuts those of the named modules that ``model`` has, in place, over a mesh of one dimension."""
+    """Cuts those of the named modules that ``model`` has, in place, over a mesh of one
+    dimension.
+    """
     from torch.distributed.tensor.parallel import parallelize_module
 
     present = dict(model.named_modules())

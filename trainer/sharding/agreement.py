@@ -1,4 +1,6 @@
-"""Whether all ranks of a group do the same: who differs is said, before a collective waits for what never comes."""
+"""Whether all ranks of a group do the same: who differs is said, before a collective waits for what
+never comes.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,17 @@ def facts_of(model: nn.Module) -> dict[str, str]:
         gradient = "" if tensor.requires_grad else " without gradient"
         return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{gradient}"
 
-    return {name: form(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        name: form(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
 
 
 def agree(what: str, facts: Mapping[str, str], group: dist.ProcessGroup) -> None:
     """Compares facts over a group; all its ranks call this.
 
     Raises:
-        FingerprintMismatch: a rank's differ from those of the group's first; the message says which and how.
+        FingerprintMismatch: a rank's differ from those of the group's first; the message says which
+            and how.
         TimedOut: some rank does not come here.
     """
     ranks = dist.get_process_group_ranks(group)
@@ -41,5 +46,10 @@ def agree(what: str, facts: Mapping[str, str], group: dist.ProcessGroup) -> None
     first = json.loads(said[0])
     for rank, text in zip(ranks, said, strict=True):
         if text != said[0]:
-            found = differences(json.loads(text), first, f"trainer {ranks[0]}") or "the same in another order"
-            raise FingerprintMismatch(f"{what}: expected the same on all trainers, got on trainer {rank}: {found}")
+            found = (
+                differences(json.loads(text), first, f"trainer {ranks[0]}")
+                or "the same in another order"
+            )
+            raise FingerprintMismatch(
+                f"{what}: expected the same on all trainers, got on trainer {rank}: {found}"
+            )

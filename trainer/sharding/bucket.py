@@ -1,12 +1,13 @@
-"""A bucket: parameters whose gradients travel together, laid out one after the other in a flat piece of memory.
+"""A bucket: parameters whose gradients travel together, laid out one after the other in a flat
+piece of memory.
 
 ::
 
     | weight ............ | bias | weight2 .................... | pad |      bucket.size elements
     | rank 0's                   | rank 1's                           |      bucket.share elements each
 
-A bucket's length is a multiple of the ranks, so that each rank's share is the same to the element, whatever the tensors' sizes:
-a model that is one large matrix is shared as evenly as one of many.
+A bucket's length is a multiple of the ranks, so that each rank's share is the same to the element,
+whatever the tensors' sizes: a model that is one large matrix is shared as evenly as one of many.
 """
 
 from __future__ import annotations
@@ -46,14 +47,18 @@ class Bucket:
             at += parameter.numel()
 
     def shares(self, rank: int) -> Iterator[tuple[nn.Parameter, int, int]]:
-        """What of each parameter is a rank's: its first element in the rank's share and the one after its last; maybe none."""
+        """What of each parameter is a rank's: its first element in the rank's share and the one
+        after its last; maybe none.
+        """
         low = rank * self.share
         for parameter, begin, end in self.spans():
             first, last = (min(max(at - low, 0), self.share) for at in (begin, end))
             yield parameter, first, last
 
     def memory(self, device: torch.device | None = None) -> Tensor:
-        """New memory for the whole bucket, on its parameters' device unless another is given; only the pad is set, to 0."""
+        """New memory for the whole bucket, on its parameters' device unless another is given; only
+        the pad is set, to 0.
+        """
         first = self.parameters[0]
         flat = torch.empty(self.size, dtype=first.dtype, device=device or first.device)
         flat[sum(parameter.numel() for parameter in self.parameters) :].zero_()
@@ -61,7 +66,8 @@ class Bucket:
 
 
 def buckets_of(parameters: Sequence[nn.Parameter], ranks: int, most: int) -> list[Bucket]:
-    """Buckets of at most ``most`` elements, in the order in which backward is likely to finish: the last parameters first.
+    """Buckets of at most ``most`` elements, in the order in which backward is likely to finish: the
+    last parameters first.
 
     A tensor of more elements has a bucket of its own; dtypes and devices are never mixed.
     """

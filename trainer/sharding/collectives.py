@@ -11,4 +11,6 @@ Collective = Callable[..., Any]
 
 # (output, input, group=, async_op=); torch 2.13 renamed them.
 all_gather: Collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter: Collective = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+reduce_scatter: Collective = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)

@@ -17,28 +17,40 @@ from trainer.sharding.optimizer import ShardedOptimizer
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
 
 
-def save_group_sharded_model(model: nn.Module, output: str | os.PathLike[str], optimizer: ShardedOptimizer | None = None) -> None:
-    """Writes ``model.safetensors``, and ``optimizer.pt`` if an optimizer is given, to the directory ``output``.
+def save_group_sharded_model(
+    model: nn.Module, output: str | os.PathLike[str], optimizer: ShardedOptimizer | None = None
+) -> None:
+    """Writes ``model.safetensors``, and ``optimizer.pt`` if an optimizer is given, to the directory
+    ``output``.
 
-    They are what a single node would save: ``safetensors.torch.load_file`` gives the model's ``state_dict()``, ``torch.load`` the
-    state_dict of the optimizer that was given to ``group_sharded_parallel``.  All ranks of the group call this; its first writes.
+    They are what a single node would save: ``safetensors.torch.load_file`` gives the model's
+    ``state_dict()``, ``torch.load`` the state_dict of the optimizer that was given to
+    ``group_sharded_parallel``.  All ranks of the group call this; its first writes.
 
     Raises:
-        ValueError: the model was not sharded by ``group_sharded_parallel``, or ``output`` is a file.
+        ValueError: the model was not sharded by ``group_sharded_parallel``, or ``output`` is a
+            file.
         TypeError: the optimizer is not the one that ``group_sharded_parallel`` returned.
         OSError: the directory cannot be written.
     """
     if model not in sharded:
-        raise ValueError("model: expected the one that group_sharded_parallel returned, got one that is not sharded")
+        raise ValueError(
+            "model: expected the one that group_sharded_parallel returned, got one that is not "
+            "sharded"
+        )
     if optimizer is not None and not isinstance(optimizer, ShardedOptimizer):
-        raise TypeError(f"optimizer: expected the one that group_sharded_parallel returned, got {type(optimizer).__name__}")
+        raise TypeError(
+            "optimizer: expected the one that group_sharded_parallel returned, got "
+            f"{type(optimizer).__name__}"
+        )
     directory, group = Path(output), sharded[model].group
     if directory.is_file():
         raise ValueError(f"output: expected a directory, got the file {str(directory)!r}")
     writes = dist.get_rank(group) == 0
     tensors = {}
     for name, tensor in model.state_dict().items():
-        whole = sharded[model].full(tensor)  # one at a time, so that no rank but the first holds more than one of them
+        # one at a time, so that no rank but the first holds more than one of them
+        whole = sharded[model].full(tensor)
         if writes:
             tensors[name] = whole.detach().to("cpu", copy=True)
     state = optimizer.state_dict() if optimizer is not None else None
@@ -66,4 +78,6 @@ def _agree(failed: OSError | None, group: dist.ProcessGroup, device: torch.devic
     if failed is not None:
         raise failed
     if mark.item():
-        raise OSError("save_group_sharded_model: the group's first rank could not write; its error says why")
+        raise OSError(
+            "save_group_sharded_model: the group's first rank could not write; its error says why"
+        )

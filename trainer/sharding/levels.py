@@ -8,15 +8,18 @@ level     divided                                             bytes on each of n
 "p_g_os"  and parameters                                      (P + G + 2P)/n, and the unit in use
 ========  ==================================================  =======================================
 
-P bytes of parameters, G of gradients.  (Rajbhandari et al.: ZeRO, memory optimizations toward training trillion parameter models,
-2020; Zhao et al.: PyTorch FSDP, 2023.)  Each option's effect:
+P bytes of parameters, G of gradients.  (Rajbhandari et al.: ZeRO, memory optimizations toward
+training trillion parameter models, 2020; Zhao et al.: PyTorch FSDP, 2023.)  Each option's effect:
 
-- ``offload``: what the optimizer steps, and its state, lie on the host; at "p_g_os" the shards too.  On the CPU they do anyway.
+- ``offload``: what the optimizer steps, and its state, lie on the host; at "p_g_os" the shards too.
+  On the CPU they do anyway.
 - ``sync_buffers``: after each step the buffers are those of the group's first rank.
-- ``buffer_max_size``: elements of the gradients that travel in one reduction (at "p_g_os": of those too small to be sharded).
-- ``segment_size``: elements of the smallest tensor that is sharded ("p_g_os" only; the others are kept whole on every rank).
-- ``sync_comm``: collectives are waited for where they start, so that nothing overlaps with computing.
-"""
+- ``buffer_max_size``: elements of the gradients that travel in one reduction (at "p_g_os": of those
+  too small to be sharded).
+- ``segment_size``: elements of the smallest tensor that is sharded ("p_g_os" only; the others are
+  kept whole on every rank).
+- ``sync_comm``: collectives are waited for where they start, so that nothing overlaps with
+computing."""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ LEVELS = ("os", "os_g", "p_g_os")
 SEGMENT_SIZE = 2**20
 
 log = logging.getLogger(__name__)
-sharded: WeakKeyDictionary[nn.Module, Pieces] = WeakKeyDictionary()  # the models of this process that are
+# the models of this process that are
+sharded: WeakKeyDictionary[nn.Module, Pieces] = WeakKeyDictionary()
 
 
 def group_sharded_parallel(
@@ -56,15 +60,17 @@ def group_sharded_parallel(
     segment_size: int = SEGMENT_SIZE,
     sync_comm: bool = False,
 ) -> tuple[nn.Module, ShardedOptimizer, torch.amp.GradScaler | None]:
-    """Divides a model's training over the ranks of a group, with the values of the group's first rank.
+    """Divides a model's training over the ranks of a group, with the values of the group's first
+    rank.
 
-    Training equals that of one process on the concatenated batch.  All ranks of the group call this.  See the module's docstring
-    for what the levels and options do.
+    Training equals that of one process on the concatenated batch.  All ranks of the group call
+    this.  See the module's docstring for what the levels and options do.
 
     Args:
-        model: on its device already; the same module is returned.  At "os_g" its parameters have no ``grad`` between backward and
-            step; at "p_g_os" they are DTensors.
-        optimizer: element-wise, over parameters of the model; its groups, numbers, state and ``grad_clip`` are kept.
+        model: on its device already; the same module is returned.  At "os_g" its parameters have no
+            ``grad`` between backward and step; at "p_g_os" they are DTensors.
+        optimizer: element-wise, over parameters of the model; its groups, numbers, state and
+            ``grad_clip`` are kept.
         scaler: its state is kept; the one returned skips a step on all ranks where one overflows.
         group: None is all ranks.
 
@@ -72,14 +78,29 @@ def group_sharded_parallel(
         The model, the optimizer and the scaler to train with.
 
     Raises:
-        ValueError, TypeError: an argument that cannot be, or has no effect at this level; a rule that is not element-wise.
+        ValueError, TypeError: an argument that cannot be, or has no effect at this level; a rule
+            that is not element-wise.
         FingerprintMismatch: another rank has another model, or asks for something else.
         RuntimeError: the trainers have not met: call init_parallel_env() first.
     """
-    _check(model, optimizer, level, scaler, offload, sync_buffers, buffer_max_size, segment_size, sync_comm)
+    _check(
+        model,
+        optimizer,
+        level,
+        scaler,
+        offload,
+        sync_buffers,
+        buffer_max_size,
+        segment_size,
+        sync_comm,
+    )
     ranks, (inner, clip) = _group(group), _unwrapped(optimizer)
     names = _trainable(model, inner)
-    asked = {"level": level, "buffer_max_size": str(buffer_max_size), "segment_size": str(segment_size)}
+    asked = {
+        "level": level,
+        "buffer_max_size": str(buffer_max_size),
+        "segment_size": str(segment_size),
+    }
     agree("group_sharded_parallel", facts_of(model) | asked, ranks)
     device = next(iter(names.values())).device
     how = buffer_max_size, sync_comm, offload and not _already_there(device)
@@ -88,7 +109,9 @@ def group_sharded_parallel(
     else:
         pieces = Slices(list(names.values()), ranks, level == "os_g", *how)
     _same_buffers(model, ranks)
-    wrapped = ShardedOptimizer(inner, pieces, device, clip, (lambda: _same_buffers(model, ranks)) if sync_buffers else None)
+    wrapped = ShardedOptimizer(
+        inner, pieces, device, clip, (lambda: _same_buffers(model, ranks)) if sync_buffers else None
+    )
     if level == "os_g":
         _zero_grad_through(model, wrapped.zero_grad)
     sharded[model] = pieces
@@ -97,11 +120,20 @@ def group_sharded_parallel(
 
 def _already_there(device: torch.device) -> bool:
     if device.type == "cpu":
-        log.info("group_sharded_parallel: offload: the model is on the CPU, and so is the optimizer's state anyway")
+        log.info(
+            "group_sharded_parallel: offload: the model is on the CPU, and so is the optimizer's "
+            "state anyway"
+        )
     return device.type == "cpu"
 
 
-def _units(model: nn.Module, names: dict[str, nn.Parameter], group: dist.ProcessGroup, least: int, *rest: Any) -> Pieces:
+def _units(
+    model: nn.Module,
+    names: dict[str, nn.Parameter],
+    group: dist.ProcessGroup,
+    least: int,
+    *rest: Any,
+) -> Pieces:
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainer.sharding.units import Units  # FSDP2 takes half a second to import
@@ -109,7 +141,11 @@ def _units(model: nn.Module, names: dict[str, nn.Parameter], group: dist.Process
     mesh = DeviceMesh.from_group(group, next(iter(names.values())).device.type)
     pieces = Units(model, names, mesh, least, *rest)
     if len(pieces.whole) == len(names):
-        log.warning("group_sharded_parallel: level p_g_os: nothing is sharded: no tensor has segment_size=%d elements", least)
+        log.warning(
+            "group_sharded_parallel: level p_g_os: nothing is sharded: no tensor has "
+            "segment_size=%d elements",
+            least,
+        )
     return pieces
 
 
@@ -120,20 +156,30 @@ def _check(model: Any, optimizer: Any, level: Any, scaler: Any, *options: Any) -
     if model in sharded:
         raise ValueError("model: group_sharded_parallel was called for it before")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        raise TypeError(
+            f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler: expected a torch.amp.GradScaler, got {type(scaler).__name__}")
     if level not in LEVELS:
         raise ValueError(f"level: expected one of {', '.join(map(repr, LEVELS))}, got {level!r}")
     offload, sync_buffers, buffer_max_size, segment_size, sync_comm = options
-    for name, value in (("offload", offload), ("sync_buffers", sync_buffers), ("sync_comm", sync_comm)):
+    for name, value in (
+        ("offload", offload),
+        ("sync_buffers", sync_buffers),
+        ("sync_comm", sync_comm),
+    ):
         if not isinstance(value, bool):
             raise TypeError(f"{name}: expected True or False, got {value!r}")
     for name, value in (("buffer_max_size", buffer_max_size), ("segment_size", segment_size)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected a whole number of elements, 1 or more, got {value!r}")
+            raise ValueError(
+                f"{name}: expected a whole number of elements, 1 or more, got {value!r}"
+            )
     if level != "p_g_os" and segment_size != SEGMENT_SIZE:
-        raise ValueError(f"segment_size: has an effect at level 'p_g_os' only, got {segment_size} at {level!r}")
+        raise ValueError(
+            f"segment_size: has an effect at level 'p_g_os' only, got {segment_size} at {level!r}"
+        )
     if sync_buffers and not any(True for _ in model.buffers()):
         raise ValueError("sync_buffers: the model has no buffers; leave it out")
 
@@ -143,7 +189,10 @@ def _group(group: Any) -> dist.ProcessGroup:
     if group is None:
         return dist.group.WORLD  # type: ignore[return-value]  # set, since torch.distributed is initialized
     if group == dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(group) < 0:
-        raise ValueError(f"group: rank {dist.get_rank()} is not of the group; only its ranks call group_sharded_parallel")
+        raise ValueError(
+            f"group: rank {dist.get_rank()} is not of the group; only its ranks call "
+            "group_sharded_parallel"
+        )
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group: expected what new_group returns, got {type(group).__name__}")
     return group
@@ -153,10 +202,16 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer,
     """The optimizer of torch.optim, and the clipping that goes with it."""
     clip = getattr(optimizer, "grad_clip", None)
     if clip is not None and not isinstance(clip, GradClip):
-        raise TypeError(f"optimizer.grad_clip: expected one of transpiler's ClipGradBy..., got {type(clip).__name__}")
+        raise TypeError(
+            "optimizer.grad_clip: expected one of transpiler's ClipGradBy..., got "
+            f"{type(clip).__name__}"
+        )
     if isinstance(optimizer, DistributedOptimizer):
         if optimizer.communicator is not None:
-            raise ValueError("optimizer: its steps are taken by parameter servers; group_sharded_parallel needs none")
+            raise ValueError(
+                "optimizer: its steps are taken by parameter servers; group_sharded_parallel "
+                "needs none"
+            )
         optimizer = optimizer.inner
     for group in optimizer.param_groups:
         rule_of(optimizer, group)  # or says why its rule cannot be cut
@@ -168,8 +223,14 @@ def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     given = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     known = dict(model.named_parameters())
     for parameter in given.difference(known.values()):
-        raise ValueError(f"optimizer: a parameter of shape {tuple(parameter.shape)} is none of the model's")
-    found = {name: parameter for name, parameter in known.items() if parameter in given and parameter.requires_grad}
+        raise ValueError(
+            f"optimizer: a parameter of shape {tuple(parameter.shape)} is none of the model's"
+        )
+    found = {
+        name: parameter
+        for name, parameter in known.items()
+        if parameter in given and parameter.requires_grad
+    }
     if not found:
         raise ValueError("optimizer: expected a trainable parameter of the model, got none")
     devices = sorted({str(parameter.device) for parameter in found.values()})
@@ -180,17 +241,24 @@ def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 def _same_buffers(model: nn.Module, group: dist.ProcessGroup) -> None:
     """The buffers of the group's first rank, on all of them."""
-    works = [dist.broadcast(buffer, group=group, group_src=0, async_op=True) for buffer in model.buffers()]
+    works = [
+        dist.broadcast(buffer, group=group, group_src=0, async_op=True)
+        for buffer in model.buffers()
+    ]
     for work in works:
         work.wait()
 
 
 def _zero_grad_through(model: nn.Module, zero_grad: Callable[[bool], None]) -> None:
-    """``model.zero_grad()`` drops the pieces' gradients too, which no parameter of the model shows."""
+    """``model.zero_grad()`` drops the pieces' gradients too, which no parameter of the model
+    shows.
+    """
     object.__setattr__(model, "zero_grad", zero_grad)
 
 
-def _scaler(scaler: torch.amp.GradScaler | None, group: dist.ProcessGroup, device: torch.device) -> torch.amp.GradScaler | None:
+def _scaler(
+    scaler: torch.amp.GradScaler | None, group: dist.ProcessGroup, device: torch.device
+) -> torch.amp.GradScaler | None:
     if scaler is None or not scaler.is_enabled():
         return scaler
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler

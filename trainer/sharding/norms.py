@@ -1,4 +1,6 @@
-"""Clipping of gradients that lie in pieces on several ranks: the norms are those of the whole tensors."""
+"""Clipping of gradients that lie in pieces on several ranks: the norms are those of the whole
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from trainer.sharding.pieces import Pieces
-from transpiler.clip import ClipGradByGlobalNorm, ClipGradByValue, GradClip, clip_value, coefficient_of_norm
+from transpiler.clip import (
+    ClipGradByGlobalNorm,
+    ClipGradByValue,
+    GradClip,
+    clip_value,
+    coefficient_of_norm,
+)
 
 
 def clip_gradients(clip: GradClip, pieces: Pieces, device: torch.device) -> None:
-    """Clips every piece's gradient in place, as a single node would clip the whole ones; all ranks call this.
+    """Clips every piece's gradient in place, as a single node would clip the whole ones; all ranks
+    call this.
 
     Args:
         device: where the group communicates.
     """
-    present = [(parameter, piece) for parameter, piece in pieces.of.items() if piece.grad is not None]
+    present = [
+        (parameter, piece) for parameter, piece in pieces.of.items() if piece.grad is not None
+    ]
     if not present:
         return
     with torch.no_grad():
@@ -40,5 +51,7 @@ def _squares(pieces: Pieces, parameters: list[nn.Parameter], device: torch.devic
     """The square of each whole gradient's 2-norm: 1-D, float32, or float64 where a gradient is."""
     grads = [_gradient(pieces.of[parameter]) for parameter in parameters]
     dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
-    squares = torch.stack([torch.linalg.vector_norm(grad, dtype=dtype).to(device) for grad in grads]).square()
+    squares = torch.stack(
+        [torch.linalg.vector_norm(grad, dtype=dtype).to(device) for grad in grads]
+    ).square()
     return pieces.summed(parameters, squares)

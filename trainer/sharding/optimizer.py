@@ -1,4 +1,6 @@
-"""What ``group_sharded_parallel`` returns as the optimizer: the given one, stepping this rank's pieces."""
+"""What ``group_sharded_parallel`` returns as the optimizer: the given one, stepping this rank's
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from transpiler.clip import GradClip
 class ShardedOptimizer(torch.optim.Optimizer):
     """The optimizer of a sharded model; its groups hold this rank's pieces of the parameters.
 
-    Groups and state are those of the given optimizer, so a scheduler made for either moves both.  ``state_dict()`` is whole and
-    plain: what the given optimizer would have, had it trained alone.  Clip with ``grad_clip``: no piece has a whole gradient.
+    Groups and state are those of the given optimizer, so a scheduler made for either moves both.
+    ``state_dict()`` is whole and plain: what the given optimizer would have, had it trained alone.
+    Clip with ``grad_clip``: no piece has a whole gradient.
 
     Args:
         optimizer: the user's; from here on it steps pieces.
@@ -28,7 +31,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         after: called at the end of each step.
 
     Raises:
-        RuntimeError: at a step, a parameter that was frozen when the model was sharded has a gradient: nobody has averaged it.
+        RuntimeError: at a step, a parameter that was frozen when the model was sharded has a
+            gradient: nobody has averaged it.
     """
 
     def __init__(
@@ -58,13 +62,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._frozen += [parameter for parameter in present if parameter not in of]
             group["params"] = [_get(of, parameter) for parameter in present]
         self._inner.state.clear()
-        self._inner.state.update({_get(of, parameter): self._cut(parameter, state) for parameter, state in states.items()})
+        self._inner.state.update(
+            {
+                _get(of, parameter): self._cut(parameter, state)
+                for parameter, state in states.items()
+            }
+        )
         for parameter in former:
             parameter.data = parameter.data.new_empty(0)  # somebody may still hold it
         former.clear()
 
     def _share(self) -> None:
-        self.param_groups, self.state, self.defaults = self._inner.param_groups, self._inner.state, self._inner.defaults
+        self.param_groups, self.state, self.defaults = (
+            self._inner.param_groups,
+            self._inner.state,
+            self._inner.defaults,
+        )
 
     @property
     def inner(self) -> torch.optim.Optimizer:
@@ -90,8 +103,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for parameter in self._frozen:
             if parameter.grad is not None:
                 raise RuntimeError(
-                    f"a parameter of shape {tuple(parameter.shape)} was frozen when group_sharded_parallel was called and has a "
-                    "gradient now, which was not averaged over the ranks: call group_sharded_parallel after unfreezing"
+                    f"a parameter of shape {tuple(parameter.shape)} was frozen when "
+                    "group_sharded_parallel was called and has a "
+                    "gradient now, which was not averaged over the ranks: call "
+                    "group_sharded_parallel after unfreezing"
                 )
         self.pieces.refresh()
         with named():
@@ -114,7 +129,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             ValueError: always, after construction.
         """
         if self._made:
-            raise ValueError("add_param_group: expected all groups before group_sharded_parallel, which divides them once")
+            raise ValueError(
+                "add_param_group: expected all groups before group_sharded_parallel, which "
+                "divides them once"
+            )
         super().add_param_group(param_group)
 
     # ---- state ----
@@ -124,20 +142,29 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if parameter not in self.pieces.of:
             return state
         return {
-            key: self.pieces.part(parameter, value) if _shaped(key, value, parameter.shape) else value
+            key: self.pieces.part(parameter, value)
+            if _shaped(key, value, parameter.shape)
+            else value
             for key, value in state.items()
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Whole and plain on every rank, for the unsharded optimizer to load.  All ranks call this."""
+        """Whole and plain on every rank, for the unsharded optimizer to load.
+
+        All ranks call this.
+        """
         kept = super().state_dict()
         ordered = [piece for group in self.param_groups for piece in group["params"]]
-        whole: dict[int, dict[str, Any]] = {index: dict(state) for index, state in kept["state"].items()}
+        whole: dict[int, dict[str, Any]] = {
+            index: dict(state) for index, state in kept["state"].items()
+        }
         for key in sorted({key for state in whole.values() for key in state}):
             values = {
                 self._of[piece]: whole[index][key]
                 for index, piece in enumerate(ordered)
-                if piece in self._of and index in whole and _shaped(key, whole[index].get(key), piece.shape)
+                if piece in self._of
+                and index in whole
+                and _shaped(key, whole[index].get(key), piece.shape)
             }
             joined = self.pieces.joined(values)
             for index, piece in enumerate(ordered):
@@ -146,10 +173,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {**kept, "state": whole}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` or the unsharded optimizer wrote; every rank keeps its part."""
+        """Takes up what :meth:`state_dict` or the unsharded optimizer wrote; every rank keeps its
+        part.
+        """
         ordered = [piece for group in self.param_groups for piece in group["params"]]
         states = {
-            index: self._cut(self._of.get(ordered[int(index)]), state) if int(index) < len(ordered) else state
+            index: self._cut(self._of.get(ordered[int(index)]), state)
+            if int(index) < len(ordered)
+            else state
             for index, state in state_dict["state"].items()
         }
         self._inner.load_state_dict({**state_dict, "state": states})
@@ -165,5 +196,7 @@ def _get(of: Mapping[nn.Parameter, nn.Parameter], parameter: Any) -> nn.Paramete
 
 
 def _shaped(key: str, value: Any, shape: torch.Size) -> bool:
-    """Whether a state has an element for each of the parameter's; a count of steps has none, whatever its shape."""
+    """Whether a state has an element for each of the parameter's; a count of steps has none,
+    whatever its shape.
+    """
     return key != "step" and isinstance(value, Tensor) and value.shape == shape

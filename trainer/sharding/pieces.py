@@ -1,8 +1,9 @@
-"""What of a model's trainable parameters this rank's optimizer steps: one flat or local piece of each.
+"""What of a model's trainable parameters this rank's optimizer steps: one flat or local piece of
+each.
 
-An optimizer never sees that it is sharded: its groups hold pieces, plain parameters whose memory is part of the model's own (or a
-copy on the host, with ``offload``), and its state is as large as they are.
-"""
+An optimizer never sees that it is sharded: its groups hold pieces, plain parameters whose memory is
+part of the model's own (or a copy on the host, with ``offload``), and its state is as large as they
+are."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Pieces(ABC):
         group: the ranks that share the model.
         of: each of the model's parameters with its piece, which may have no elements.
         whole: those among the keys of ``of`` that every rank has whole.
-        former: the parameters that the optimizer knew before, where sharding has put others in their place: those others.
+        former: the parameters that the optimizer knew before, where sharding has put others in
+            their place: those others.
     """
 
     group: dist.ProcessGroup
@@ -49,30 +51,43 @@ class Pieces(ABC):
 
     @abstractmethod
     def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """This rank's copy of its part of a tensor of the parameter's shape, shaped as the piece is."""
+        """This rank's copy of its part of a tensor of the parameter's shape, shaped as the piece
+        is.
+        """
 
     def full(self, tensor: Tensor) -> Tensor:
         """A tensor of the model's ``state_dict()``, whole.  All ranks call this."""
         return tensor
 
     def summed(self, parameters: Sequence[nn.Parameter], squares: Tensor) -> Tensor:
-        """Numbers of this rank's pieces (1-D, one for each parameter), added up over the ranks that have other pieces of them."""
-        shared = torch.tensor([parameter not in self.whole for parameter in parameters], device=squares.device)
+        """Numbers of this rank's pieces (1-D, one for each parameter), added up over the ranks that
+        have other pieces of them.
+        """
+        shared = torch.tensor(
+            [parameter not in self.whole for parameter in parameters], device=squares.device
+        )
         total = squares * shared
         dist.all_reduce(total, group=self.group)
         return torch.where(shared, total, squares)
 
     def everywhere(self, total: Tensor) -> Tensor:
-        """A number of all of this rank's parameters, added up over ranks that have others; here there are none such."""
+        """A number of all of this rank's parameters, added up over ranks that have others; here
+        there are none such.
+        """
         return total
 
     @abstractmethod
     def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
-        """Tensors of the parameters' shapes from every rank's parts.  All ranks call this with the same keys."""
+        """Tensors of the parameters' shapes from every rank's parts.
+
+        All ranks call this with the same keys.
+        """
 
 
 def _own_memory(bucket: Bucket, group: dist.ProcessGroup) -> Tensor:
-    """The bucket's parameters as views of one flat piece of memory, with the values of the group's first rank."""
+    """The bucket's parameters as views of one flat piece of memory, with the values of the group's
+    first rank.
+    """
     flat = bucket.memory()
     for parameter, begin, end in bucket.spans():
         flat[begin:end].copy_(parameter.detach().reshape(-1))
@@ -82,10 +97,11 @@ def _own_memory(bucket: Bucket, group: dist.ProcessGroup) -> Tensor:
 
 
 class Slices(Pieces):
-    """Parameters whole on every rank, each rank's optimizer with its share of every bucket: levels "os" and "os_g".
+    """Parameters whole on every rank, each rank's optimizer with its share of every bucket: levels
+    "os" and "os_g".
 
-    Why not torch's ZeroRedundancyOptimizer: it gives whole tensors to ranks, so one large matrix is all one rank's, and it keeps
-    the class and defaults of an optimizer, not its groups and state.
+    Why not torch's ZeroRedundancyOptimizer: it gives whole tensors to ranks, so one large matrix is
+    all one rank's, and it keeps the class and defaults of an optimizer, not its groups and state.
 
     Args:
         parameters: that require gradients.
@@ -107,11 +123,18 @@ class Slices(Pieces):
         self.group, self._scatter, self._apart = group, scatter, apart
         self._rank = dist.get_rank(group)
         self.reducer = Reducer(
-            buckets_of(parameters, dist.get_world_size(group), most), group, scatter, at_once, self._take_gradients
+            buckets_of(parameters, dist.get_world_size(group), most),
+            group,
+            scatter,
+            at_once,
+            self._take_gradients,
         )
         self.of, self.whole, self.former = {}, set(), {}
         self._memory = [_own_memory(bucket, group) for bucket in self.reducer.buckets]
-        self._shares = [self._share(bucket, flat) for bucket, flat in zip(self.reducer.buckets, self._memory, strict=True)]
+        self._shares = [
+            self._share(bucket, flat)
+            for bucket, flat in zip(self.reducer.buckets, self._memory, strict=True)
+        ]
         self._held = [share.to("cpu", copy=True) if apart else share for share in self._shares]
         for bucket, held in zip(self.reducer.buckets, self._held, strict=True):
             for parameter, begin, end in bucket.shares(self._rank):
@@ -177,7 +200,11 @@ class Slices(Pieces):
     def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
         found: Values = {}
         for bucket, flat in zip(self.reducer.buckets, self._memory, strict=True):
-            here = [value for parameter in bucket.parameters if (value := values.get(parameter)) is not None]
+            here = [
+                value
+                for parameter in bucket.parameters
+                if (value := values.get(parameter)) is not None
+            ]
             for dtype in dict.fromkeys(value.dtype for value in here):
                 gathered = torch.empty(bucket.size, dtype=dtype, device=flat.device)
                 share = self._share(bucket, gathered)

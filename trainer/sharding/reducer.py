@@ -6,9 +6,10 @@
     bucket 0:                          | reduce ...........|       |
     bucket 1:                                     | reduce .|.......| wait, hand over
 
-Buckets leave in one order everywhere, whichever is full first: ranks would otherwise reduce different buckets with one another.
-At most two are on their way, so that the memory of whole gradients stays bounded where each rank keeps its share only.  At the
-end of backward what is missing counts as zero; a parameter that no rank has a gradient of keeps none, as on a single node.
+Buckets leave in one order everywhere, whichever is full first: ranks would otherwise reduce
+different buckets with one another. At most two are on their way, so that the memory of whole
+gradients stays bounded where each rank keeps its share only.  At the end of backward what is
+missing counts as zero; a parameter that no rank has a gradient of keeps none, as on a single node.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from torch import Tensor, nn
 from trainer.sharding.bucket import Bucket
 from trainer.sharding.collectives import reduce_scatter
 
-# Takes a bucket, what was reduced (all of it, or this rank's share), and the parameters that have a gradient on some rank.
+# Takes a bucket, what was reduced (all of it, or this rank's share), and the parameters that have a
+# gradient on some rank.
 Deliver = Callable[[Bucket, Tensor, set[nn.Parameter]], None]
 _IN_FLIGHT = 2
 
@@ -36,7 +38,8 @@ class _Pass:
     task: int  # autograd's number for it
     arrived: set[nn.Parameter] = field(default_factory=set)
     left: int = 0  # buckets
-    flying: list[tuple[Any, Tensor]] = field(default_factory=list)  # the work, and memory that must live as long
+    # the work, and memory that must live as long
+    flying: list[tuple[Any, Tensor]] = field(default_factory=list)
     results: list[Tensor] = field(default_factory=list)
 
 
@@ -46,15 +49,27 @@ class Reducer:
     Args:
         buckets: of parameters that require gradients.
         group: whose ranks all run the same number of backward passes.
-        scatter: each rank gets its share of a bucket only, and ``p.grad`` is freed; otherwise all get all.
+        scatter: each rank gets its share of a bucket only, and ``p.grad`` is freed; otherwise all
+            get all.
         at_once: a bucket is waited for when it leaves, so that nothing overlaps.
         deliver: takes the results at the end of backward.
     """
 
     def __init__(
-        self, buckets: Sequence[Bucket], group: dist.ProcessGroup, scatter: bool, at_once: bool, deliver: Deliver
+        self,
+        buckets: Sequence[Bucket],
+        group: dist.ProcessGroup,
+        scatter: bool,
+        at_once: bool,
+        deliver: Deliver,
     ) -> None:
-        self.buckets, self._group, self._scatter, self._at_once, self._deliver = tuple(buckets), group, scatter, at_once, deliver
+        self.buckets, self._group, self._scatter, self._at_once, self._deliver = (
+            tuple(buckets),
+            group,
+            scatter,
+            at_once,
+            deliver,
+        )
         self.reductions = 0  # collectives that carried gradients
         self._pass: _Pass | None = None
         for bucket in self.buckets:
@@ -63,13 +78,17 @@ class Reducer:
 
     def _arrived(self, parameter: Tensor) -> None:
         task = torch._C._current_graph_task_id()
-        if self._pass is None or self._pass.task != task:  # another number: the backward before this one has failed
+        # another number: the backward before this one has failed
+        if self._pass is None or self._pass.task != task:
             self._pass = _Pass(task)
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # as torch's own do
+            # as torch's own do
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         now = self._pass
         assert isinstance(parameter, nn.Parameter)
         now.arrived.add(parameter)
-        while now.left < len(self.buckets) and now.arrived.issuperset(self.buckets[now.left].parameters):
+        while now.left < len(self.buckets) and now.arrived.issuperset(
+            self.buckets[now.left].parameters
+        ):
             self._send(now)
 
     @torch.no_grad()
@@ -117,6 +136,8 @@ class Reducer:
         ours = [parameter for bucket in self.buckets for parameter in bucket.parameters]
         if dist.get_world_size(self._group) == 1:
             return arrived
-        marks = torch.tensor([parameter in arrived for parameter in ours], dtype=torch.int32, device=ours[0].device)
+        marks = torch.tensor(
+            [parameter in arrived for parameter in ours], dtype=torch.int32, device=ours[0].device
+        )
         dist.all_reduce(marks, op=dist.ReduceOp.MAX, group=self._group)
         return {parameter for parameter, mark in zip(ours, marks.tolist(), strict=True) if mark}

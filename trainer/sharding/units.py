@@ -2,11 +2,12 @@
 
 A unit is a module whose parameters are gathered, used and freed together.  See [Note: units].
 
-[Note: units]  Repeated blocks (the elements of the outermost ModuleList, ModuleDict or Sequential) are units, because that is how
-large models are written.  An element that holds more than half of the model is opened, and so is every module outside them; a
-module without children that has a tensor worth sharding is a unit.  A module that shares a tensor with another (tied weights) is
-none, because a tensor can only be gathered in one place; what is in no unit is gathered with the model itself.
-"""
+[Note: units]  Repeated blocks (the elements of the outermost ModuleList, ModuleDict or Sequential)
+are units, because that is how large models are written.  An element that holds more than half of
+the model is opened, and so is every module outside them; a module without children that has a
+tensor worth sharding is a unit.  A module that shares a tensor with another (tied weights) is none,
+because a tensor can only be gathered in one place; what is in no unit is gathered with the model
+itself."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
 from torch.distributed.tensor import DTensor, Shard
 
 from trainer.sharding.bucket import buckets_of
@@ -35,7 +39,8 @@ def _tensors(module: nn.Module, large: set[nn.Parameter]) -> set[nn.Parameter]:
 
 
 def units_of(model: nn.Module, large: set[nn.Parameter]) -> list[nn.Module]:
-    """The modules below ``model`` that are units, in the order of their definition; see [Note: units].
+    """The modules below ``model`` that are units, in the order of their definition; see [Note:
+    units].
 
     Args:
         large: the parameters that are to be sharded.
@@ -43,7 +48,9 @@ def units_of(model: nn.Module, large: set[nn.Parameter]) -> list[nn.Module]:
     half = sum(parameter.numel() for parameter in large) / 2
 
     def owners(module: nn.Module) -> Counter[nn.Parameter]:
-        return Counter(p for part in module.modules() for p in part._parameters.values() if p is not None)
+        return Counter(
+            p for part in module.modules() for p in part._parameters.values() if p is not None
+        )
 
     everywhere = owners(model)
 
@@ -91,8 +98,8 @@ class BlockingReduceScatter(DefaultReduceScatter):
 def _overlap(model: nn.Module, units: Sequence[nn.Module], cpu: bool, at_once: bool) -> None:
     """Whether a unit's tensors are gathered while the unit before it computes.
 
-    On GPUs streams overlap without being told; on the CPU collectives block unless they are started early.
-    """
+    On GPUs streams overlap without being told; on the CPU collectives block unless they are started
+    early."""
     every = [module for module in (model, *units) if isinstance(module, FSDPModule)]
     for module in every if at_once else ():
         module.set_custom_all_gather(BlockingAllGather())
@@ -155,12 +162,23 @@ class Units(Pieces):
         _overlap(model, self.units, mesh.device_type == "cpu", at_once)
         self._take(dict(model.named_parameters()), names, small)
         small_here = [parameter for parameter in names.values() if parameter in self.whole]
-        self.reducer = Reducer(buckets_of(small_here, ranks, most), self.group, False, at_once, self._take_small)
+        self.reducer = Reducer(
+            buckets_of(small_here, ranks, most), self.group, False, at_once, self._take_small
+        )
 
-    def _take(self, now: Mapping[str, nn.Parameter], names: Mapping[str, nn.Parameter], small: set[nn.Parameter]) -> None:
-        """Pairs each former parameter with its shard, and the shard with the optimizer's piece of it."""
+    def _take(
+        self,
+        now: Mapping[str, nn.Parameter],
+        names: Mapping[str, nn.Parameter],
+        small: set[nn.Parameter],
+    ) -> None:
+        """Pairs each former parameter with its shard, and the shard with the optimizer's piece of
+        it.
+        """
         self.whole = {parameter for parameter in names.values() if parameter in small}
-        self.former = {parameter: now[name] for name, parameter in names.items() if parameter not in small}
+        self.former = {
+            parameter: now[name] for name, parameter in names.items() if parameter not in small
+        }
         self.of = {now[name]: now[name] for name in names}
         for shard in self.former.values():
             piece = nn.Parameter(_local(shard.detach()))
@@ -217,7 +235,10 @@ class Units(Pieces):
         assert isinstance(shard, DTensor)
         return whole_of(
             DTensor.from_local(
-                *(value, shard.device_mesh, shard.placements), run_check=False, shape=shard.shape, stride=shard.stride()
+                *(value, shard.device_mesh, shard.placements),
+                run_check=False,
+                shape=shard.shape,
+                stride=shard.stride(),
             )
         )
 
@@ -233,7 +254,10 @@ def _hand(shard: Tensor, piece: nn.Parameter) -> None:
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """A sharded tensor whole, on its mesh's device; all ranks of the mesh call this.  Others are returned as they are."""
+    """A sharded tensor whole, on its mesh's device; all ranks of the mesh call this.
+
+    Others are returned as they are.
+    """
     if not isinstance(tensor, DTensor):
         return tensor
     host = tensor.to_local().device.type != tensor.device_mesh.device_type  # offloaded
