@@ -12,7 +12,8 @@ one part in as many as there are trainers leaves at a time, and are some points 
     --epochs 5
 
 Each run is a real job: ``pserver launch`` with one server.  The picture needs matplotlib (``pip
-install matplotlib``)."""
+install matplotlib``).
+"""
 
 from __future__ import annotations
 

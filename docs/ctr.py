@@ -6,7 +6,8 @@ from; the best there is is known.
 
 DeepFM of trainer/examples/ctr.py on its generated clicks, with its defaults; a step of all trainers
 together has 512 samples. Each run is a real job: ``pserver launch`` with one server.  The picture
-needs matplotlib (``pip install matplotlib``)."""
+needs matplotlib (``pip install matplotlib``).
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ with Adam, on 1, 2 and 4 ranks.
 
 Measured are the bytes that tensors hold after a backward and after a step, the larger of the two,
 on the rank that has most; and by how much the process has grown, after a first small model, with
-what it works with.  The picture needs matplotlib (``pip install matplotlib``)."""
+what it works with.  The picture needs matplotlib (``pip install matplotlib``).
+"""
 
 from __future__ import annotations
 

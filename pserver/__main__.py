@@ -1,7 +1,8 @@
 """The command line: ``pserver``, or ``python -m pserver``.
 
 Flags and environment are read here and nowhere else.  Exit status 2 for what was typed wrongly, 1
-for what went wrong, both with one line on stderr."""
+for what went wrong, both with one line on stderr.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 
 from pserver.config import TRANSPORTS, ServerConfig
 from pserver.errors import PServerError
-from pserver.heap import share_heap
+from pserver.malloc import share_heap
 
 USAGE, FAILURE = 2, 1
 WIDE = 160  # columns of a table that goes to a file
@@ -229,7 +230,7 @@ def serve(arguments: argparse.Namespace) -> int:
     config = _checked(lambda: ServerConfig(**settings))
     share_heap()
     # here, because torch takes a second to import, which --help need not
-    from pserver import server
+    from pserver.service import server
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return server.serve(config)
@@ -262,7 +263,7 @@ def launch(arguments: argparse.Namespace) -> int:
             "expected both --servers and --trainers, as numbers or as lists of HOST:PORT; or "
             "--nccl2 with --trainers"
         )
-    from pserver import cluster, launch
+    from pserver.launcher import cluster, launch
 
     def described() -> cluster.Cluster:
         servers: tuple[str, ...] = ()
@@ -294,7 +295,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
     It runs SCRIPT up to where it would join the servers, and starts none.
     """
-    from pserver import plan
+    from pserver.launcher import plan
 
     # the numbers may stand behind the script's arguments
     after = Parser(prog="pserver plan", add_help=False, allow_abbrev=False)
@@ -314,7 +315,8 @@ def status(arguments: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
-    from pserver import config, status
+    from pserver import config
+    from pserver.launcher import status
 
     endpoints = [endpoint.strip() for endpoint in arguments.endpoints.split(",")]
     _checked(lambda: [config.split_endpoint(endpoint) for endpoint in endpoints])

@@ -1,7 +1,8 @@
 """What a process is told when it starts: one frozen dataclass per kind of process.
 
 Flags and environment are read in ``__main__`` (and a trainer's role in ``trainer/role.py``),
-nowhere else."""
+nowhere else.
+"""
 
 from __future__ import annotations
 

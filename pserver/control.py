@@ -3,7 +3,8 @@ deadlines and retries.
 
 The only file where a gRPC status becomes one of our errors (:func:`from_rpc_error`) or one of ours
 a status (:func:`abort_with`).  No call has any logic here: the service hands each request to the
-job's method of the same name."""
+job's method of the same name.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pserver import wire_pb2 as wire
-from pserver.carriers.endpoint import check_free, spell
-from pserver.carriers.grpc_stream import OPTIONS, POOL_THREADS, SERVICE, Exchanges
 from pserver.config import split_endpoint
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable, from_wire
+from pserver.transport.endpoint import check_free, spell
+from pserver.transport.grpc_stream import OPTIONS, POOL_THREADS, SERVICE, Exchanges
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
     metadata.
 
     A ValueError is what the caller wrote wrongly.  Anything that is neither it nor ours is a
-    mistake in this server: its traceback goes to the log, a sentence to the caller."""
+    mistake in this server: its traceback goes to the log, a sentence to the caller.
+    """
     if isinstance(error, ValueError):
         error = Refused(str(error))
     if isinstance(error, PServerError):

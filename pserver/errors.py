@@ -17,7 +17,8 @@
     `-- Draining               the server is shutting down
 
 What the user wrote wrongly is a ``ValueError`` or a ``TypeError``.  Over the wire an error is its
-class's name and one sentence."""
+class's name and one sentence.
+"""
 
 from __future__ import annotations
 

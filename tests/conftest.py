@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pserver.config import ServerConfig
-from pserver.server import Server
+from pserver.service.server import Server
 
 EXIT_SECONDS = 60.0
 CLUSTER_VARIABLES = (

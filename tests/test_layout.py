@@ -40,7 +40,12 @@ TABLES = (
     "eviction ids index initial kernels missed missed_adam presence records row_optimizer "
     "row_rules rows sparse stepper"
 )
-PURE = ("pserver/merge.py", "pserver/dense.py", "pserver/table_chunks.py", "pserver/waiting.py")
+PURE = (
+    "pserver/dense/merge.py",
+    "pserver/dense/slice_store.py",
+    "pserver/table/chunks.py",
+    "pserver/table/admission.py",
+)
 PURE += tuple(f"pserver/{name}.py" for name in TABLES.split())
 FORBIDDEN_IN_PURE = {"grpc", "pyarrow", "threading", "time", "socket", "queue", "concurrent"}
 FORBIDDEN_ANYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}

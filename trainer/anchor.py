@@ -13,7 +13,8 @@ scaled to it.)
 [Note: steps without servers]  The anchor's number stays 0.  An optimizer's step does not see its
 gradient: just before, the rows take their step, by the table's own rule or the group's, where they
 are in this process; just after, ``anchor.grad`` is back. What step hooks of the optimizer's own do
-to gradients comes too late for tables."""
+to gradients comes too late for tables.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from pserver.row_gradient import RowGradient, total_of
+from pserver.table.gradient import RowGradient, total_of
 from trainer.row_optimizers import group_rule
 from transpiler.plan import Rule
 

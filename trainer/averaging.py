@@ -5,7 +5,8 @@ parameters, beside tables on servers.
 parameters in the plan's order, absent ones as zeros, and behind them one number for each parameter
 (has it a gradient?) and one for an overflow.  So trainers whose steps differ cannot mix up their
 parts; a parameter that nobody has a gradient for is skipped, and a step that overflows somewhere is
-skipped by all."""
+skipped by all.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pserver.client import Client
+from pserver.client.client import Client
 from pserver.config import DEADLINE_SECONDS, split_endpoint
 from pserver.errors import TimedOut
 from trainer.process_group import World, bring_up, open_store

@@ -6,7 +6,8 @@ buckets from the first gradient, so that its last bucket is whatever remains, up
 capacity; and it lets a bucket grow until it has reached its capacity, so that one gradient may lie
 above it.  Here the last bucket is filled first, from the first parameter on, and none holds more
 than it may (but for a single gradient that is larger by itself).  The buckets are made once:
-:class:`FixedReducer` keeps torch from making them anew after the first step, by its own rule."""
+:class:`FixedReducer` keeps torch from making them anew after the first step, by its own rule.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 The parent keeps the store that they meet at, so no port is guessed.  A child that raises writes its
 traceback into a pipe; one that is killed leaves only its status.  When one has failed the others
 get a moment to end by themselves, because whoever fails first need not be the first to be seen;
-then they are ended, and the parent raises what the likeliest culprit said."""
+then they are ended, and the parent raises what the likeliest culprit said.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 each steps by itself.
 
 The model stays the module that it is; what DataParallel does around a forward is done by hooks.  A
-forward without gradients, as in an evaluation, needs no other trainer."""
+forward without gradients, as in an evaluation, needs no other trainer.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ class Together:
     """Batches of this trainer, for as long as every trainer has one.
 
     Trainers whose data differ would otherwise stop after different numbers of steps, and the others
-    wait for the next in vain."""
+    wait for the next in vain.
+    """
 
     def __init__(self, batches: Iterable[Any], trainers: int, trainer_id: int) -> None:
         self._batches, self._trainers, self._trainer_id = batches, trainers, trainer_id

@@ -11,7 +11,8 @@ first op to the last ``close``.
 
 [Note: meeting again]  After that a further program meets the others anew, at the same endpoints.
 Some may come while trainer 0 still serves the old store, so meetings are numbered, and whoever
-finds a later one's store gone looks for it again."""
+finds a later one's store gone looks for it again.
+"""
 
 from __future__ import annotations
 

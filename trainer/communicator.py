@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.allocator import keep_memory, trim_memory
-from pserver.client import Client, Identity, Landing
-from pserver.row_gradient import RowGradient
-from pserver.traffic import totals
+from pserver.client.client import Client, Identity, Landing
+from pserver.malloc import keep_memory, trim_memory
+from pserver.table.gradient import RowGradient
+from pserver.transport.byte_counters import totals
 from pserver.wire_pb2 import Done, JoinReply
 from trainer.averaging import Averaging
 from trainer.crossing import crosses
@@ -217,7 +217,8 @@ class Communicator:
 
         steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects,
         steps_merged (into messages), steps_queued (not yet answered), blocked_seconds (that a full
-        queue took)."""
+        queue took).
+        """
         channels = [channel for client in self.clients for channel in client.every_channel]
         total = {
             "steps": float(self.step),
@@ -390,7 +391,8 @@ class Communicator:
         model is judged or saved.
 
         In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
-        stay its own."""
+        stay its own.
+        """
         for lane in self.lanes:
             lane.drain()
         self._transfer.pull_lanes(

@@ -13,7 +13,8 @@ GPU computes.
 
 This was written where there is no GPU, and has not run on one yet.  Its tests on a GPU are in
 tests/trainer/test_gpu.py (marked ``gpu``); the same order of events is tested there without one,
-with copies that are made when they are waited for."""
+with copies that are made when they are waited for.
+"""
 
 from __future__ import annotations
 

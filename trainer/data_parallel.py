@@ -6,7 +6,8 @@ It is torch's DistributedDataParallel with three differences: the buckets (see
 
 [Note: errors in backward]  Gradients are reduced by a communication hook of ours, which does what
 torch does without one.  When backward is through it waits for the reductions before torch's own
-reducer does, and so it is the one that raises if one fails."""
+reducer does, and so it is the one that raises if one fails.
+"""
 
 # Without `from __future__ import annotations`: torch compares a communication hook's annotations
 # with types.

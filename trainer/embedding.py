@@ -6,7 +6,8 @@ backward sums the gradients of the same id and leaves them with the module's anc
 one number that stands for the table in the script's optimizer (trainer/anchor.py).  At the
 optimizer's step the rows that wait are taken: by the optimizer itself while the rows are in this
 process, by the connection to the servers where they hold them.  A gradient of the whole table never
-exists."""
+exists.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from pserver import ids as id_arithmetic
-from pserver.row_gradient import RowGradient
+from pserver.table import ids as id_arithmetic
+from pserver.table.gradient import RowGradient
 from trainer.anchor import Anchor
 from trainer.bags import POOLINGS, bags_of, pool
 from trainer.gather import attach, gather

@@ -3,7 +3,8 @@
 In a ``state_dict`` they are plain tensors, that any file format of tensors takes: ``table.ids``
 (int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule and what else a
 table keeps for its rows; ``table.facts``: steps, counters and rules, as JSON in bytes.  Rows that
-servers hold are in none: ``fleet.save`` and ``fleet.export`` write them."""
+servers hold are in none: ``fleet.save`` and ``fleet.export`` write them.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A program is cut into segments: generated code for compute and (in a trainer's program)
 communication, and optimizer ops. Segments run in the order of the ops.  A variable lives from the
 segment that defines it to the last one that reads it; what an op writes to a persistent variable is
-copied into the tensor that holds it when the segment ends."""
+copied into the tensor that holds it when the segment ends.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from pserver.config import ServerConfig
 from pserver.errors import JobFailed
-from pserver.server import serve
+from pserver.service.server import serve
 from trainer.collective_runtime import CollectiveRuntime
 from trainer.feed import Feed, check_feed, close_names
 from trainer.role import Connection

@@ -11,7 +11,8 @@ Where that would be larger than ``MOST_BYTES``, or where ids are any int64, the 
 
 What the module itself has in a state_dict (its anchor, its padding's row, rows of its own) is in
 neither.  trainer/serving.py looks rows up in both.  Rows are gathered in files beside the target,
-so that memory holds no table."""
+so that memory holds no table.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from pserver.initial import initial_rows
+from pserver.table.initializers import initial_rows
 from transpiler.tables import Table
 
 MOST_BYTES = 1 << 32

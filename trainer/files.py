@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pserver import checkpoint
+from pserver.checkpoint import checkpoint
 from trainer import resume
 from trainer.export import export as _export
 from trainer.job import Job

@@ -14,7 +14,8 @@
 ``init`` finds out which process this is; ``distributed_optimizer`` joins the servers, after which
 the model's values are trainer 0's; ``finish`` leaves.  Alone, without a cluster's variables, the
 same calls train single-node; among trainers without servers (torchrun, ``pserver launch --nccl2``)
-they average gradients.  A process has one job at a time."""
+they average gradients.  A process has one job at a time.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ import torch
 from torch import nn
 
 from pserver.config import ServerConfig
-from pserver.server import serve
+from pserver.service.server import serve
 from trainer.collective import CollectiveJob
 from trainer.files import export, load, save
 from trainer.job import Job

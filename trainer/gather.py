@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pserver import ids as id_arithmetic
-from pserver.row_gradient import RowGradient
+from pserver.table import ids as id_arithmetic
+from pserver.table.gradient import RowGradient
 from trainer.anchor import Anchor
 
 

@@ -7,7 +7,8 @@ first lookup of a row in a window asks the server: from its z, x moves by z - y,
 = y = z for a row that is new here).  At the end of the window delta = (x - y) / trainers of every
 row that was trained in it leaves, and y moves by delta.  Only then does a lookup wait: for the
 server's answer to the last message, so that z has everything in it that y has.  Optimizer states
-stay with the trainer."""
+stay with the trainer.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pserver.codec import DTYPES
-from pserver.index import Index
-from pserver.row_gradient import RowGradient, total_of
-from pserver.sparse import SparseTable
+from pserver.table.gradient import RowGradient, total_of
+from pserver.table.index import Index
+from pserver.table.sparse_table import SparseTable
+from pserver.transport.codec import DTYPES
 from transpiler.plan import Number, Plan, Rule
 from transpiler.table_planning import rules_of
 from transpiler.tables import Segment, ShowClickEntry, Table

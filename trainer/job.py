@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pserver.checkpoint import Saved
+from pserver.checkpoint.checkpoint import Saved
 from trainer.anchor import Anchor
 from trainer.averaging import Averaging
 from trainer.communicator import Communicator

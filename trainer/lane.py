@@ -9,7 +9,8 @@ taken in.
 
 A step goes through three calls of the script's thread: ``send`` (each gradient), ``close`` (the
 step is complete), ``finish`` (what may be waited for, and what has arrived is taken in).  Nothing
-but ``finish``, ``refresh`` and ``drain`` changes parameters."""
+but ``finish``, ``refresh`` and ``drain`` changes parameters.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from typing import Protocol
 
 import torch
 
-from pserver.channel import Channel
-from pserver.row_arrivals import row_parts
-from pserver.row_gradient import RowGradient
+from pserver.client.channel import Channel
+from pserver.table.gradient import RowGradient
+from pserver.transport.array_assembler import row_parts
 from pserver.wire_pb2 import Commit, Done, Kind, Part, Row
 from transpiler.plan import Number
 from transpiler.plan_message import numbers_to_proto

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.channel import Channel
-from pserver.row_gradient import RowGradient
+from pserver.client.channel import Channel
+from pserver.table.gradient import RowGradient
 from pserver.wire_pb2 import Done, Part
 from trainer.lane import Rows
 from trainer.slices import LiveSlices
@@ -70,7 +70,8 @@ class Outer(Local):
     the script waits.
 
     The server knows where everybody started, and takes the change: see [Note: what arrives] in
-    pserver/entry.py."""
+    pserver/dense/slice_update.py.
+    """
 
     def landing(self, part: Part) -> torch.Tensor:
         """See :class:`LaneSender`."""
@@ -106,7 +107,8 @@ class Geo(Local):
     may be on their way.
 
     A delta's memory is where its answer lands, unless an earlier answer waits to be taken in, which
-    still has to be moved by it."""
+    still has to be moved by it.
+    """
 
     def __init__(self, lane: Lane, slices: LiveSlices, trainers: int) -> None:
         super().__init__(lane, slices)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pserver.row_gradient import RowGradient
-from pserver.sparse import SparseTable
-from pserver.tiered import open_table
+from pserver.table.gradient import RowGradient
+from pserver.table.sparse_table import SparseTable
+from pserver.table.tiered_table import open_table
 from transpiler.plan import Rule
 from transpiler.tables import Segment, Table
 

@@ -2,7 +2,8 @@
 checkpoint.
 
 A request goes to all servers that it concerns at once, on streams of its own, so that a lookup
-never waits behind gradients that are on their way.  The script's thread waits for it."""
+never waits behind gradients that are on their way.  The script's thread waits for it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pserver import codec
-from pserver import ids as id_arithmetic
-from pserver.channel import Channel
-from pserver.client import Client
+from pserver.client.channel import Channel
+from pserver.client.client import Client
 from pserver.errors import PServerError
-from pserver.row_gradient import RowGradient
+from pserver.table import ids as id_arithmetic
+from pserver.table.gradient import RowGradient
+from pserver.transport import codec
 from pserver.wire_pb2 import Commit, Done, Frame, Kind, Part, Scan
 from trainer.lane import Request
 from transpiler.tables import Table

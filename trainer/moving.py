@@ -3,7 +3,8 @@ of the strategy.
 
 A moved one is replaced in its model by a :class:`~trainer.embedding.DistributedEmbedding` that
 reads, pools and trains as it did, and begins with its rows.  The optimizer is made after that, of
-the model's parameters as they are then."""
+the model's parameters as they are then.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ torch.distributed.
     model = DataParallel(Net())
 
 Every trainer announces itself in a store before the process group comes up, so that whoever waits
-too long can say for whom. Tensors on GPUs travel by NCCL, those in main memory by gloo."""
+too long can say for whom. Tensors on GPUs travel by NCCL, those in main memory by gloo.
+"""
 
 from __future__ import annotations
 

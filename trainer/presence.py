@@ -10,7 +10,8 @@ the deadline, is a lost trainer, and trainer 0 tells the others::
 Errors of a collective are then raised anew under the name of whoever caused them
 (:func:`Presence.cause`).  A process whose main thread still waits in the same place GRACE_SECONDS
 after a trainer was lost can't be woken, so it says why, and ends.  Once trainer 0 has left nobody
-is watched any more, and no collective needs to be."""
+is watched any more, and no collective needs to be.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ one process may hold several worlds.
 [Note: no timeout on progress]  A trainer may evaluate for an hour while the others wait in a
 collective operation, so operations have no deadline of their own; that a trainer is gone is found
 by ``presence.py``.  A gloo operation cannot be called off, and its group's destructor waits for it:
-after a failure groups are never destroyed, so that nobody waits, and the process can end."""
+after a failure groups are never destroyed, so that nobody waits, and the process can end.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ there are as many as one message would merge: where servers answer, a trainer is
 ahead, and this step is copied into the memory of the one before; where a server is stopped for a
 while, the queue takes what comes, and each message in it is one more copy of the parameters.  A
 lane of few bytes need not save them: its step is queued first, so that the sender finds it at once,
-and then waits as long."""
+and then waits as long.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pserver.channel import Channel
+from pserver.client.channel import Channel
 from pserver.errors import PServerError
-from pserver.row_gradient import RowGradient
+from pserver.table.gradient import RowGradient
 from pserver.wire_pb2 import Done, Part
 from trainer.crossing import Crossed, crosses
 from trainer.lane import Rows
@@ -97,7 +98,8 @@ class Queued:
     """Async and half-async: closed steps queue, and one thread merges and sends them.
 
     With one slot, or where a step waits for a bound or a number of steps, ``finish`` waits for the
-    step's own result."""
+    step's own result.
+    """
 
     def __init__(self, lane: Lane, slices: LiveSlices) -> None:
         self._lane = lane

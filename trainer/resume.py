@@ -2,7 +2,8 @@
 hyper-parameters and step.
 
 Tensors are named ``model/NAME`` and ``state/STATE/NAME``.  They are whole, never slices, so that
-any number of servers can go on."""
+any number of servers can go on.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pserver import checkpoint
+from pserver.checkpoint import checkpoint
 from trainer.optimizer import DistributedOptimizer
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 A bucket of tensors travels as one flat copy, so what backward goes on computing with is never
 touched.  In rows (see ``transpiler/rings.py``) a sum has three parts, one after another, on a
-thread of the ring's own."""
+thread of the ring's own.
+"""
 
 from __future__ import annotations
 

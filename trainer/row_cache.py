@@ -9,7 +9,8 @@ forward of step t sees all that was applied before step t - staleness, as with b
 
 [Note: four to a set]  A row may lie in one of four places, which its id's hash tells; of these the
 one that was not read for longest makes room.  So everything is done for all ids of a lookup at
-once, in numpy."""
+once, in numpy.
+"""
 
 from __future__ import annotations
 

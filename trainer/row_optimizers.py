@@ -9,7 +9,8 @@ optimizer its model has.
 They are data: an attribute may be set at any time (``module.optimizer.lr = 0.01``) and holds from
 the next step on.  A table without one follows the parameter group of the script's optimizer that
 its anchor is in.  What may be given where one of them is expected: one of them, ``{"type":
-"adagrad", "lr": 0.1}``, or a class of torch.optim, plain or in a ``functools.partial``."""
+"adagrad", "lr": 0.1}``, or a class of torch.optim, plain or in a ``functools.partial``.
+"""
 
 from __future__ import annotations
 

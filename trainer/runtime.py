@@ -3,7 +3,8 @@
 In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for what comes back; an
 async program has neither, and its first ``recv`` does both, as does the one ``send`` of a k-step
 program.  Parameters arrive in the module's own memory, so ``recv`` names what has arrived there,
-and ``concat`` finds its slices in their places already."""
+and ``concat`` finds its slices in their places already.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ that get and send them.
 
 The embeddings of the captured model pull from the servers, too, once these are joined: evaluation
 in plain PyTorch sees the job's rows.  A weight of torch's own (``sparse=True``) has them when the
-Executor is closed."""
+Executor is closed.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pserver import ids as id_arithmetic
-from pserver.row_gradient import RowGradient
+from pserver.table import ids as id_arithmetic
+from pserver.table.gradient import RowGradient
 from trainer.communicator import Communicator
 from trainer.embedding import RowSource
 from trainer.lookups import CHUNK_ROWS

@@ -37,7 +37,7 @@ OF_ID, OF_COLUMN = _signed(0xA0761D6478BD642F), _signed(0xD1B54A32D192ED03)
 
 
 def _mix(value: Tensor) -> Tensor:
-    """The bijection of 64 bits of pserver/ids.py; torch's shift keeps the sign, which is masked
+    """The bijection of 64 bits of pserver/table/ids.py; torch's shift keeps the sign, which is masked
     away.
     """
     value = value + GOLDEN
@@ -47,7 +47,7 @@ def _mix(value: Tensor) -> Tensor:
 
 
 class InitialRows(nn.Module):
-    """What rows begin with, as pserver/initial.py says; logarithms and cosines are torch's, so a
+    """What rows begin with, as pserver/table/initializers.py says; logarithms and cosines are torch's, so a
     float64's last bits may differ.
 
     Args:

@@ -4,7 +4,8 @@ number of batches equal.
 [Note: equal numbers of batches]  A sync step needs every trainer.  If one had a batch less than the
 others, its next step would be theirs of the last one, and a barrier at the end of an epoch would
 wait for ever.  So the data set is cut into joint batches of ``trainers * batch_size`` samples, each
-trainer takes its part of each, and the last, smaller one is shared out evenly."""
+trainer takes its part of each, and the last, smaller one is shared out evenly.
+"""
 
 from __future__ import annotations
 

@@ -3,19 +3,34 @@
 [Note: landing]  A parameter that is contiguous main memory receives its slices in place.  One that
 is not (on a GPU, or channels-last) receives them in buffers, and ``unload`` copies them to where
 they belong when everything has arrived.  Buffers of a parameter on a GPU are pinned, and both ways
-are those of :mod:`trainer.crossing`."""
+are those of :mod:`trainer.crossing`.
+"""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Mapping
 
 import torch
 
-from pserver.allocator import buffer
-from pserver.codec import DTYPES
-from pserver.compression import Compressor
+from pserver.dense.compression import Compressor
+from pserver.transport.codec import DTYPES
 from trainer.crossing import Crossed, Crossing, crosses, pinned
 from transpiler.plan import Placement, Slice
+
+LARGE_BYTES = 2**20  # a buffer of its own pages wastes next to nothing of them
+
+
+def kept_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor, with anything in it, that is kept for long: a large one has pages of its own, which
+    go back when it is freed.
+    """
+    size = dtype.itemsize * torch.Size(shape).numel()
+    if size < LARGE_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(
+        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype
+    ).view(shape)
 
 
 class LiveSlices:
@@ -116,7 +131,7 @@ class LiveSlices:
             if whole is not None
             else (self._owners[name][0], self._owners[name][1].shape)
         )
-        make = pinned if crosses(self._tensors[placement.name]) else buffer
+        make = pinned if crosses(self._tensors[placement.name]) else kept_buffer
         return make(shape, DTYPES[placement.dtype])
 
     def crossing(self, tensor: torch.Tensor) -> Crossing:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from pserver.codec import buffer_of
+from pserver.transport.codec import buffer_of
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,8 @@
 One object for each table is the value of its variable: lookups pull from it, optimizer ops step it.
 In a single-node program of the process that captured it that is the module's own table (or the
 weight of torch's), and the step is that of the user's optimizer, as in an eager script.  A program
-that was loaded has tables made of what it says of them.  In a job the rows are the servers'."""
+that was loaded has tables made of what it says of them.  In a job the rows are the servers'.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from pserver import ids as id_arithmetic
-from pserver.row_gradient import RowGradient
+from pserver.table import ids as id_arithmetic
+from pserver.table.gradient import RowGradient
 from trainer.embedding import DistributedEmbedding, RowSource
 from trainer.local_rows import LocalRows
 from transpiler.plan import Rule

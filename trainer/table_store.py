@@ -1,8 +1,9 @@
 """Tables as a checkpoint has them, wherever their rows are: on servers, or in this process.
 
 A table's facts in a checkpoint are its width and dtype, its rules by columns, and what
-:class:`pserver.sparse.SparseTable` says of itself besides its rows.  Rows come and go in chunks, so
-that nobody needs to hold a table."""
+:class:`pserver.table.sparse_table.SparseTable` says of itself besides its rows.  Rows come and go in chunks, so
+that nobody needs to hold a table.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ and what a step has of each.
 
 An embedding's rows are no parameters: no optimizer holds them, and no placement.  Its anchor, which
 is one, says which parameter group the table follows.  A table with an optimizer of its own has
-groups of its own in the plan, behind the script's."""
+groups of its own in the plan, behind the script's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from pserver.row_gradient import RowGradient
+from pserver.table.gradient import RowGradient
 from trainer.anchor import Anchor
 from trainer.embedding import DistributedEmbedding, RowSource
 from trainer.local_rows import LocalRows

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from pserver.channel import Channel
-from pserver.merge import clip_coefficients
-from pserver.row_gradient import RowGradient
+from pserver.client.channel import Channel
+from pserver.dense.merge import clip_coefficients
+from pserver.table.gradient import RowGradient
 from pserver.wire_pb2 import Done, Kind, Part
 from trainer.crossing import Crossed, crosses
 from trainer.lane import Request, Rows, commit_of, post_rows

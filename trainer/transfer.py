@@ -2,7 +2,8 @@
 checkpoints, on request.
 
 A request goes to all servers at once, on the channels of lane 0, while nothing computes: what comes
-lands in the parameters themselves (or, for optimizer states, in tensors of its own)."""
+lands in the parameters themselves (or, for optimizer states, in tensors of its own).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from concurrent.futures import Future
 
 import torch
 
-from pserver.client import Client, Landing
-from pserver.codec import DTYPES
+from pserver.client.client import Client, Landing
+from pserver.transport.codec import DTYPES
 from pserver.wire_pb2 import Commit, Done, Kind, Part
 from trainer.lane import LaneSender, Request
 from trainer.slices import LiveSlices

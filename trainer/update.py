@@ -2,7 +2,8 @@
 
 Where the process holds the user's optimizer, one ``step()`` of it runs all ops: its state, its
 hooks and the numbers that a scheduler moved are those of an eager script.  A program that was
-loaded has no such optimizer; then each group gets one made from its ops."""
+loaded has no such optimizer; then each group gets one made from its ops.
+"""
 
 from __future__ import annotations
 

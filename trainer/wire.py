@@ -9,7 +9,8 @@ server has applied the step, so it answers again, and uses none of it.)  When th
 the script's thread copies the values into the parameters as soon as it asks for them, and the
 memory is that of the next message.  So a running backward never sees a parameter move, nobody ever
 sees half of a message, and a lane holds as many copies of its parameters as it has messages under
-way, and one in between."""
+way, and one in between.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from types import MappingProxyType
 
 import torch
 
-from pserver.channel import Channel
-from pserver.row_arrivals import row_parts
-from pserver.row_gradient import RowGradient
+from pserver.client.channel import Channel
+from pserver.table.gradient import RowGradient
+from pserver.transport.array_assembler import row_parts
 from pserver.wire_pb2 import Done, Kind
 from trainer.lane import Request, Rows, commit_of
 from trainer.slices import LiveSlices

@@ -11,7 +11,8 @@ no block, so there is no cycle.  Each slice that the plan gives to this server i
 shape and dtype; each trained one is updated by exactly one optimizer op, by the rule of its group
 or its lane's outer one, or, where the lane's trainers step by themselves, by one sum of it and a
 delta.  Each table of the plan has two blocks, one that updates its rows and one that looks rows up
-(``table_admission.py``)."""
+(``table_admission.py``).
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ nothing back, cannot be written down at all.  Among the rest these are refused:
   and read beyond a buffer;
 - pinning, plan caches and the like change the process and not a value; ``_print``, ``_test_*`` and
   ``_make_dep_token`` are torch's own affairs;
-- ``item`` and ``_local_scalar_dense`` make a graph depend on data."""
+- ``item`` and ``_local_scalar_dense`` make a graph depend on data.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ every version of protobuf.
 [Note: what a fingerprint covers]  Everything that a program means: blocks, variables, ops with all
 their arguments, the plan. Not where it runs (arguments and fields named endpoint, endpoints), not
 which trainer runs it (trainer_id), nor the process's own part of the deployment, nor source lines,
-nor values of variables.  Arguments are compared by name: their order has no meaning."""
+nor values of variables.  Arguments are compared by name: their order has no meaning.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A module, a training step, an optimizer and one batch become a single-node program.
 
 The road: check what was given, ``trace`` the step, ``write`` the graph as ops, ``rehearse`` the
-result beside the eager step before anybody trusts it, and add clipping and optimizer ops."""
+result beside the eager step before anybody trusts it, and add clipping and optimizer ops.
+"""
 
 from __future__ import annotations
 

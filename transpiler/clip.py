@@ -6,7 +6,8 @@
 2013), and gradients are multiplied by it even where it is 1, as torch does.
 
 In a program: ``clip`` per gradient; ``clip_by_norm`` per gradient; or ``global_norm_scale`` over
-all, then ``scale_by`` for each."""
+all, then ``scale_by`` for each.
+"""
 
 from __future__ import annotations
 

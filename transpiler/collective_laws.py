@@ -111,7 +111,8 @@ def _total(op: Op) -> tuple[str, str]:
 
 def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
     """The gradient of every trained parameter is summed over all trainers exactly once and in
-    place, after the op that produces it, and no op of backward reads it but the sum."""
+    place, after the op that produces it, and no op of backward reads it but the sum.
+    """
     gradients = _final_gradients(program)
     missing = dict(gradients)
     for index, op in numbered(program, "c_allreduce_sum"):
@@ -178,7 +179,8 @@ def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
 def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Fault]:
     """A bucket holds sums that follow one another, of one dtype, on one ring, and no more bytes
     than the plan says unless it holds a single one; buckets are numbered from 0, and take the rings
-    in turn."""
+    in turn.
+    """
     collective, sizes, dtypes, last = _collective(plan), dict[int, int](), dict[int, str](), -1
     for index, op in numbered(program, "c_allreduce_sum"):
         bucket, ring, name = (

@@ -16,7 +16,8 @@ The startup program binds the process's own values, draws the rings' ids, and (n
 hands trainer 0's values on.
 
 Scaling the loss's gradient rather than the sums means that everything in backward (a hook, a custom
-function) sees the numbers that it would see on a single node with all trainers' samples."""
+function) sees the numbers that it would see on a single node with all trainers' samples.
+"""
 
 from __future__ import annotations
 

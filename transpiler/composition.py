@@ -4,7 +4,8 @@ run.  Here they are put right.
 - ``dropout``: for tracing torch puts another op in its place, which draws the mask in another order
   where a tensor is not row-major.  Without the replacement torch's own composition runs.
 - recurrent layers with ``dropout`` between them: torch 2.13's decomposition loses the dropout.  Run
-layer by layer they keep it."""
+layer by layer they keep it.
+"""
 
 from __future__ import annotations
 

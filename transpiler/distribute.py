@@ -156,7 +156,8 @@ def _programs(program: Program | None, startup: Program | None) -> tuple[Program
     """The single-node programs that ``transpile`` was given or, for None, means.
 
     A main program that is not the default one brings its own startup: the default one may be
-    another model's."""
+    another model's.
+    """
     for what, given in (("program", program), ("startup_program", startup)):
         if given is not None and not isinstance(given, Program):
             raise TypeError(f"{what}: expected a Program, got {type(given).__name__}")

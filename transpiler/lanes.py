@@ -97,7 +97,8 @@ def applied(plan: Plan, placement: Placement) -> tuple[int, Rule] | None:
     """The rule by which servers update a variable, with its number; None where they apply none.
 
     An outer optimizer's number comes after those of the parameter groups: no step brings a row for
-    it."""
+    it.
+    """
     lane = plan.lane_of(placement)
     if placement.group is None or lane.mode == "geo":
         return None

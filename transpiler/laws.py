@@ -1,7 +1,8 @@
 """Laws that every program and every plan obeys, and what it means to break one.
 
 A law is a function of a program and its plan that yields what is wrong; the first sentence of its
-docstring is the law."""
+docstring is the law.
+"""
 
 from __future__ import annotations
 

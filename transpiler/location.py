@@ -2,7 +2,8 @@
 
 A line counts as the user's when it lies outside torch and outside this package.  Model code in
 other installed packages (a model from transformers, say) is named too, with the line of the script
-that called it."""
+that called it.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The generated code holds each tensor until its last use and no longer.  Nothing is dropped, merged
 or reordered: an op without results (``send``) stays where it is.  What aten ops and sizes mean is
-known here; every other op needs a kernel."""
+known here; every other op needs a kernel.
+"""
 
 from __future__ import annotations
 

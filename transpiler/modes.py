@@ -16,7 +16,8 @@ the gradients among themselves.
 With ``modes`` the first pattern that a parameter's name matches (as a file name of a shell: ``*``,
 ``?``, ``[...]``; case counts) gives its mode, and parameters that match none have the strategy's
 own.  The other keys are the settings of every lane whose mode reads them; a key that no lane reads
-raises, naming itself and what decides the mode."""
+raises, naming itself and what decides the mode.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Three families.  ``aten.*`` is torch's own, with torch's schemas (``aten.py``). 
 (``adam``) are those of ``optimizers.RULES``: a parameter, its gradient, its states, the group's
 numbers and flags.  The rest are ours and stand in the table below.  ``check`` holds one op against
 its schema; what a whole program must obey is in ``verify.py``, and what a server asks of a program
-that came over the wire in ``admission.py``."""
+that came over the wire in ``admission.py``.
+"""
 
 from __future__ import annotations
 
@@ -355,7 +356,8 @@ def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argum
     an optimizer op).
 
     A message's map has no order; what reads the inputs of an op needs the same one everywhere.
-    Unknown names come last, sorted."""
+    Unknown names come last, sorted.
+    """
     if op_type in _OWN:
         order = list(_OWN[op_type].parameters)
     elif op_type in ROW_RULES and ("columns" in arguments or op_type not in _rules()):

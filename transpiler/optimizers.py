@@ -17,7 +17,8 @@ form in float32 and float64.  With 16-bit floats, and with the fused form, they 
 There an element must be taken in a slice as it would be in the whole tensor: what a slice has
 beyond its last full vector is padded to a vector, unless it belongs to the end of the whole tensor.
 (A whole tensor of more than GRAIN elements has such an end for every thread; what is reproduced
-here is a run with one thread.)"""
+here is a run with one thread.)
+"""
 
 from __future__ import annotations
 
@@ -177,7 +178,8 @@ def state_of(rule: Rule) -> dict[str, bool]:
     scalar.
 
     Found by a step of the real class on a tiny tensor, so that it follows torch.  No random numbers
-    are drawn."""
+    are drawn.
+    """
     probe = torch.zeros(2)
     probe.grad = torch.zeros(2)
     optimizer = make(rule, [probe])

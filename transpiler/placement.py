@@ -2,7 +2,8 @@
 bytes only.
 
 The same input gives the same placement in every process: no ``hash()``, no clock, no random
-numbers."""
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ class SizeBalanced:
 
     Graham's LPT rule (SIAM J. Appl. Math. 1969): the fullest server holds at most 4/3 of the best
     possible.  Among equal slices the earlier comes first, among equal servers the one with fewer
-    slices, then the lower number."""
+    slices, then the lower number.
+    """
 
     def __init__(self, servers: int) -> None:
         self.servers = servers

@@ -2,7 +2,8 @@
 same in every process.
 
 Trainers compare the plan's fingerprint with the servers' on joining; what differs is said in the
-words of its manifest."""
+words of its manifest.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Rule:
     them) and its flags.
 
     ``numbers`` of a plan are the values at the time of transpiling.  A step carries its own row of
-    them."""
+    them.
+    """
 
     type: str  # "adam"
     numbers: Mapping[str, Number]
@@ -101,7 +103,8 @@ class Slice:
     """Elements [begin, end) of a flattened variable, held by one server.
 
     ``shape`` is that of whole rows where the variable has two or more dimensions, otherwise (end -
-    begin,).  A variable that is not split is one slice with its own name and shape."""
+    begin,).  A variable that is not split is one slice with its own name and shape.
+    """
 
     name: str
     begin: int
@@ -119,7 +122,7 @@ class Placement:
             updated.
         lane: index of its lane.
         compression: how its gradients travel: "" as they are, "bfloat16", "float16" or "int8"
-            (pserver/compression.py).
+            (pserver/dense/compression.py).
     """
 
     name: str

@@ -18,7 +18,8 @@ def plan_text(plan: Plan) -> str:
 
     Bytes of a step are those that one trainer sends and receives in one message of all lanes; in
     the k-step modes there is one every k steps.  Memory is that of slices, optimizer states and, in
-    the modes that wait for all trainers, their gradients."""
+    the modes that wait for all trainers, their gradients.
+    """
     if plan.collective is not None:
         return _without_servers(plan)
     head = [f"{plan.mode}: {plan.trainers} trainers, {plan.servers} servers"]

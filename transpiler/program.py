@@ -212,7 +212,8 @@ class Program:
         the same.
 
         Endpoints, trainer numbers, source lines and values are no part of it; the optimizer's
-        attributes are."""
+        attributes are.
+        """
         from transpiler.serialize import canonical
 
         return hashlib.blake2b(canonical(self), digest_size=16).hexdigest()

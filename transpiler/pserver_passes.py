@@ -12,7 +12,8 @@ together.  By the mode of the slice's lane::
 
 [Note: backups]  ``dc_compensate`` compares a slice with what the gradient's trainer last received
 of it: one backup for each trainer, which begins as the slice's first value and is renewed with
-every answer to that trainer."""
+every answer to that trainer.
+"""
 
 from __future__ import annotations
 

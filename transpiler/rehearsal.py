@@ -3,7 +3,8 @@ and must give the same bits.
 
 What tracing cannot see (a checkpointed dropout, a number that the module counts in Python, a hook
 on a parameter) shows here. The module, its gradients, the optimizer and every random generator are
-afterwards as they were."""
+afterwards as they were.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +217,8 @@ def _noise(result: Result) -> float:
     """How much rounding alone may leave in any one gradient.
 
     Some gradients are zero in exact arithmetic (that of the bias of attention's keys): all that
-    they hold is what was lost in the cancellation, which no relative bound fits."""
+    they hold is what was lost in the cancellation, which no relative bound fits.
+    """
     gradients = [
         value
         for name, value in result.values.items()

@@ -5,7 +5,8 @@ A flat ring has all trainers and the id ``NCCLID``, ``NCCLID_1``, ...  Where tra
 itself, ``Hierarchical_exter_NCCLID_i`` of the first of every row.  A sum is reduced within each
 row, then among the first ones, and handed on within each row, so that only one trainer of a row
 talks to other hosts (Jia et al.: Highly scalable deep learning training system with
-mixed-precision, 2018)."""
+mixed-precision, 2018).
+"""
 
 from __future__ import annotations
 

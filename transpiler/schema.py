@@ -1,7 +1,8 @@
 """What an op's argument may be: kinds, and schemas made of them.
 
 A kind is a predicate with words for it.  Nothing here looks at variables: an argument of kind
-``variable`` is a ``Ref``, and whether the name is defined is a law of programs, not of ops."""
+``variable`` is a ``Ref``, and whether the name is defined is a law of programs, not of ops.
+"""
 
 from __future__ import annotations
 

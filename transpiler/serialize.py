@@ -3,7 +3,8 @@
 ``to_proto`` and ``from_proto`` are exact inverses of each other; plans have theirs in
 ``plan_message.py``, and what a fingerprint covers is in ``canonical.py``.  ``save`` and ``load``
 keep a program and the values of its persistent variables in one safetensors file whose metadata
-field ``program`` is the message as JSON."""
+field ``program`` is the message as JSON.
+"""
 
 from __future__ import annotations
 

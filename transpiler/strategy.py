@@ -12,7 +12,8 @@ the default), ``cudnn_exhaustive_search`` and ``cudnn_batchnorm_spatial_persiste
 ``conv_workspace_size_limit`` 4000, an ``order`` without "cp". The number of ranks of a hierarchical
 all-reduce is documented as the machine's number of GPUs, which data cannot know: 0 stands for it.
 ``a_sync_configs["k_steps"]`` has no documented default and is 0. ``checkpoints`` is a list of names
-(one page types it as a number), ``avg`` a bool that may be written "avg" or "sum"."""
+(one page types it as a number), ``avg`` a bool that may be written "avg" or "sum".
+"""
 
 from __future__ import annotations
 

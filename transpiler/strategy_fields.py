@@ -2,7 +2,8 @@
 every property and key.
 
 What a switch does is written where it is done; here stands only what may be assigned.  Defaults are
-those of the documentation."""
+those of the documentation.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What a server asks of the tables in a program that came over the wire; a part of admission.py.
 
 The plan says all there is to say of a table, so its blocks have to be what the plan says: the laws
-of tables, held here against a program that nobody's passes have made."""
+of tables, held here against a program that nobody's passes have made.
+"""
 
 from __future__ import annotations
 

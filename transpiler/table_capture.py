@@ -3,7 +3,8 @@ updated.
 
 Two kinds of modules do: those that have a table to say (``trainer.DistributedEmbedding``, known by
 what it offers, for nothing here imports it), and torch's own embeddings with ``sparse=True``, whose
-weight is the table."""
+weight is the table.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def _names(op: Op, key: str) -> tuple[str, ...]:
 def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Fault]:
     """A trainer looks up no table itself: rows come from all servers, and each part of a pull's ids
     is asked for once, in the order in which it was split, and merged for the lookups that it was
-    split for."""
+    split for.
+    """
     tables, split = {table.name for table in plan.tables}, dict[tuple[str, ...], Op]()
     asked: dict[tuple[str, ...], tuple[str, ...]] = {}
     for index, op in enumerate(program.main.ops):
@@ -90,7 +91,8 @@ def _is_gradient(program: Program, op: Op) -> bool:
 
 def row_gradients_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
     """The gradient of each table that servers update is sent exactly once, to all servers, when it
-    is final; it is split, if it is, once into a part for each of them."""
+    is final; it is split, if it is, once into a part for each of them.
+    """
     unsent = {table.name for table in plan.tables if not plan.lanes[table.lane].local}
     last = {name: index for index, op in enumerate(program.main.ops) for name in op.outputs}
     whole = {

@@ -17,7 +17,8 @@ lane's changes.
 [Note: one pull]  Lookups of one table share a pull where the ids of all of them can be known before
 the rows of any: what computes ids is moved up if need be.  It is not where ids depend on rows,
 where something that computes them draws random numbers, or where what they depend on is changed in
-between; then there is another pull."""
+between; then there is another pull.
+"""
 
 from __future__ import annotations
 

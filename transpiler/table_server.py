@@ -3,7 +3,8 @@ lookups.
 
 Every server holds a part of every table: the rows whose ids it owns.  The block that updates is
 like that of a slice, on gradients of rows: sum and scale over trainers in sync mode, what clips,
-one optimizer op for each segment of columns; in geo mode one sum of the table and a delta."""
+one optimizer op for each segment of columns; in geo mode one sum of the table and a delta.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ where its rows come from.
 The sizes of everything that the rows go through inside of such a module (which ids differ, how many
 there are) depend on data, so a program cannot hold it.  The op stands for all of it; pooling is
 ordinary compute on its result.  Neither op is ever run: traces run on fake tensors, and programs
-have kernels of their own (rows.py)."""
+have kernels of their own (rows.py).
+"""
 
 from __future__ import annotations
 

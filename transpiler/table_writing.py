@@ -2,7 +2,8 @@
 
 autograd adds the gradients of a table's lookups up in the table's anchor.  In the graph these are
 additions of stand-ins, which go: one op over all lookups takes their place, where the last of them
-has its gradient."""
+has its gradient.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 which rules rows are updated.
 
 A table is a map from int64 ids to rows of ``dim`` numbers.  Row ``id`` lives on server ``owner(id,
-servers)``.  All of this is data: the arithmetic is in pserver/sparse.py."""
+servers)``.  All of this is data: the arithmetic is in pserver/table/sparse_table.py.
+"""
 
 from __future__ import annotations
 

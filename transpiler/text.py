@@ -14,7 +14,8 @@ op.
                send(fc.bias@GRAD -> 127.0.0.1:6174)
 
 Arguments that have their default value are left out, and so are the states of an optimizer op,
-whose result is its parameter."""
+whose result is its parameter.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ a promise that ``rehearsal.py`` tests at a size where they fail.
 
 [Note: gradients as autograd stores them]  ``p.grad`` is not always the tensor that backward
 computed: autograd copies one whose strides differ from the parameter's.  Reductions over it (a
-norm) add in the order of memory, so the copy is part of the trace."""
+norm) add in the order of memory, so the copy is part of the trace.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ class _Environment(ShapeEnv):
     """A ShapeEnv that knows whose code asked about a size.
 
     ``asked`` has every question of the model's own code, also one whose answer followed from a
-    decision that torch took before."""
+    decision that torch took before.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -162,7 +164,8 @@ class _Step(nn.Module):
     tensors.
 
     The backward pass belongs inside: a checkpointed part of the model runs again there, and must
-    find the swapped tensors."""
+    find the swapped tensors.
+    """
 
     def __init__(
         self, model: nn.Module, step: Step, given: Mapping[str, Tensor], trained: Sequence[str]

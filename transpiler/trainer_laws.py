@@ -48,7 +48,8 @@ def _sections(placement: Placement) -> tuple[int, ...]:
 
 def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Fault]:
     """A trainer runs exactly one optimizer op for each parameter of a k-step lane, and has no other
-    op or state of an optimizer, nor a clip op where the servers clip."""
+    op or state of an optimizer, nor a clip op where the servers clip.
+    """
     due = {placement.name for placement in _updated(plan, local=True)}
     local = set(due)
     for index, op in enumerate(program.main.ops):
@@ -132,7 +133,8 @@ def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
 def changes_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
     """What changes in a k-step lane leaves in exactly one send, after the lane's last update: every
     slice of every parameter, to the server that holds it, and of every table the rows that were
-    touched, to all."""
+    touched, to all.
+    """
     found = [(index, op) for index, op in numbered(program, "send") if "delta" in op.arguments]
     lanes = [index for index, lane in enumerate(plan.lanes) if lane.local]
     if len(found) != len(lanes):
@@ -300,7 +302,8 @@ def _barriers(program: Program, kind: str, wanted: int, own: bool = False) -> It
 def barriers_exactly_where_due(program: Program, plan: Plan) -> Iterator[Fault]:
     """Where a lane is sync one send_barrier stands between sends and receives and one fetch_barrier
     after them; where one is half_async, a send_barrier of the trainer's own; otherwise none (a
-    startup program has the fetch_barrier in every mode, and no send_barrier)."""
+    startup program has the fetch_barrier in every mode, and no send_barrier).
+    """
     startup, modes = is_startup(program), {lane.mode for lane in plan.lanes}
     yield from _barriers(program, "send_barrier", int("sync" in modes and not startup))
     yield from _barriers(

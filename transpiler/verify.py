@@ -1,7 +1,8 @@
 """Programs are held against laws after every pass; an error names the op, the variable and the law.
 
 The laws stand in ``laws.py`` (all programs, and the plan), ``trainer_laws.py``,
-``pserver_laws.py``, ``table_laws.py`` and ``collective_laws.py``."""
+``pserver_laws.py``, ``table_laws.py`` and ``collective_laws.py``.
+"""
 
 from __future__ import annotations
 

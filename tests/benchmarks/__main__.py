@@ -1,7 +1,8 @@
 """``make bench [ONLY=wire]``: measures, prints one table of ratios and writes build/bench.json.
 
 Each group of rows runs in a process of its own, with an end to its patience; what could not be
-measured says why."""
+measured says why.
+"""
 
 from __future__ import annotations
 

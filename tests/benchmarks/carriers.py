@@ -13,8 +13,8 @@ from jobs import Trainer, trainer
 from peers import batches, flight_client, raw_exchange, read_batches
 from processes import Peer, peers, server
 
-from pserver.allocator import keep_memory
-from pserver.codec import buffer_of
+from pserver.malloc import keep_memory
+from pserver.transport.codec import buffer_of
 
 SETTING = "1 trainer, 1 server, SGD, 1 thread each, loopback"
 RAW = "raw TCP socket, the same bytes one way after the other"

@@ -15,7 +15,7 @@ from harness import Contender, Promise, Row, alternate, timed
 from peers import flight_client
 from processes import Peer, cpu_seconds, peers, server
 
-from pserver.row_gradient import RowGradient
+from pserver.table.gradient import RowGradient
 from trainer.communicator import Communicator
 from trainer.role import Connection
 from transpiler.distribute import plan_parameters

@@ -1,7 +1,8 @@
 """Processes of the click benchmarks: each answers lines, as those of peers.py do.
 
 A line is a number of steps; the answer: the seconds that they took, until every step was applied,
-and the CPU seconds since the process began."""
+and the CPU seconds since the process began.
+"""
 
 from __future__ import annotations
 

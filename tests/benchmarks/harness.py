@@ -3,7 +3,8 @@ medians are divided.
 
 [Note: ratios]  A machine's speed drifts by a factor of two with what else it does.  So nothing is
 compared with a number from another day: the contenders of a row run one after the other, round
-after round, and drift meets them all alike."""
+after round, and drift meets them all alike.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ variables, asked line by line.
 Paddle lives in a virtual environment of its own (its protobuf and numpy are not ours).  A script
 that compares has two lives: run by our interpreter it starts ours and, with :class:`PaddleCluster`,
 itself under Paddle's; there it calls :func:`play` with the model to train.  So this module imports
-nothing but the standard library, and Paddle where that is the interpreter."""
+nothing but the standard library, and Paddle where that is the interpreter.
+"""
 
 from __future__ import annotations
 

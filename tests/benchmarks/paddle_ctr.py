@@ -9,7 +9,8 @@ thread each.  Async: Adagrad on rows, Adam on the network. k-step: SGD on all, w
 has there; its trainer then holds the whole table, ours only what it touched.  They take turns, and
 the medians are compared: samples a second (targets: 3 times Paddle's), and CPU seconds of the
 server per million rows pulled and pushed (target: half of Paddle's).  A row counts once a batch,
-however often its id stands there."""
+however often its id stands there.
+"""
 
 from __future__ import annotations
 

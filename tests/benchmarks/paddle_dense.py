@@ -6,7 +6,8 @@
 Both train a multi-layer perceptron of two wide layers (mean squared error, SGD) with 1 trainer and
 1 server, processes of this host, of the same number of threads.  They take turns, and the medians
 are compared.  Ours waits after each turn until the servers have applied every step; Paddle has no
-such call.  Not a part of ``make bench``: Paddle is a gigabyte."""
+such call.  Not a part of ``make bench``: Paddle is a gigabyte.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from jobs import SGD, wide_batch, wide_model
 from processes import READY
 from torch import nn
 
-from pserver.allocator import keep_memory
+from pserver.malloc import keep_memory
 
 CHUNK_BYTES = 2**21
 SCHEMA = pa.schema([pa.field("payload", pa.uint8(), nullable=False)])

@@ -16,9 +16,9 @@ from jobs import Trainer, trainer
 from peers import raw_exchange
 from processes import Peer, cpu_seconds, memory_bytes, peers, server
 
-from pserver.allocator import keep_memory
-from pserver.codec import buffer_of
 from pserver.control import ControlClient
+from pserver.malloc import keep_memory
+from pserver.transport.codec import buffer_of
 
 CPU = Promise(
     "wire/flight server CPU",

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from harness import Contender, Promise, Row, alternate
 
-from pserver.ids import unique
-from pserver.sparse import SparseTable, compile_kernels
+from pserver.table.ids import unique
+from pserver.table.sparse_table import SparseTable, compile_kernels
 from transpiler.plan import Rule
 from transpiler.tables import Segment, Table, Uniform
 

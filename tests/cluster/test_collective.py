@@ -87,7 +87,8 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_one_script_runs_alone_under_launch_and_under_torchrun(processes: Processes) -> None:
     """Two trainers give the same parameters to the bit by either means, near those of one process
-    on the joint batches; what they save is loaded again, and exported."""
+    on the joint batches; what they save is loaded again, and exported.
+    """
     (processes.path / "smallest.py").write_text(SMALLEST)
     starts = {
         "alone": (),

@@ -2,7 +2,8 @@
 who, and ends.
 
 The fault happens at a named place: trainer 1 reaches step 3, its gradients are on their way, and
-the step is not committed."""
+the step is not committed.
+"""
 
 from __future__ import annotations
 

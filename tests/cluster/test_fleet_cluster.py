@@ -2,7 +2,8 @@
 scene after another.
 
 The scenes are in ``two_trainers.py``; each is a job of its own, so the servers take all these jobs
-without a restart."""
+without a restart.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 was saved goes on to the bit.
 
 Servers and trainers are real processes; what two trainers have trained they print as a digest of
-every bit."""
+every bit.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +140,8 @@ def test_a_job_whose_server_is_killed_is_told_and_goes_on_to_the_bit(
     nothing happened to.
 
     That job had its servers save their own files, tables too, and load them after steps that were
-    thus undone."""
+    thus undone.
+    """
     path, servers = str(tmp_path / "checkpoint"), processes.servers(2, DEADLINE)
     victim, endpoint = servers[1]
     half = start(processes, servers, script, FOREVER, "in a lookup", path, str(victim.pid))

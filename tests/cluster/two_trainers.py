@@ -3,7 +3,8 @@ and takes part in many jobs.
 
 It reads ``SCENE ENDPOINTS`` from its input and answers ``played SCENE: ok``, or ``played SCENE:
 failed`` below a traceback.  What a scene asserts it computes by itself: each knows the data of
-both, and trains the whole job alone, with plain torch."""
+both, and trains the whole job alone, with plain torch.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 half-done, and the next job is fine.
 
 Every test that has a ``stranger`` ends with a good job on the same server, equal to plain torch to
-the bit."""
+the bit.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,6 @@ import pytest
 import torch
 from torch import nn
 
-from pserver import codec
-from pserver.carriers import CARRIERS
 from pserver.config import ServerConfig
 from pserver.control import ControlClient
 from pserver.errors import (
@@ -34,8 +33,10 @@ from pserver.errors import (
     Unreachable,
     from_wire,
 )
-from pserver.server import Server
-from pserver.stream import Stream
+from pserver.service.server import Server
+from pserver.transport import codec
+from pserver.transport.registry import CARRIERS
+from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     Commit,
     Done,

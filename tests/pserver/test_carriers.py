@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from pserver.carriers import CARRIERS, Carrier, grpc_stream
-from pserver.carriers.endpoint import cut, spell
-from pserver.carriers.flight import DESCRIPTOR, SCHEMA
 from pserver.errors import CorruptFrame, Unreachable
-from pserver.stream import Handler, Listener, Stream
+from pserver.transport import grpc_stream
+from pserver.transport.endpoint import cut, spell
+from pserver.transport.flight import DESCRIPTOR, SCHEMA
+from pserver.transport.registry import CARRIERS, Carrier
+from pserver.transport.stream import Handler, Listener, Stream
 from pserver.wire_pb2 import BYE, GRADIENT, HELLO, PULL, VALUE, Frame, Part
 
 SECONDS = 10.0  # the deadline of every wait here

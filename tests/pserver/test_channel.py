@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver import channel, codec
-from pserver.carriers import inprocess
-from pserver.channel import Channel
+from pserver.client import channel
+from pserver.client.channel import Channel
 from pserver.config import ServerConfig
 from pserver.errors import PServerError, ServerLost, Unreachable, from_wire
-from pserver.exchange import handle
-from pserver.job import PROTOCOL, Job
-from pserver.numbered import Numbered
-from pserver.stream import Stream
+from pserver.job.job import PROTOCOL, Job
+from pserver.service.tensor_service import handle
+from pserver.transport import codec, inprocess
+from pserver.transport.sequenced import Numbered
+from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     Commit,
     Done,

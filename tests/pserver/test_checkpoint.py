@@ -1,4 +1,4 @@
-"""Promises of ``pserver.checkpoint``: whole or refused."""
+"""Promises of ``pserver.checkpoint.checkpoint``: whole or refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from pserver import checkpoint
+from pserver.checkpoint import checkpoint
 
 OLD = {"w": torch.arange(6.0).reshape(2, 3)}
 NEW = {"w": torch.arange(6.0).reshape(2, 3) + 1, "b": torch.ones(2)}

@@ -19,8 +19,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from pserver import checkpoint
-from pserver.checkpoint import Saved
+from pserver.checkpoint import checkpoint
+from pserver.checkpoint.checkpoint import Saved
 
 ROWS = 20
 

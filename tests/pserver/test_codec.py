@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pserver import codec
 from pserver.errors import CorruptFrame
+from pserver.transport import codec
 from pserver.wire_pb2 import DONE, GRADIENT, VALUE, Commit, Done, Frame, Kind, Part, Row
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (3, 5)]

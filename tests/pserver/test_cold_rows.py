@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.cold_rows import PREFIX, Chunk, ColdRows
+from pserver.table.disk_tier import PREFIX, Chunk, ColdRows
 
 COLUMNS: dict[str, Any] = {
     "values": (np.dtype(np.float32), (3,)),

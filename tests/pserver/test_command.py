@@ -25,7 +25,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     """The configurations that ``serve`` was given, instead of serving."""
-    from pserver import server
+    from pserver.service import server
 
     given: list[ServerConfig] = []
     monkeypatch.setattr(server, "serve", lambda config: given.append(config) or 0)
@@ -143,7 +143,7 @@ def test_what_goes_wrong_is_one_line_and_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An error of the cluster or of the system becomes its message, without a traceback."""
-    from pserver import server
+    from pserver.service import server
 
     def fail(config: ServerConfig) -> int:
         raise Unreachable("127.0.0.1:6174\ndoes not answer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pserver.compression import BLOCK, COMPRESSIONS, Compressor, decode, encode, layout
+from pserver.dense.compression import BLOCK, COMPRESSIONS, Compressor, decode, encode, layout
 
 LOSSY = [scheme for scheme in COMPRESSIONS if scheme]
 

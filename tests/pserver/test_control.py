@@ -20,7 +20,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pserver import errors
 from pserver import wire_pb2 as wire
-from pserver.carriers import grpc_stream
 from pserver.control import CALLS, ControlClient, ControlServer
 from pserver.errors import (
     Busy,
@@ -31,6 +30,7 @@ from pserver.errors import (
     TimedOut,
     Unreachable,
 )
+from pserver.transport import grpc_stream
 
 SECONDS = 10.0
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from pserver import disk
 from pserver.errors import FingerprintMismatch, Refused
-from pserver.gate import Gate
-from pserver.held_table import HeldTable
-from pserver.ids import owners
-from pserver.row_gradient import RowGradient
+from pserver.job import job_files
+from pserver.job.locked_table import HeldTable
+from pserver.job.quiesce import Gate
+from pserver.table.gradient import RowGradient
+from pserver.table.ids import owners
 from transpiler.plan import Lane, Plan, Rule
 from transpiler.tables import CountFilterEntry, Segment, Table
 
@@ -88,8 +88,8 @@ def test_tables_are_saved_and_loaded_with_the_slices(
     first, second = server(of, tmp_path / "a", 5.0), server(of, tmp_path / "b")
     train(first, 6)
     train(second, 3, seed=9)  # rows that are not in the file go
-    path = disk.save(tmp_path / "saved", first, MEMBERS)
-    disk.load(path, second, MEMBERS)
+    path = job_files.save(tmp_path / "saved", first, MEMBERS)
+    job_files.load(path, second, MEMBERS)
 
     assert torch.equal(read(first), read(second)) and torch.equal(
         second.table.held["w.block0"], torch.full((2,), 5.0)
@@ -109,17 +109,17 @@ def test_a_torn_file_or_another_plan_changes_nothing(tmp_path: Path) -> None:
     """
     first, second = server(plan(), tmp_path), server(plan(0.2), tmp_path)
     train(first, 2)
-    path = disk.save(tmp_path / "saved", first, MEMBERS)
+    path = job_files.save(tmp_path / "saved", first, MEMBERS)
     before = read(second)
     with pytest.raises(FingerprintMismatch):
-        disk.load(path, second, MEMBERS)
+        job_files.load(path, second, MEMBERS)
     assert torch.equal(read(second), before)
     train(first, 1, seed=3)
     now = read(first)
     torn = max(path.glob("rows-*"), key=lambda file: file.stat().st_size)
     torn.write_bytes(torn.read_bytes()[:-100])
     with pytest.raises(Refused, match="torn"):
-        disk.load(path, first, MEMBERS)
+        job_files.load(path, first, MEMBERS)
 
     assert torch.equal(read(first), now) and first.table.held["w.block0"].tolist() == [0.0, 0.0]
 
@@ -131,7 +131,7 @@ def test_a_full_disk_refuses_and_keeps_what_was_saved(
     first = server(plan(), tmp_path)
     train(first, 2)
     before = read(first)
-    path = disk.save(tmp_path / "saved", first, MEMBERS)
+    path = job_files.save(tmp_path / "saved", first, MEMBERS)
     train(first, 2, seed=4)
 
     def full(self: Path, content: bytes) -> int:
@@ -140,7 +140,7 @@ def test_a_full_disk_refuses_and_keeps_what_was_saved(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(Refused, match="cannot save to .*No space left"):
-            disk.save(path, first, MEMBERS)
-    disk.load(path, first, MEMBERS)
+            job_files.save(path, first, MEMBERS)
+    job_files.load(path, first, MEMBERS)
 
     assert torch.equal(read(first), before)

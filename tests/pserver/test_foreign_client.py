@@ -15,7 +15,7 @@ import pytest
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
-from pserver.server import Server
+from pserver.service.server import Server
 from pserver.wire_pb2_grpc import ParameterServerStub
 from transpiler import program_pb2 as p
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pserver.ids import merge, owners, partition, unique
+from pserver.table.ids import merge, owners, partition, unique
 
 
 def zipf(count: int, seed: int = 0) -> np.ndarray:

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pserver import codec
-from pserver.carriers import inprocess
 from pserver.config import ServerConfig
-from pserver.entry import Entry
+from pserver.dense.slice_update import Entry
 from pserver.errors import (
     Busy,
     FingerprintMismatch,
@@ -23,9 +21,10 @@ from pserver.errors import (
     TrainerLost,
     from_wire,
 )
-from pserver.exchange import handle
-from pserver.job import PROTOCOL, Job
-from pserver.stream import Stream
+from pserver.job.job import PROTOCOL, Job
+from pserver.service.tensor_service import handle
+from pserver.transport import codec, inprocess
+from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     BarrierRequest,
     Commit,

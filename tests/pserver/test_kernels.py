@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver import ids, kernels, sparse
+from pserver.table import ids, kernels, sparse_table
 from transpiler.plan import Rule
 from transpiler.tables import Segment, Table
 
@@ -25,7 +25,7 @@ def test_kernels_are_kept_under_a_digest_of_all_their_sources():
     having = {
         path.name
         for path in folder.glob("*.py")
-        if "from pserver.kernels import" in path.read_text()
+        if "from pserver.table.kernels import" in path.read_text()
     }
     having = {name for name in having if "@kernel" in (folder / name).read_text()} | {"kernels.py"}
     assert having == set(kernels.SOURCES)
@@ -50,12 +50,12 @@ def test_a_server_compiles_before_it_is_ready():
     """After ``compile_kernels`` a table's first step compiles nothing."""
     table = Table("t", 3, (Segment(0, 3, 0),), rows=10)
     rules = [Rule("adagrad", {})]
-    sparse.compile_kernels(table, rules)
+    sparse_table.compile_kernels(table, rules)
     compiled: list[Any] = [
         value for module in ("rows", "index", "initial", "row_rules") for value in _kernels(module)
     ]
     before = [len(kernel.signatures) for kernel in compiled]
-    one = sparse.SparseTable(table, rules)
+    one = sparse_table.SparseTable(table, rules)
     one.update(np.arange(5), np.ones((5, 3), np.float32), [{"lr": 0.1}])
     one.lookup(np.arange(10), np.empty((10, 3), np.float32))
     assert [len(kernel.signatures) for kernel in compiled] == before and sum(before) > 5

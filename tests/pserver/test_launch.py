@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pserver.cluster import Cluster, sides
-from pserver.launch import launch
+from pserver.launcher.cluster import Cluster, sides
+from pserver.launcher.launch import launch
 
 # Behaves as ``pserver serve --once`` does towards launch: says what it is bound to, ends with 0 on
 # SIGTERM.
@@ -54,7 +54,7 @@ class Run:
         (tmp_path / "script.py").write_text(script)
         self.logs = tmp_path / "logs"
         program = (
-            "import os, sys; from pserver.cluster import Cluster, sides; from pserver.launch "
+            "import os, sys; from pserver.launcher.cluster import Cluster, sides; from pserver.launcher.launch "
             "import launch\n"
             f"servers, trainers = sides({servers!r}, {trainers!r}, {more.get('host')!r})\n"
             f"cluster = Cluster({str(tmp_path / 'script.py')!r}, ('a', '--b'), servers, trainers, "

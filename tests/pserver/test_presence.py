@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver import eviction
-from pserver.sparse import SparseTable
+from pserver.table import eviction
+from pserver.table.sparse_table import SparseTable
 from transpiler.plan import Rule
 from transpiler.tables import (
     Constant,

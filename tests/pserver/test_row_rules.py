@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from pserver import stepper
-from pserver.sparse import SparseTable
+from pserver.table import updater
+from pserver.table.sparse_table import SparseTable
 from transpiler.ftrl import Ftrl
 from transpiler.plan import Rule
 from transpiler.tables import ROW_RULES, Normal, Segment, Table
@@ -182,7 +182,8 @@ def test_every_rule_is_tested():
 def test_a_table_is_what_torch_makes_of_the_whole_parameter(name: str, dtype: str):
     """All rows, touched or not, equal those of torch's optimizer over the whole of it: with and
     without a schedule that moves every number, after steps that touch none, for a row that was
-    touched once, and for one that never was."""
+    touched once, and for one that never was.
+    """
     plain = trained(RULES[name], dtype)
     moved = trained(RULES[name], dtype, moved=True)
     assert not np.allclose(plain, moved, rtol=1e-3)
@@ -200,7 +201,8 @@ def test_no_other_rule_fits():
 
 def test_segments_of_a_row_have_rules_of_their_own():
     """Columns by Ftrl, Adagrad, momentum and row-wise Adagrad in one row: each as torch has it for
-    those columns alone, and the steps of one segment's schedule are not another's."""
+    those columns alone, and the steps of one segment's schedule are not another's.
+    """
     parts = {
         (0, 1): RULES["ftrl"],
         (1, 4): RULES["adagrad"],
@@ -270,9 +272,10 @@ def test_thousands_of_missed_steps_are_made_up_for(name: str, scheduled: bool, d
 def test_a_history_ends(name: str, monkeypatch: pytest.MonkeyPatch):
     """Where every step has numbers of its own, those that no row needs any more are forgotten, and
     rows stay torch's; where weights decay and rows may have missed everything, nothing is
-    forgotten.  What is forgotten is not needed from a save."""
-    monkeypatch.setattr(stepper, "KEPT", 12)
-    monkeypatch.setattr(stepper, "PERIOD", 6)
+    forgotten.  What is forgotten is not needed from a save.
+    """
+    monkeypatch.setattr(updater, "KEPT", 12)
+    monkeypatch.setattr(updater, "PERIOD", 6)
     rule = RULES[name]
     table, saved = table_of({(0, DIM): rule}, "float64"), table_of({(0, DIM): rule}, "float64")
     weight = torch.from_numpy(values_of(table))

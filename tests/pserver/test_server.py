@@ -20,16 +20,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pserver import server as server_module
-from pserver.allocator import keep_memory
-from pserver.carriers import connect
-from pserver.carriers.ring import SEGMENT_BYTES
-from pserver.channel import Channel
-from pserver.client import Client, Identity
+from pserver.client.channel import Channel
+from pserver.client.client import Client, Identity
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control import ControlClient
 from pserver.errors import Draining, Refused, ServerLost, TrainerLost, Unreachable
-from pserver.server import Server
+from pserver.malloc import keep_memory
+from pserver.service import server as server_module
+from pserver.service.server import Server
+from pserver.transport.registry import connect
+from pserver.transport.shm_ring import SEGMENT_BYTES
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, JoinRequest, Kind, Part, Row, StatusRequest
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.plan import Deployment, Plan, Rule

@@ -22,9 +22,10 @@ from threading import Event
 
 import pytest
 
-from pserver.carriers import ring, shm, suited
 from pserver.errors import CorruptFrame, Unreachable
-from pserver.stream import Stream
+from pserver.transport import shm, shm_ring
+from pserver.transport.registry import suited
+from pserver.transport.stream import Stream
 from pserver.wire_pb2 import HELLO, VALUE, Frame
 
 SECONDS = 20.0
@@ -157,8 +158,8 @@ def test_a_payload_stays_until_the_next_receive() -> None:
     def handle(stream: Stream) -> None:
         assert isinstance(stream, shm.ShmStream)
         senders.append(stream)
-        for index in range(ring.SLOTS + 2):
-            stream.send(Frame(kind=VALUE, step=index), [bytes([index]) * ring.SLOT_BYTES])
+        for index in range(shm_ring.SLOTS + 2):
+            stream.send(Frame(kind=VALUE, step=index), [bytes([index]) * shm_ring.SLOT_BYTES])
         sent.set()
         done.wait(SECONDS)
 
@@ -166,16 +167,16 @@ def test_a_payload_stays_until_the_next_receive() -> None:
     stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
     first = stream.receive()
     assert first is not None
-    assert until(lambda: not senders[0]._filling.has_room(ring.SLOT_BYTES))
+    assert until(lambda: not senders[0]._filling.has_room(shm_ring.SLOT_BYTES))
     assert not sent.is_set()  # the sender waits for a slot
     assert (bytes(first[1][:1]), bytes(first[1][-1:])) == (b"\0", b"\0")
-    again = [stream.receive() for _ in range(ring.SLOTS + 1)]
-    assert [got[0].step for got in again if got] == list(range(1, ring.SLOTS + 2))
+    again = [stream.receive() for _ in range(shm_ring.SLOTS + 1)]
+    assert [got[0].step for got in again if got] == list(range(1, shm_ring.SLOTS + 2))
     last = again[-1]
-    assert last is not None and first[1][0] == ring.SLOTS  # that slot has been used again
+    assert last is not None and first[1][0] == shm_ring.SLOTS  # that slot has been used again
     done.set()
     assert stream.receive() is None
-    assert last[1][0] == ring.SLOTS + 1  # the memory outlives the stream
+    assert last[1][0] == shm_ring.SLOTS + 1  # the memory outlives the stream
     listener.close(1.0)
 
 
@@ -183,11 +184,11 @@ def test_slots_are_as_long_as_what_they_hold() -> None:
     """Both ends find the same places whatever the sizes are; no two slots in use overlap, and a
     full direction takes no more.
     """
-    memory, draw = memoryview(bytearray(ring.WAY_BYTES)), random.Random(0)
-    writer, reader = ring.Ring(memory), ring.Ring(memory)
+    memory, draw = memoryview(bytearray(shm_ring.WAY_BYTES)), random.Random(0)
+    writer, reader = shm_ring.Ring(memory), shm_ring.Ring(memory)
     waiting: list[tuple[int, int]] = []  # size, mark
     for mark in range(2000):
-        size = draw.choice((1, 65, 300_000, ring.SLOT_BYTES - 1, ring.SLOT_BYTES))
+        size = draw.choice((1, 65, 300_000, shm_ring.SLOT_BYTES - 1, shm_ring.SLOT_BYTES))
         while not writer.has_room(size):
             read, expected = waiting.pop(0)
             slot = reader.take(read)
@@ -212,9 +213,9 @@ def test_slots_and_inline_frames_keep_their_order() -> None:
         1,
         shm.INLINE_BYTES,
         shm.INLINE_BYTES + 1,
-        ring.SLOT_BYTES,
-        ring.SLOT_BYTES + 1,
-        5 * ring.SLOT_BYTES,
+        shm_ring.SLOT_BYTES,
+        shm_ring.SLOT_BYTES + 1,
+        5 * shm_ring.SLOT_BYTES,
     ]
     for size in edges * 3:
         stream.send(Frame(kind=VALUE), [bytes(size)])
@@ -243,7 +244,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_leaves() -> None:
 def unsealed() -> int:
     """A segment that its maker can still shorten."""
     descriptor = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, ring.SEGMENT_BYTES)
+    os.ftruncate(descriptor, shm_ring.SEGMENT_BYTES)
     return descriptor
 
 
@@ -280,7 +281,7 @@ def test_a_stranger_gets_no_stream() -> None:
     listener = shm.listen(handle)
     before = traces(listener.port)
     near, far = socket.socketpair()
-    segments = [ring.make(), unsealed(), short()]
+    segments = [shm_ring.make(), unsealed(), short()]
     good, *bad = segments
     with near, far, open(os.devnull) as file:
         attempts = [(b"hello", [good, far.fileno()]), (shm.GREETING, []), (shm.GREETING, [good])]
@@ -328,7 +329,7 @@ def test_no_room_is_unreachable_and_leaves_nothing() -> None:
     listener = shm.listen(lambda stream: None)
     before = traces(listener.port)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ring.SEGMENT_BYTES // 2, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (shm_ring.SEGMENT_BYTES // 2, limits[1]))
     try:
         with pytest.raises(
             Unreachable,

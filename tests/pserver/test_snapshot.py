@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from pserver.snapshot import Snapshot
+from pserver.job.snapshot import Snapshot
 
 SECONDS = 10.0
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver import index, records
-from pserver.ids import owners
-from pserver.initial import initial_rows
-from pserver.sparse import SparseTable
+from pserver.table import index, memory
+from pserver.table.ids import owners
+from pserver.table.initializers import initial_rows
+from pserver.table.sparse_table import SparseTable
 from transpiler.plan import Rule
 from transpiler.tables import Constant, Normal, Segment, Table, Uniform
 
@@ -112,14 +112,14 @@ def test_where_no_memory_can_be_reserved_a_table_grows_by_copying(monkeypatch: p
     """With a bound on addresses, or without overcommitting, rows and index are found again all the
     same.
     """
-    mapped = records._mapped
+    mapped = memory._mapped
 
     def refusing(size: int, reserve: bool) -> Any:
         if reserve:
             raise OSError("Cannot allocate memory")
         return mapped(size, reserve)
 
-    monkeypatch.setattr(records, "_mapped", refusing)
+    monkeypatch.setattr(memory, "_mapped", refusing)
     monkeypatch.setattr(index, "SIDE", 512)
     monkeypatch.setattr(index, "ROOM", 64)
     table, ids = made(2), random_ids(150_000)

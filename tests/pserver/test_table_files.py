@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from pserver import checkpoint, manifest, table_files
-from pserver.checkpoint import Saved
-from pserver.table_files import Chunk
+from pserver.checkpoint import checkpoint, manifest, table_files
+from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.table_files import Chunk
 
 DENSE = {"w": torch.arange(3.0)}
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver import checkpoint
-from pserver.sparse import SparseTable
-from pserver.tiered import TieredTable, open_table
+from pserver.checkpoint import checkpoint
+from pserver.table.sparse_table import SparseTable
+from pserver.table.tiered_table import TieredTable, open_table
 from transpiler.plan import Rule
 from transpiler.tables import CountFilterEntry, Normal, Segment, ShowClickEntry, Table
 

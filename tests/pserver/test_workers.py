@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from pserver import entry, installation
-from pserver.client import Client, Identity
+from pserver.client.client import Client, Identity
 from pserver.config import ServerConfig
-from pserver.progress import Batch, Progress
-from pserver.server import Server
+from pserver.dense import slice_update
+from pserver.job import installed_program
+from pserver.job.update_task import Batch, Progress
+from pserver.job.workers import Workers
+from pserver.service.server import Server
 from pserver.wire_pb2 import Commit, Done, Kind, Part, Row
-from pserver.workers import Workers
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.plan import Deployment, Plan, Rule
 from transpiler.plan_message import numbers_to_proto
@@ -69,14 +70,14 @@ class Trainer:
 
 def updates(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) -> None:
     """``before(name)`` is called before each slice's update."""
-    right = entry.Entry.update
+    right = slice_update.Entry.update
 
-    def update(self: entry.Entry, *arguments: Any, **named: Any) -> None:
+    def update(self: slice_update.Entry, *arguments: Any, **named: Any) -> None:
         before(self.slice)
         right(self, *arguments, **named)
 
-    monkeypatch.setattr(entry, "JOINT_BYTES", 1)
-    monkeypatch.setattr(entry.Entry, "update", update)
+    monkeypatch.setattr(slice_update, "JOINT_BYTES", 1)
+    monkeypatch.setattr(slice_update.Entry, "update", update)
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_slice_leaves_while_another_is_updated(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second slice's update waits until the trainer has received the first one's new value."""
-    monkeypatch.setattr(installation, "Workers", lambda threads: Workers(2))
+    monkeypatch.setattr(installed_program, "Workers", lambda threads: Workers(2))
     came, seen = threading.Event(), list[bool]()
     updates(monkeypatch, lambda name: name == "b" and seen.append(came.wait(SECONDS)))
 
@@ -106,7 +107,7 @@ def test_a_slice_leaves_while_another_is_updated(
 
 def test_slices_are_updated_side_by_side(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two threads each of two updates waits until the other one runs too."""
-    monkeypatch.setattr(installation, "Workers", lambda threads: Workers(2))
+    monkeypatch.setattr(installed_program, "Workers", lambda threads: Workers(2))
     both = threading.Barrier(2)
     updates(monkeypatch, lambda name: both.wait(SECONDS))
 

@@ -1,7 +1,8 @@
 """Transcripts: what must stay as it is, as text in ``tests/testdata/``.
 
 ``pytest --rewrite`` writes them anew.  Read the difference before it is committed: each line of it
-has to be understood."""
+has to be understood.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@
 
 The processes import the test file, join one group and run its functions in the order of their
 definition; each test then reports what its function raised, rank by rank.  The first of a file's
-tests to be asked for waits for all of them."""
+tests to be asked for waits for all of them.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 RESULTS
 
 It takes STEPS steps and saves its parameters.  Then trainer 1 dies without a word, and trainer 0
-writes down what it is told."""
+writes down what it is told.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 and clear about failures.
 
 Most tests run all trainers as threads of this process: process groups belong to an Executor, not to
-the process."""
+the process.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +205,8 @@ def test_equal_to_a_single_node_on_the_concatenated_batch(
 ) -> None:
     """Parameters after five steps with a schedule are those of plain training on all samples,
     within 1e-6, and the same bits on all trainers, whatever values those but trainer 0 began
-    with."""
+    with.
+    """
     data, endpoints = batches(trainers), ports(trainers)
     expected = Trainer([], 0, {}, clip=clip).train(joined(data))
     team = [Trainer(endpoints, rank, settings, clip=clip) for rank in range(trainers)]
@@ -416,7 +418,8 @@ def test_parallel_executor_checks_its_arguments() -> None:
 
 def test_the_documentations_example_and_a_death(tmp_path: Path) -> None:
     """The nccl2 example, line by line, in two processes, trains as one does on both batches; when
-    one of them is killed the other is told within seconds who it was."""
+    one of them is killed the other is told within seconds who it was.
+    """
     endpoints, script = ports(2), Path(__file__).with_name("nccl2_example.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
     words = [
@@ -655,7 +658,8 @@ def test_close_takes_the_groups_down_and_trainers_can_meet_again() -> None:
 @pytest.mark.parametrize("settings", [GRAD, NCCL2])
 def test_one_trainer_on_a_gpu(settings: dict[str, Any]) -> None:
     """NCCL carries the sums of a world of one, and training equals that on the CPU within 1e-4.
-    This proves streams and waits; communication needs several GPUs."""
+    This proves streams and waits; communication needs several GPUs.
+    """
     data = [row[0] for row in batches(1)]
     expected = Trainer([], 0, {}, clip=True).train(data)
     trainer = Trainer(ports(1), 0, settings, clip=True)

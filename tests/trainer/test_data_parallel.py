@@ -1,7 +1,8 @@
 """DataParallel: the mean gradient, buckets of the size that was asked for, names without a prefix.
 
 The two trainers of most tests are two processes, started once: ``ranks.py`` has what they do, and
-each test looks at one result."""
+each test looks at one result.
+"""
 
 from __future__ import annotations
 

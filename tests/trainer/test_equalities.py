@@ -2,7 +2,8 @@
 several.
 
 Real servers in this process, over their real carriers.  The reference runs in the same test, on the
-same threads."""
+same threads.
+"""
 
 from __future__ import annotations
 

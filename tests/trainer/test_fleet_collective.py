@@ -2,7 +2,8 @@
 effect raises.
 
 What several trainers do with it is in ``test_data_parallel.py`` and
-``tests/cluster/test_collective.py``."""
+``tests/cluster/test_collective.py``.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 device and host.
 
 The last tests need no GPU: they take the same way through main memory with parameters that cannot
-receive values in place."""
+receive values in place.
+"""
 
 from __future__ import annotations
 

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from pserver import entry, installation, steps, workers
-from pserver.call_faults import CALL_ACTIONS, CallPoint
-from pserver.entry import Entry
+from pserver.dense import slice_update
+from pserver.dense.slice_update import Entry
 from pserver.errors import Unreachable
-from pserver.faults import ACTIONS, Point
-from pserver.held_table import HeldTable
-from pserver.members import Mark, Member
-from pserver.numbered import Numbered
-from pserver.round import Round
-from pserver.row_gradient import RowGradient
-from pserver.steps import Steps
+from pserver.job import installed_program, lane, workers
+from pserver.job.lane import Steps
+from pserver.job.locked_table import HeldTable
+from pserver.job.membership import Mark, Member
+from pserver.job.sync_round import Round
+from pserver.table.gradient import RowGradient
+from pserver.testing.rpc_faults import CALL_ACTIONS, CallPoint
+from pserver.testing.stream_faults import ACTIONS, Point
+from pserver.transport.sequenced import Numbered
 from pserver.wire_pb2 import Frame, Kind
 from trainer.history.__main__ import table
 from trainer.history.scenario import CARRIERS, MODES, Scenario, of_seed
@@ -64,10 +65,10 @@ def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> Non
     """The laws hold too where several threads update the slices, while others send those that are
     updated.
     """
-    monkeypatch.setattr(steps, "LARGE_BYTES", 0)
-    monkeypatch.setattr(entry, "JOINT_BYTES", 1)
+    monkeypatch.setattr(lane, "LARGE_BYTES", 0)
+    monkeypatch.setattr(slice_update, "JOINT_BYTES", 1)
     monkeypatch.setattr(workers, "DIVIDED", 1.0)
-    monkeypatch.setattr(installation, "Workers", lambda threads: workers.Workers(3))
+    monkeypatch.setattr(installed_program, "Workers", lambda threads: workers.Workers(3))
     failed = [
         str(verdict)
         for verdict in map(play, map(of_seed, range(SEEDS, SEEDS + 20)))
@@ -253,10 +254,10 @@ def torn(update: Callable[..., Any]) -> Callable[..., Any]:
     """An update of the first half of a slice."""
 
     def half(entry: Entry, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
-        before = entry.value.clone()
+        before = slice_update.value.clone()
         update(entry, gradient, *arguments, **named)
         middle = before.numel() // 2
-        entry.value.view(-1)[middle:] = before.view(-1)[middle:]
+        slice_update.value.view(-1)[middle:] = before.view(-1)[middle:]
 
     return half
 
@@ -310,7 +311,7 @@ def in_a_round(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Cal
         if first is not None:
             entry = entries[first]
             wrong(type(entry).update)(
-                entry, gradient, current.contributions[0].rows[entry.group], scale
+                entry, gradient, current.contributions[0].rows[slice_update.group], scale
             )
 
     return apply
@@ -390,7 +391,7 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = Steps.commit
 
     def wrong(steps: Steps, member: Member, step: int, contribution: Any) -> Any:
-        mark = member.mark(steps.index)
+        mark = member.mark(lane.index)
         if step == mark.applied:
             mark.applied, mark.taking = step - 1, 0
         return commit(steps, member, step, contribution)
@@ -405,7 +406,7 @@ def marks_early(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = Steps.commit
 
     def wrong(steps: Steps, member: Member, step: int, contribution: Any) -> Any:
-        mark = member.mark(steps.index)
+        mark = member.mark(lane.index)
         if mark.stream > 1 and step == mark.applied + 1:
             mark.taking = step
             mark.apply(1, False)
@@ -447,7 +448,7 @@ def counts_versions_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(steps: Steps, current: Any) -> None:
         applied(steps, current)
-        steps.version += 1
+        lane.version += 1
 
     monkeypatch.setattr(Steps, "_applied", wrong)
 

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
-from pserver import status
 from pserver.config import ServerConfig
 from pserver.control import ControlClient
-from pserver.server import Server
+from pserver.launcher import status
+from pserver.service.server import Server
 from pserver.wire_pb2 import StatusRequest
 from trainer import fleet
 from trainer.communicator import Communicator

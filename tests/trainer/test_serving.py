@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from pserver.initial import initial_rows
+from pserver.table.initializers import initial_rows
 from trainer.embedding import DistributedEmbedding
 from trainer.export import TableRows, export
 from trainer.serving import InitialRows, LookupModule, load_embedding

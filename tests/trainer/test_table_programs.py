@@ -18,7 +18,7 @@ from torch import nn
 
 import trainer.executor
 from pserver.config import ServerConfig
-from pserver.server import Server
+from pserver.service.server import Server
 from trainer import DistributedEmbedding, Executor, Normal, ShowClickEntry, row_optimizers
 from transpiler import (
     ClipGradByGlobalNorm,
@@ -222,7 +222,8 @@ def test_a_captured_program_trains_the_models_own_rows(
 ) -> None:
     """Alone, with a schedule: every row of every table is that of the eager script, which goes on
     from there: to the bit, but for a weight of torch's, whose sparse gradients torch adds up one by
-    one.  Capturing has changed nothing."""
+    one.  Capturing has changed nothing.
+    """
     mine, reference, data = kind(), kind(), batches(6)
     before, optimizer = values(mine), make(mine)
     anchor = next(parameter for name, parameter in mine.named_parameters() if "anchor" in name)
@@ -352,7 +353,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 def test_every_mode_trains_tables_as_plain_torch_with_one_trainer(servers: Servers) -> None:
     """On one and on two servers, with a schedule; four lookups of three tables are three pulls a
-    step; the trainer's weight of torch's own has its rows back when the Executor is closed."""
+    step; the trainer's weight of torch's own has its rows back when the Executor is closed.
+    """
     data, reference = batches(6), Net()
     train(reference, adagrad(reference), data, gamma=0.8)
     for name, fields in MODES.items():

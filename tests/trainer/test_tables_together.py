@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pserver import held_table
-from pserver.call_faults import CallInjector, CallPoint, faulty_calls
 from pserver.errors import Refused, Unreachable
+from pserver.job import locked_table
+from pserver.testing.rpc_faults import CallInjector, CallPoint, faulty_calls
 from trainer import (
     Constant,
     CountFilterEntry,
@@ -565,9 +565,9 @@ def test_rows_outlive_their_time_by_the_servers_clock(
     and is counted.
     """
     now = [1000.0]
-    real = held_table.HeldTable
+    real = locked_table.HeldTable
     monkeypatch.setattr(
-        held_table, "HeldTable", lambda *arguments: real(*arguments, clock=lambda: now[0])
+        locked_table, "HeldTable", lambda *arguments: real(*arguments, clock=lambda: now[0])
     )
     model, optimizer = alone(2, ttl=60.0)
     push(model, optimizer, [1, 2, 3, 4])

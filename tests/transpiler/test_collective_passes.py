@@ -149,7 +149,8 @@ def test_rings_have_their_ids(single: Single) -> None:
 def test_gradients_are_summed_where_they_are_final(single: Single) -> None:
     """The loss's gradient is scaled by 1 / trainers, every gradient is summed right after its last
     write, and all are waited for right before the updates; the rest is the single-node program in
-    its order."""
+    its order.
+    """
     main, _ = pair(single, FOUR, **GRAD)
     ops = list(main.main.ops)
     added = ("scale", "c_allreduce_sum", "c_sync_comm_stream")
@@ -466,7 +467,8 @@ def test_programs_travel_whole_and_are_the_same_everywhere(
     single: Single, kind: str, tmp_path: Path
 ) -> None:
     """Messages and files give the same program back; all trainers' programs have one fingerprint,
-    at any address, and other modes have others; what wait_port says is recorded."""
+    at any address, and other modes have others; what wait_port says is recorded.
+    """
     for number, program in enumerate(pair(single, FOUR, **KINDS[kind])):
         assert Program.from_proto(program.to_proto()) == program
         program.save(tmp_path / f"{number}")

@@ -743,7 +743,8 @@ def test_a_broken_law_is_named(case: tuple[str, str, str, str, Edit, str]) -> No
 
 def test_every_law_has_a_test_that_breaks_it() -> None:
     """Whatever law a complete program is held against stands in the table above, or in a test of
-    its own below; those of tables in test_tables.py."""
+    its own below; those of tables in test_tables.py.
+    """
     broken = {case[0] for case in BROKEN} | {"slices_tile"}
     laws = {
         law

@@ -4,7 +4,8 @@ ground truth.
 A batch is ``(labels, numbers, ids)``: float32 [batch], float32 [batch, 13], int64 [batch, 26].  The
 ids of a slot (a column of categories) share no id with another slot's.  ``shard`` gives a trainer
 every n-th batch, and everyone as many: the batches of the others are not generated, and of files
-their lines are counted but not parsed."""
+their lines are counted but not parsed.
+"""
 
 from __future__ import annotations
 

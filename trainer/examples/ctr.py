@@ -4,7 +4,8 @@ servers.
 pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py                          generated
 clicks: the best AUC is known pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py
 day_0.gz day_1.gz        files in Criteo's format python trainer/examples/ctr.py --model wide_deep
-this process alone"""
+this process alone
+"""
 
 import argparse
 import os

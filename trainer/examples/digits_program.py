@@ -2,7 +2,8 @@
 step by step.
 
 The servers' programs need not be made here: trainer 0 installs them.  ``transpiler_by_hand.py``
-shows both roles."""
+shows both roles.
+"""
 
 import torch
 import torch.nn.functional as F

@@ -10,7 +10,8 @@ part::
     TRAINING_ROLE=TRAINER TRAINER_ID=0 python trainer/examples/transpiler_by_hand.py
 
 Without TRAINING_ROLE the captured program runs as it is, single-node.  --device cuda computes on a
-GPU, --print shows the programs."""
+GPU, --print shows the programs.
+"""
 
 import argparse
 

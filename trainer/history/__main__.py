@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 
-from pserver.faults import ACTIONS
+from pserver.testing.stream_faults import ACTIONS
 from trainer.history.scenario import CARRIERS, MODES, Scenario, of_seed
 from trainer.history.story import Verdict, play
 

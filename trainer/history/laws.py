@@ -3,7 +3,8 @@ every trainer did.
 
 Each trainer adds to its own counters only, and only more than 0.  So a counter's value says how
 many of its trainer's steps are in it: the ``ladder`` of a trainer is the list of values that its
-counter passes through, after 0, 1, 2, ... messages."""
+counter passes through, after 0, 1, 2, ... messages.
+"""
 
 from __future__ import annotations
 

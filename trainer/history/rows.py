@@ -12,9 +12,9 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from pserver import ids as id_arithmetic
-from pserver.held_table import HeldTable
-from pserver.row_gradient import RowGradient
+from pserver.job.locked_table import HeldTable
+from pserver.table import ids as id_arithmetic
+from pserver.table.gradient import RowGradient
 from trainer.communicator import Communicator
 from trainer.history.laws import Law
 from trainer.history.scenario import COPIES, IDS, Scenario
@@ -57,7 +57,8 @@ class TableLaws:
         """What is wrong with a server's part at the end; "" if nothing is.
 
         It has the rows that somebody's step has touched, and no others; and has counted as many
-        steps as there were."""
+        steps as there were.
+        """
         chunk, _ = held.rows.scan(0, 2 * len(IDS))
         found = dict(zip(chunk["ids"].tolist(), chunk["values"].tolist(), strict=True))
         owner = id_arithmetic.owners(np.array(IDS), self.scenario.servers)

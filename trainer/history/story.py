@@ -15,12 +15,12 @@ from fractions import Fraction
 
 import torch
 
-from pserver import channel
-from pserver.call_faults import CallInjector, CallPoint, faulty_calls
-from pserver.carriers import inprocess
+from pserver.client import channel
 from pserver.config import ServerConfig, split_endpoint
-from pserver.faults import Injector, Point, injected
-from pserver.server import Server
+from pserver.service.server import Server
+from pserver.testing.rpc_faults import CallInjector, CallPoint, faulty_calls
+from pserver.testing.stream_faults import Injector, Point, injected
+from pserver.transport import inprocess
 from pserver.wire_pb2 import Done
 from trainer.communicator import Communicator
 from trainer.history.laws import Law

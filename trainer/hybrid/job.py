@@ -120,7 +120,8 @@ class HybridOptimizer(CollectiveOptimizer):
     """What fleet returns: the sharded optimizer, with fleet's calls.
 
     With AMP use ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler``: an overflow on
-    one rank is then everybody's."""
+    one rank is then everybody's.
+    """
 
     _step_supports_amp_scaling = False  # the scaler unscales, and asks the others
 

@@ -9,7 +9,8 @@ inferred (``dp_degree`` -1).
 on another mesh of the same ranks, with the directions that cut or copy parameters in the order that
 torch's FSDP2 and tensor parallelism ask for: ("pp", "replicas", "sharding", "mp").  Data and
 sequence parallel ranks are replicas alike: each sees other samples, or other parts of them, and
-gradients are averaged over both."""
+gradients are averaged over both.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +130,8 @@ def data_place(mesh: DeviceMesh) -> tuple[int, int]:
     """Which part of each batch is this rank's: its number, and the number of parts.
 
     Data and sharding parallel ranks take different samples; pipeline, tensor and sequence parallel
-    ones the same."""
+    ones the same.
+    """
     return (
         mesh["dp"].get_local_rank() * mesh["sharding"].size() + mesh["sharding"].get_local_rank(),
         mesh["dp"].size() * mesh["sharding"].size(),

@@ -10,7 +10,8 @@
 
 In this order: the model is cut into stages (pp), tensors into parts (mp), attention is made to see
 whole sequences (sep), and at last FSDP2 averages gradients (dp, sep) and shards parameters,
-gradients and state (sharding)."""
+gradients and state (sharding).
+"""
 
 from __future__ import annotations
 

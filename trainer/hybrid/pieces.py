@@ -2,7 +2,8 @@
 cut; on any mesh.
 
 The optimizer sees plain local tensors: parameters on different meshes (cut in two directions, in
-one, in none) can share a group."""
+one, in none) can share a group.
+"""
 
 from __future__ import annotations
 

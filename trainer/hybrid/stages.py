@@ -12,7 +12,8 @@
 
 The outermost forward is traced with torch.fx, its modules as they are, so that each stage runs the
 model's own modules.  Values that a later stage needs travel through the stages between; inputs of
-the model do not travel, every stage has the batch."""
+the model do not travel, every stage has the batch.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ word                a Linear's weight, or an Embedding's        takes and gives
 
 An attention's query, key and value are "colwise", its output "rowwise"; its forward has to take the
 number of heads from the width that it sees (``view(batch, time, -1, head_size)``), because each
-rank has a part of them.  (Shoeybi et al.: Megatron-LM, 2019.)"""
+rank has a part of them.  (Shoeybi et al.: Megatron-LM, 2019.)
+"""
 
 from __future__ import annotations
 

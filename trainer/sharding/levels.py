@@ -19,7 +19,8 @@ training trillion parameter models, 2020; Zhao et al.: PyTorch FSDP, 2023.)  Eac
 - ``segment_size``: elements of the smallest tensor that is sharded ("p_g_os" only; the others are
   kept whole on every rank).
 - ``sync_comm``: collectives are waited for where they start, so that nothing overlaps with
-computing."""
+computing.
+"""
 
 from __future__ import annotations
 

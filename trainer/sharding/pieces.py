@@ -3,7 +3,8 @@ each.
 
 An optimizer never sees that it is sharded: its groups hold pieces, plain parameters whose memory is
 part of the model's own (or a copy on the host, with ``offload``), and its state is as large as they
-are."""
+are.
+"""
 
 from __future__ import annotations
 

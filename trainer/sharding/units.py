@@ -7,7 +7,8 @@ are units, because that is how large models are written.  An element that holds 
 the model is opened, and so is every module outside them; a module without children that has a
 tensor worth sharding is a unit.  A module that shares a tensor with another (tied weights) is none,
 because a tensor can only be gathered in one place; what is in no unit is gathered with the model
-itself."""
+itself.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def _overlap(model: nn.Module, units: Sequence[nn.Module], cpu: bool, at_once: b
     """Whether a unit's tensors are gathered while the unit before it computes.
 
     On GPUs streams overlap without being told; on the CPU collectives block unless they are started
-    early."""
+    early.
+    """
     every = [module for module in (model, *units) if isinstance(module, FSDPModule)]
     for module in every if at_once else ():
         module.set_custom_all_gather(BlockingAllGather())

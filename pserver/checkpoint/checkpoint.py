@@ -1,0 +1,294 @@
+"""Tensors, tables and their metadata on a disk, such that what is read is whole or refused.
+
+A checkpoint is a directory::
+
+    checkpoint.json                      format, metadata, and each other file's size and checksum
+    tensors-0f3a9c....safetensors        the tensors
+    rows-77d01e....safetensors           a chunk of a table's rows; as many files as it takes
+
+[Note: what makes a checkpoint complete]  ``checkpoint.json`` is written last, under another name,
+and renamed; that rename is the only moment at which anything changes for a reader.  Before it the
+old ``checkpoint.json`` still lists the old files, which are removed only afterwards; so whenever
+the process or the machine stops, a reader finds the old checkpoint or the new one. (Renaming whole
+directories can't do that: one that is not empty can't be replaced in one step.)  Every file is
+flushed to the disk before the rename that refers to it, and the directory before and after it.
+What a stopped save leaves, the next one removes.
+
+A checkpoint may hold only what changed of its tables since another one, its base: see [Note: chains
+of checkpoints] in pserver/checkpoint/manifest.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from pserver.checkpoint import manifest, table_files
+from pserver.checkpoint.manifest import Base, Manifest
+from pserver.checkpoint.table_files import Chunk, Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that was written: its directory, and the identity that no other has.
+
+    A delta names it as its base.
+    """
+
+    path: str
+    identity: str
+
+
+def save(
+    path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]
+) -> Saved:
+    """Writes a checkpoint of tensors to the directory ``path``, in place of the one that may be
+    there.
+
+    Tensors may be on any device and of any dtype and layout of strides; ``meta`` is whatever JSON
+    holds.  One process at a time writes to a directory.
+
+    Raises:
+        TypeError: ``meta`` holds something that is not JSON.
+        OSError: the disk is full, or refuses.  The old checkpoint is still the one that ``load``
+            gives.
+    """
+    json.dumps(dict(meta))  # refuse before anything is written
+    with writing(path) as writer:
+        writer.tensors(tensors)
+        return writer.commit(meta)
+
+
+def load(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors, on the CPU, and the metadata of the checkpoint in the directory ``path``.
+
+    Raises:
+        FileNotFoundError: there is no complete checkpoint.
+        ValueError: there is one, and a file of it is missing, torn or changed.
+    """
+    reader = reading(path)
+    return reader.tensors(), reader.meta
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str], base: Saved | None = None) -> Iterator[Writer]:
+    """Writes a checkpoint piece by piece; what is there before :meth:`Writer.commit` returns stays
+    what a reader finds.
+
+    Args:
+        path: the checkpoint's directory.  With a base it may be the base's own.
+        base: the checkpoint that this one continues: tables' chunks then hold rows that changed
+            since, and "removed" ids.
+
+    Raises:
+        ValueError: the base is missing, or was replaced since; nothing is written.
+    """
+    writer = Writer(Path(path).resolve(), base)
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+def reading(path: str | os.PathLike[str]) -> Reader:
+    """Opens a checkpoint, with all that it continues.  Every file is checked before anything is
+    given out.
+
+    Raises:
+        FileNotFoundError: there is no complete checkpoint.
+        ValueError: there is one, and a file of it, or of one that it continues, is missing, torn or
+            changed.
+    """
+    links = list(manifest.chain(manifest.read(Path(path).resolve())))
+    for link in links:
+        manifest.check(link)
+    return Reader(links)
+
+
+def present(path: str | os.PathLike[str]) -> Saved:
+    """The checkpoint that is in a directory, to be named as a base.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = manifest.read(Path(path).resolve())
+    return Saved(str(found.directory), found.identity)
+
+
+def compact(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Saved:
+    """Writes the state at the end of a chain as one checkpoint that continues nothing.  ``target``
+    may be ``path``.
+
+    Memory holds the tensors, one chunk and, up to a bound, the ids that changed.  See [Note:
+    merging a chain] in pserver/checkpoint/table_files.py.
+
+    Raises:
+        FileNotFoundError, ValueError: as :func:`reading` does; ``target`` is left as it was.
+        OSError: the disk is full, or refuses; ``target`` is left as it was.
+    """
+    reader = reading(path)
+    with writing(target) as writer:
+        writer.tensors(reader.tensors())
+        for table in reader.tables:
+            writer.chunks(table, reader.chunks(table))
+        return writer.commit(reader.meta)
+
+
+class Writer:
+    """Writes one checkpoint.  See :func:`writing`."""
+
+    def __init__(self, directory: Path, base: Saved | None) -> None:
+        self._directory = directory
+        self._base = None if base is None else _named(directory, base)
+        self._files: dict[str, Any] = {}
+        self._tables: dict[str, list[str]] = {}
+        self._content: bytes | None = None
+
+    def tensors(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Adds tensors, on any device and of any dtype and layout of strides.
+
+        Raises:
+            OSError: the disk is full, or refuses.
+        """
+        data = self._directory / f"tensors-{secrets.token_hex(8)}.safetensors"
+        self._files[data.name] = None
+        partial = self._directory / f"{manifest.PARTIAL}{secrets.token_hex(8)}"
+        partial.mkdir(parents=True)
+        try:
+            # which writes to a name of its own at first
+            safetensors.torch.save_file(_detached(named), partial / data.name)
+            os.replace(partial / data.name, data)
+        finally:
+            shutil.rmtree(partial)
+        data.chmod(0o644)  # as the manifest beside it: safetensors keeps its files to their owner
+        manifest.flush(data)
+        self._files[data.name] = {"size": data.stat().st_size, "blake2b": manifest.checksum(data)}
+
+    def chunks(self, table: str, chunks: Iterable[Mapping[str, np.ndarray]]) -> int:
+        """Adds a table, chunk by chunk as they come; chunks are as pserver/checkpoint/table_files.py says.
+
+        Returns:
+            How many ids they name.
+
+        Raises:
+            ValueError: the table was written before, or a chunk's columns differ in length.
+            OSError: the disk is full, or refuses.
+        """
+        if table in self._tables:
+            raise ValueError(f"{self._directory}: expected each table once, got {table!r} again")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._tables[table] = []
+        named = 0
+        for chunk in chunks:
+            if table_files.rows(chunk):
+                name, self._files[name] = table_files.write(self._directory, chunk)
+                self._tables[table].append(name)
+                named += self._files[name]["ids"]
+        return named
+
+    def commit(self, meta: Mapping[str, Any]) -> Saved:
+        """Makes what was written the directory's checkpoint, in place of the one that may be there.
+
+        Raises:
+            TypeError: ``meta`` holds something that is not JSON.
+            ValueError: the base is missing, or was replaced meanwhile.
+            OSError: the disk is full, or refuses.  The old checkpoint is still the one that is
+                read.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._content = manifest.encode(meta, self._files, self._tables, self._base)
+        return Saved(str(self._directory), manifest.commit(self._directory, self._content).identity)
+
+    def close(self) -> None:
+        """Removes what was written, if no checkpoint refers to it: a full disk gets its space
+        back.
+        """
+        if not manifest.refers(self._directory, self._content):
+            for name in self._files:
+                (self._directory / name).unlink(missing_ok=True)
+
+
+class Reader:
+    """A checkpoint whose files are all as they were written.
+
+    Attributes:
+        meta: as it was given to :meth:`Writer.commit`.
+        tables: the names of its tables.
+        saved: the checkpoint, to be named as a base.
+    """
+
+    def __init__(self, links: list[Manifest]) -> None:
+        self._links = links
+        self.meta: dict[str, Any] = links[0].meta
+        self.tables: list[str] = list(links[0].tables)
+        self.saved = Saved(str(links[0].directory), links[0].identity)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors, on the CPU."""
+        newest = self._links[0]
+        rows = {name for names in newest.tables.values() for name in names}
+        found: dict[str, torch.Tensor] = {}
+        for name in newest.files:
+            if name not in rows:
+                found.update(safetensors.torch.load_file(newest.directory / name))
+        return found
+
+    def chunks(self, table: str, most_ids: int = table_files.MOST_IDS) -> Iterator[Chunk]:
+        """A table's rows, a chunk at a time: each id once, as it is at the end of the chain, and
+        none that was removed.
+
+        Args:
+            most_ids: of the checkpoints that continue another one, to hold in memory (8 bytes
+                each); the chain is read more than once where there are more.
+
+        Raises:
+            KeyError: there is no such table.
+            ValueError: a file was changed or removed since the checkpoint was opened.
+        """
+        if table not in self.tables:
+            raise KeyError(
+                f"{self.saved.path}: no table {table!r}; expected one of "
+                f"{', '.join(self.tables) or 'none'}"
+            )
+        return table_files.merged(
+            [_layer(link, link.tables.get(table, [])) for link in self._links], most_ids
+        )
+
+
+def _layer(link: Manifest, names: list[str]) -> Layer:
+    def chunks() -> Iterator[Chunk]:
+        return (table_files.read(link.directory / name, link.files[name]) for name in names)
+
+    return Layer(chunks, sum(link.files[name].get("ids", 0) for name in names))
+
+
+def _named(directory: Path, base: Saved) -> Base:
+    """A base as a manifest in this directory names it, if it is there."""
+    named = Base(os.path.relpath(Path(base.path).resolve(), directory), base.identity)
+    for _ in manifest.chain(manifest.resolve(directory, named)):
+        pass
+    return named
+
+
+def _detached(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors on the CPU, no two of which share memory: what safetensors writes."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        found[name] = tensor.detach().cpu().contiguous()
+        address = found[name].untyped_storage().data_ptr()
+        if address in seen:
+            found[name] = found[name].clone()
+        seen.add(address)
+    return found

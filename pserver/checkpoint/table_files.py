@@ -1,0 +1,184 @@
+"""Rows of a table as files, a chunk each; and the rows that stand at the end of a chain of
+checkpoints.
+
+A chunk is a mapping of arrays, as ``SparseTable.scan`` gives it: ``ids`` int64[m] with columns of m
+entries beside it ("values", "state.NAME", ...), ``waiting.ids`` int64[w] with columns
+"waiting.NAME" for ids that are not admitted yet, and in a delta ``removed`` int64[r], ids without a
+row.  It is one safetensors file; nothing larger than a chunk is ever in memory.
+
+[Note: merging a chain]  A later checkpoint's word about an id counts: its row, that it waits, or
+that it was removed.  So the checkpoints are read from the newest to the oldest, and what a newer
+one named is left out of the older ones.  That takes memory for the ids that all but the oldest
+name, 8 bytes each.  Where these are more than ``MOST_IDS``, they are divided by a hash of the id,
+and the chain is read once for each part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from pserver.checkpoint.manifest import flush
+
+MOST_IDS = 1 << 25
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NAMES = ("ids", "waiting.ids", "removed")
+
+Chunk = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one checkpoint of a chain holds of a table: a way to read its chunks, and how many ids
+    they name.
+    """
+
+    chunks: Callable[[], Iterator[Chunk]]
+    ids: int
+
+
+def write(directory: Path, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[str, Any]]:
+    """Writes a chunk to a new file of the directory.
+
+    Returns:
+        Its name, and its facts for the manifest: "size" (bytes), "blake2b", and "ids", the number
+            of ids that it names.
+
+    Raises:
+        ValueError: a column's length is not that of its ids.
+        OSError: the disk is full, or refuses; no file is left.
+    """
+    _check(chunk)
+    content = safetensors.numpy.save(
+        {name: np.ascontiguousarray(column) for name, column in chunk.items()}
+    )
+    path = directory / f"rows-{secrets.token_hex(8)}.safetensors"
+    try:
+        path.write_bytes(content)
+        flush(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    facts = {
+        "size": len(content),
+        "blake2b": _checksum(content),
+        "ids": sum(len(chunk[name]) for name in _NAMES if name in chunk),
+    }
+    return path.name, facts
+
+
+def read(path: Path, facts: Mapping[str, Any]) -> Chunk:
+    """The chunk in a file.
+
+    Raises:
+        ValueError: the file is missing, torn or changed.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{path}: it is missing, and was there when the checkpoint was opened"
+        ) from error
+    if len(content) != facts["size"] or _checksum(content) != facts["blake2b"]:
+        raise ValueError(f"{path}: its bytes are not those that were saved (checksum)")
+    try:
+        chunk: Chunk = safetensors.numpy.load(content)
+    except (safetensors.SafetensorError, KeyError) as error:
+        raise ValueError(
+            f"{path}: expected a safetensors file of a table's rows ({error})"
+        ) from error
+    _check(chunk)
+    return chunk
+
+
+def merged(layers: Sequence[Layer], most_ids: int = MOST_IDS) -> Iterator[Chunk]:
+    """The rows that stand at the end of a chain: each id once, none that was removed.  See [Note:
+    merging a chain].
+
+    Args:
+        layers: the newest first.
+        most_ids: that may be held in memory.
+    """
+    parts = max(1, -(-sum(layer.ids for layer in layers[:-1]) // most_ids))
+    for part in range(parts):
+        later = np.empty(0, np.int64)
+        for layer in layers:
+            named = [later]
+            for chunk in layer.chunks():
+                chunk = _select(chunk, _Part(part, parts)) if parts > 1 else chunk
+                if layer is not layers[-1]:
+                    named += [chunk[name] for name in _NAMES if name in chunk]
+                chunk.pop("removed", None)
+                kept = _select(chunk, _Without(later)) if len(later) else chunk
+                if rows(kept):
+                    yield kept
+            later = np.unique(np.concatenate(named))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Wants the ids of one part of all ids."""
+
+    part: int
+    parts: int
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        return np.asarray(
+            ((ids.view(np.uint64) * _GOLDEN) >> np.uint64(40)) % np.uint64(self.parts) == self.part
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Without:
+    """Wants ids that are not among these, which are in order."""
+
+    ordered: np.ndarray
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        places = np.minimum(np.searchsorted(self.ordered, ids), len(self.ordered) - 1)
+        return np.asarray(self.ordered[places] != ids)
+
+
+def rows(chunk: Mapping[str, np.ndarray]) -> int:
+    """How many ids a chunk names."""
+    return sum(len(chunk[name]) for name in _NAMES if name in chunk)
+
+
+def _select(chunk: Chunk, wanted: Callable[[np.ndarray], np.ndarray]) -> Chunk:
+    """The part of a chunk that is about wanted ids."""
+    masks = {name: wanted(chunk[name]) for name in _NAMES if name in chunk}
+    return {name: column[masks[_ids_of(name)]] for name, column in chunk.items()}
+
+
+def _ids_of(column: str) -> str:
+    """The array of ids that a column stands beside."""
+    if column == "removed":
+        return column
+    return "waiting.ids" if column.startswith("waiting.") else "ids"
+
+
+def _check(chunk: Mapping[str, np.ndarray]) -> None:
+    for name, column in chunk.items():
+        ids = chunk.get(_ids_of(name))
+        if ids is None or ids.dtype != np.int64 or ids.ndim != 1:
+            got = "nothing" if ids is None else f"{ids.dtype} {list(ids.shape)}"
+            raise ValueError(
+                f"a table's rows: {name}: expected int64 [n] as {_ids_of(name)!r}, got {got}"
+            )
+        if column.ndim < 1 or len(column) != len(ids):
+            raise ValueError(
+                f"a table's rows: {name}: expected {len(ids)} entries, one for each id, got "
+                f"{list(column.shape)}"
+            )
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

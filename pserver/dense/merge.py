@@ -1,0 +1,72 @@
+"""What several trainers' gradients become before a sync update: pure arithmetic on tensors.
+
+[Note: merge order]  Floating-point sums depend on their order.  Gradients are summed in trainer
+order, whatever the order in which they arrived, and then divided by the number of trainers that
+committed the step: so a run repeats to the bit, and what a trainer has no gradient for counts as
+zero, as it would in the gradient of the concatenated batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from transpiler.optimizers import CHUNK
+from transpiler.plan import Clip
+
+CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+def mean(gradients: Sequence[torch.Tensor], committed: int) -> torch.Tensor:
+    """The sum of the gradients, in the order given, divided by the number of trainers that
+    committed.
+
+    Args:
+        gradients: at least one contiguous tensor, all of one shape and dtype, in trainer order.
+            The first one is overwritten.
+        committed: trainers that committed the step, with or without this gradient.
+
+    Returns:
+        The first tensor, which now holds the result.
+    """
+    if committed > 1:
+        pieces = (
+            [gradient] if gradient.numel() <= CHUNK else torch.split(gradient.view(-1), CHUNK)
+            for gradient in gradients
+        )
+        # pieces that stay in the cache from one operation to the next
+        for total, *others in zip(*pieces, strict=True):
+            for other in others:
+                total.add_(other)
+            total.mul_(1.0 / committed)
+    return gradients[0]
+
+
+def squared_norm(gradient: torch.Tensor) -> float:
+    """The sum of squares, in double precision."""
+    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64).item()) ** 2
+
+
+def clip_coefficients(clip: Clip, parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """What every merged gradient is to be multiplied with, from the servers' partial squared norms.
+
+    Args:
+        clip: ``"norm"`` or ``"global_norm"``.
+        parts: for each server, by server index: parameter name -> sum of squares over the slices
+            that it holds.
+
+    Returns:
+        A coefficient <= 1 for each parameter name; for the global norm one under the name ``""``.
+    """
+    squared: dict[str, float] = {}
+    for part in parts:
+        for name in sorted(part):
+            squared[name] = squared.get(name, 0.0) + part[name]
+    if clip.kind == "global_norm":
+        squared = {"": math.fsum(squared[name] for name in sorted(squared))}
+    return {
+        name: min(1.0, clip.high / (math.sqrt(value) + CLIP_EPSILON))
+        for name, value in squared.items()
+    }

@@ -1,0 +1,357 @@
+"""Starts a cluster on this machine, or this host's part of a larger one, and watches over it until
+the job ends.
+
+::
+
+    start servers --ready lines--> start trainers --all ended with 0--> servers leave --> 0
+          |                             |                                    |
+          `---- a process fails --------+------------------------------------'
+                       |
+                       settle (others may end by themselves, and say why) --> SIGTERM --> SIGKILL --> report; its status
+
+Servers of a local cluster bind port 0 and say in their readiness line what they got, so that no two
+launches ever meet.  In the collective mode there are no servers, and trainers get torchrun's
+variables.  Nothing here knows what a script trains: a trainer is told its role by environment
+variables.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from pserver.config import split_endpoint
+from pserver.launcher.cluster import Cluster
+from pserver.launcher.process import Group, Process, Terminal
+
+SERVE = (sys.executable, "-m", "pserver", "serve")
+READY = re.compile(r"pserver ready at (\S+)")
+READY_SECONDS = 120.0  # imports, compiled tables; a cold disk
+SETTLE_SECONDS = 2.0
+LEAVE_SECONDS = 3.0
+GRACE_SECONDS = 5.0
+NOTICE_SECONDS = 10.0
+OTHERS_ROLE = (
+    "PSERVER_ENDPOINTS",
+    "TRAINERS",
+    "TRAINER_ID",
+    "CURRENT_ENDPOINT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+# below those that kernels give to whoever asks for any, so that nobody else is given one of these
+PORTS = range(20000, 32000)
+
+
+def launch(
+    cluster: Cluster,
+    environment: Mapping[str, str],
+    out: TextIO | None = None,
+    serve: Sequence[str] = SERVE,
+) -> int:
+    """Runs the cluster until the job has ended.  Call it from the main thread: it takes over
+    SIGINT, SIGTERM and SIGHUP.
+
+    Returns:
+        0 when every process here has ended with 0; otherwise the status of the process that failed,
+        or 128 + the signal that killed it; or 128 + the signal that ended ``launch`` itself.
+    """
+    terminal = Terminal(out or sys.stdout, width=len(f"trainer {len(cluster.trainers) - 1}"))
+    with ExitStack() as stack:
+        job = _Job(cluster, environment, stack.enter_context(Group()), terminal, serve)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup keeps its word
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                stack.callback(signal.signal, number, signal.signal(number, job.interrupt))
+        stack.callback(terminal.restore)
+        return job.run()
+
+
+def free_port() -> int:
+    """A port of this machine where trainer 0 can listen: unused now, and nobody's by accident in
+    the next seconds.
+    """
+    for port in random.sample(PORTS, 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(
+        f"expected a free port of {PORTS.start} to {PORTS.stop - 1} on 127.0.0.1, found none in "
+        "100 tries"
+    )
+
+
+class _Interrupted(Exception):
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class _Failed(Exception):
+    """A process ended with another status than 0, or a server did not get ready."""
+
+
+@dataclass
+class _Job:
+    cluster: Cluster
+    environment: Mapping[str, str]
+    group: Group
+    terminal: Terminal
+    serve: Sequence[str]
+    servers: list[Process] = field(default_factory=list)
+    trainers: list[Process] = field(default_factory=list)
+    endpoints: dict[Process, str] = field(default_factory=dict)
+    ended: list[Process] = field(default_factory=list)  # in this order
+    # What happens, in order: a process (a ready server, or an ended process) or a signal's number.
+    # put() is safe in a handler.
+    events: queue.SimpleQueue[Process | int] = field(default_factory=queue.SimpleQueue)
+
+    def run(self) -> int:
+        try:
+            self._start_servers()
+            self._start_trainers()
+            self._wait_for_trainers()
+            self._wait_for_servers()
+            return 0
+        except _Failed as failure:
+            self._settle(str(failure))
+            self._stop(signal.SIGTERM)
+            return self._report()
+        except _Interrupted as interrupted:
+            self._say(f"{interrupted}: passed on; once more kills")
+            self._stop(interrupted.number)
+            return 128 + interrupted.number
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        self.events.put(number)
+
+    # ---- starting ----
+
+    def _start_servers(self) -> None:
+        Path(self.cluster.log_dir).mkdir(parents=True, exist_ok=True)
+        for number in self.cluster.here(self.cluster.servers):
+            command = [*self.serve, "--once", "--endpoint", self.cluster.servers[number]]
+            for flag, value in (
+                ("--transport", self.cluster.transport),
+                ("--deadline", self.cluster.deadline_seconds),
+                ("--data-dir", self.cluster.data_dir),
+            ):
+                command += [] if value is None else [flag, str(value)]
+            self.servers.append(self._start("server", number, command, {}))
+        if not self._until(lambda: len(self.endpoints) == len(self.servers), READY_SECONDS):
+            late = ", ".join(
+                process.name for process in self.servers if process not in self.endpoints
+            )
+            raise _Failed(
+                f"{late}: expected a readiness line within {READY_SECONDS:.0f} s, got none"
+            )
+
+    def _start_trainers(self) -> None:
+        cluster = self.cluster
+        roles = self._collective_roles() if cluster.collective else self._trainer_roles()
+        if cluster.deadline_seconds is not None:
+            roles = {
+                number: {**role, "PSERVER_DEADLINE": str(cluster.deadline_seconds)}
+                for number, role in roles.items()
+            }
+        for number, role in roles.items():
+            command = [sys.executable, cluster.script, *cluster.arguments]
+            self.trainers.append(self._start("trainer", number, command, role))
+
+    def _trainer_roles(self) -> dict[int, dict[str, str]]:
+        """By trainer, the variables of one that has servers."""
+        cluster = self.cluster
+        local = cluster.host is None
+        endpoints = (
+            [self.endpoints[server] for server in self.servers] if local else cluster.servers
+        )
+        return {
+            number: {
+                "TRAINING_ROLE": "TRAINER",
+                "PSERVER_ENDPOINTS": ",".join(endpoints),
+                "TRAINERS": str(len(cluster.trainers)),
+                "TRAINER_ID": str(number),
+                **({} if local else {"CURRENT_ENDPOINT": cluster.trainers[number]}),
+                **({} if cluster.transport is None else {"PSERVER_TRANSPORT": cluster.transport}),
+            }
+            for number in cluster.here(cluster.trainers)
+        }
+
+    def _collective_roles(self) -> dict[int, dict[str, str]]:
+        """By trainer, torchrun's variables.
+
+        Trainers of one host see the same GPUs and take theirs by LOCAL_RANK.
+        """
+        cluster = self.cluster
+        local = cluster.host is None
+        host, port = ("127.0.0.1", free_port()) if local else split_endpoint(cluster.trainers[0])
+        here = cluster.here(cluster.trainers)
+        shared = {
+            "TRAINING_ROLE": "TRAINER",
+            **{"WORLD_SIZE": str(len(cluster.trainers)), "LOCAL_WORLD_SIZE": str(len(here))},
+            **{"MASTER_ADDR": host, "MASTER_PORT": str(port)},
+            **(
+                {}
+                if cluster.devices is None
+                else {"CUDA_VISIBLE_DEVICES": ",".join(cluster.devices)}
+            ),
+        }
+        if local and sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in self.environment:
+            # what this host calls itself need not lead anywhere
+            shared["GLOO_SOCKET_IFNAME"] = "lo"
+        return {
+            number: {**shared, "RANK": str(number), "LOCAL_RANK": str(index)}
+            for index, number in enumerate(here)
+        }
+
+    def _start(
+        self, kind: str, number: int, command: Sequence[str], role: Mapping[str, str]
+    ) -> Process:
+        return Process(
+            f"{kind} {number}",
+            command,
+            {**self._inherited(), **self._threads(), **role, "PYTHONUNBUFFERED": "1"},
+            Path(self.cluster.log_dir) / f"{kind}-{number}.log",
+            self.group,
+            self.terminal,
+            owns_terminal=self.terminal.interactive and (kind, number) == ("trainer", 0),
+            line=self._see_ready if kind == "server" else None,
+            ended=self.events.put,
+        )
+
+    def _inherited(self) -> Mapping[str, str]:
+        """This process's variables, without those that would make another kind of trainer of a
+        process.
+        """
+        if not self.cluster.collective:
+            return self.environment
+        return {name: value for name, value in self.environment.items() if name not in OTHERS_ROLE}
+
+    def _threads(self) -> dict[str, str]:
+        """As many threads a process as there are cores for; what the user has set holds."""
+        if "OMP_NUM_THREADS" in self.environment:
+            return {}
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        processes = len(self.cluster.here(self.cluster.servers)) + len(
+            self.cluster.here(self.cluster.trainers)
+        )
+        count = str(max(1, cores // processes))
+        return {
+            "OMP_NUM_THREADS": count,
+            "MKL_NUM_THREADS": self.environment.get("MKL_NUM_THREADS", count),
+        }
+
+    def _see_ready(self, process: Process, line: str) -> None:
+        if process not in self.endpoints and (match := READY.search(line)):
+            self.endpoints[process] = match[1]
+            self.events.put(process)
+
+    # ---- watching ----
+
+    def _until(
+        self, condition: Callable[[], bool], seconds: float | None, *, failures: bool = True
+    ) -> bool:
+        """Takes events until the condition holds (True) or the time is over (False).
+
+        Raises:
+            _Failed: a process has failed (unless ``failures`` is False).
+            _Interrupted: a signal came.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        while not condition():
+            try:
+                event = self.events.get(
+                    timeout=None if end is None else max(0.0, end - time.monotonic())
+                )
+            except queue.Empty:
+                return False
+            if isinstance(event, int):
+                raise _Interrupted(event)
+            if event.status is not None and event not in self.ended:
+                self.ended.append(event)
+            if failures and event.failed:
+                raise _Failed
+        return True
+
+    def _wait_for_trainers(self) -> None:
+        self._until(lambda: all(trainer.status is not None for trainer in self.trainers), None)
+
+    def _wait_for_servers(self) -> None:
+        """A local cluster's servers have nobody to wait for any more; those of a larger one serve
+        other hosts' trainers.
+        """
+
+        def left() -> bool:
+            return all(server.status is not None for server in self.servers)
+
+        if self.cluster.host is None:
+            if not self._until(left, LEAVE_SECONDS):
+                self._stop(signal.SIGTERM)
+        elif not self._until(left, NOTICE_SECONDS):
+            self._say(
+                "the trainers here have ended; the servers here wait for those of other hosts"
+            )
+            self._until(left, None)
+
+    # ---- ending ----
+
+    def _settle(self, message: str) -> None:
+        """Gives the others time to end by themselves: one of them may know the reason better."""
+        if message:
+            self._say(message)
+            return
+        with suppress(_Interrupted):
+            self._until(self._all_ended, SETTLE_SECONDS, failures=False)
+
+    def _report(self) -> int:
+        """Shows the last lines of every process that failed; the status of the likeliest cause."""
+        guilty = self._guilty()
+        for process in guilty:
+            self._say(
+                f"{process.name} failed with status {process.status}; the last lines of "
+                f"{process.log}:"
+            )
+            for line in process.tail:
+                self._say(f"    {line}")
+        return guilty[0].status or 1 if guilty else 1
+
+    def _guilty(self) -> list[Process]:
+        """Who failed by itself, the likeliest cause first: killed by a signal, then a trainer, then
+        a server; then in order.
+        """
+        failed = [process for process in self.ended if process.failed]
+        return sorted(
+            failed, key=lambda process: ((process.status or 0) < 128, process in self.servers)
+        )
+
+    def _all_ended(self) -> bool:
+        return all(process.status is not None for process in (*self.trainers, *self.servers))
+
+    def _stop(self, number: int) -> None:
+        """Asks everyone to end, and kills who has not after a grace or when the user asks again."""
+        for process in (*self.trainers, *self.servers):
+            process.stop(number)
+        with suppress(_Interrupted):
+            if self._until(self._all_ended, GRACE_SECONDS, failures=False):
+                return
+        for process in (*self.trainers, *self.servers):
+            process.stop(signal.SIGKILL)
+        self._until(self._all_ended, GRACE_SECONDS, failures=False)
+
+    def _say(self, text: str) -> None:
+        print(f"pserver launch: {text}", file=sys.stderr, flush=True)

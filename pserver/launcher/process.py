@@ -1,0 +1,201 @@
+"""One process that ``launch`` started: its output on the terminal and in its log, its end, and the
+group that outlives nobody.
+
+[Note: no orphans]  Every process joins one process group, whose leader (the guard) does nothing but
+read a pipe that only ``launch`` can write to.  When ``launch`` ends, even by kill -9, the kernel
+closes the pipe, the guard wakes and kills the group: servers, trainers, and whatever these started
+(data loader workers).  The group's number can't go to others while the guard lives.  The processes
+join at the fork, so there is no moment at which one exists and is not guarded.  The group is not
+the terminal's foreground group: Ctrl-C reaches ``launch`` alone, which passes it on.
+
+[Note: who owns the terminal]  Lines are prefixed with the process's name and written whole.  Where
+the terminal is a real one, one process may own it: it writes to a pseudo terminal, and its bytes go
+through as they are (a live progress display works); other processes' lines first clear the line
+that the display stands on, which draws itself again below.  In the log stands what the display left
+behind, without control codes.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+TAIL_LINES = 20
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
+_GUARD = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+sys.stdin.buffer.read()
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+class Group:
+    """A process group that is killed when the block, or this whole process, ends.
+
+    See [Note: no orphans].
+    """
+
+    def __init__(self) -> None:
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD], stdin=subprocess.PIPE, process_group=0
+        )
+        self.id = self._guard.pid
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.killpg(self.id, signal.SIGKILL)
+        self._guard.wait()
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+
+
+class Terminal:
+    """Where the output of all processes goes, line by line.  See [Note: who owns the terminal]."""
+
+    def __init__(self, out: TextIO, width: int) -> None:
+        self._out = out
+        self._width = width
+        self._lock = threading.Lock()  # guards the order of writes; nothing else happens under it
+        self.interactive = out.isatty()
+
+    def line(self, name: str, text: str) -> None:
+        """Writes one line of a process."""
+        clear = "\r\x1b[2K" if self.interactive else ""
+        self._write(f"{clear}{name:<{self._width}} | {text}\n")
+
+    def through(self, data: bytes) -> None:
+        """Writes what the owner of the terminal wrote."""
+        self._write(data.decode(errors="replace"))
+
+    def size(self) -> tuple[int, int]:
+        """Lines and columns of a real terminal."""
+        return termios.tcgetwinsize(self._out.fileno())
+
+    def restore(self) -> None:
+        """Shows the cursor, which a display that was killed may have hidden."""
+        if self.interactive:
+            self._write("\x1b[?25h")
+
+    def _write(self, text: str) -> None:
+        # nobody reads any more (`| head`); the logs and the job go on
+        with self._lock, suppress(BrokenPipeError):
+            self._out.write(text)
+            self._out.flush()
+
+
+class Process:
+    """A running process.  Threads read its output and wait for its end; ``ended`` is called from
+    one of them, once.
+
+    Attributes:
+        name: "trainer 0".
+        log: the file that its output is filed in.
+        tail: its last lines.
+        status: None while it runs; then its exit status, or 128 + the signal that killed it.
+        stopped: we asked it to end, so that its status says nothing about the job.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        group: Group,
+        terminal: Terminal,
+        *,
+        owns_terminal: bool = False,
+        line: Callable[[Process, str], None] | None = None,
+        ended: Callable[[Process], None],
+    ) -> None:
+        self.name, self.log, self.tail = name, log, deque[str](maxlen=TAIL_LINES)
+        self.status: int | None = None
+        self.stopped = False
+        self._terminal, self._owns, self._line, self._ended = terminal, owns_terminal, line, ended
+        self._output, child_side = pty.openpty() if owns_terminal else os.pipe()
+        if owns_terminal:
+            termios.tcsetwinsize(child_side, terminal.size())
+        self._file = log.open("w", encoding="utf-8", buffering=1)
+        try:
+            self._popen = subprocess.Popen(
+                list(command),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=child_side,
+                stderr=child_side,
+                process_group=group.id,
+            )
+        finally:
+            os.close(child_side)
+        self._reader = threading.Thread(target=self._read, name=f"{name}: output", daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._wait, name=f"{name}: end", daemon=True).start()
+
+    @property
+    def failed(self) -> bool:
+        """It ended by itself, and not well."""
+        return self.status not in (None, 0) and not self.stopped
+
+    def stop(self, number: int) -> None:
+        """Sends a signal that asks it to end."""
+        if self.status is None:
+            self.stopped = True
+            self._popen.send_signal(number)
+
+    def _wait(self) -> None:
+        status = self._popen.wait()
+        # a process that it started may hold the output open for longer
+        self._reader.join(timeout=1.0)
+        self.status = 128 - status if status < 0 else status
+        self._ended(self)
+
+    def _read(self) -> None:
+        rest = b""
+        while chunk := self._chunk():
+            if self._owns:
+                self._terminal.through(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            # what a carriage return has overwritten is gone
+            rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
+            for line in lines:
+                self._take(line)
+        if rest:
+            self._take(rest)
+        self._file.close()
+        os.close(self._output)
+
+    def _chunk(self) -> bytes:
+        try:
+            return os.read(self._output, 1 << 16)
+        except OSError:  # how a pseudo terminal says on Linux that its other side is closed
+            return b""
+
+    def _take(self, raw: bytes) -> None:
+        text = _CONTROL.sub("", raw.decode(errors="replace")).rstrip("\r").rpartition("\r")[2]
+        self.tail.append(text)
+        self._file.write(text + "\n")
+        if not self._owns:
+            self._terminal.line(self.name, text)
+        if self._line is not None:
+            self._line(self, text)

@@ -1,0 +1,261 @@
+"""The process of one parameter server: its carriers, its job, signals, and a graceful end.
+
+::
+
+    bind control port --> listen on the carriers --> ready line --> tick ... --signal, Drain, or once--> drain --> exit
+
+[Note: draining]  In this order, within the grace: health checks say no; the job takes no new
+trainer and no new step; whoever waits for another trainer is told; answers under way are sent to
+their end; each stream gets a DRAIN frame; streams that still stand are cancelled; the control
+service goes last, so that trainers can hear why and say goodbye.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+
+import torch
+
+from pserver.config import ServerConfig, split_endpoint
+from pserver.control import ControlServer
+from pserver.job.job import Job
+from pserver.malloc import keep_memory
+from pserver.service import tensor_service
+from pserver.service.draining_streams import OpenStreams
+from pserver.transport import flight, shm
+from pserver.transport.endpoint import spell
+from pserver.transport.grpc_stream import Exchanges
+from pserver.transport.stream import Listener, Stream
+from pserver.wire_pb2 import StatusRequest
+from transpiler.program import Program, Storage
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.2
+GRACE_SECONDS = 5.0
+
+
+class Server:
+    """One parameter server in this process, with threads of its own; also for tests and for scripts
+    whose role is PSERVER.
+
+    Args:
+        config: see :class:`~pserver.config.ServerConfig`; ``once`` and ``threads`` are
+            :func:`serve`'s business.
+        program: a pserver program whose storage holds its values: the server waits for no trainer
+            0.  None: ``config.program`` says where to read one, or trainer 0 installs it.
+    """
+
+    def __init__(self, config: ServerConfig, program: Program | None = None) -> None:
+        self.config = config
+        self.endpoint = ""
+        self.job: Job
+        self._program = program
+        self._stopping = threading.Event()
+        self._streams = OpenStreams(self._serve_stream)
+        self._carriers: list[Listener | Exchanges] = []
+        self._ready = threading.Event()
+        self._clock = threading.Thread(target=self._tick, name="pserver clock", daemon=True)
+
+    def start(self) -> str:
+        """Starts to serve; returns HOST:PORT of the control service.
+
+        Raises:
+            OSError: it cannot listen there, or cannot read ``config.program``.
+            ValueError, Refused: the program is none that a server runs.
+        """
+        _warm_up()
+        program = self._program
+        if program is None and self.config.program is not None:
+            program = Program.load(self.config.program)
+        host, port = split_endpoint(self.config.endpoint)
+        self._control = ControlServer(host, port)
+        self.endpoint = spell(host, self._control.port)
+        try:
+            self._open(host, program)
+        except BaseException:
+            self._close_carriers(0.0)
+            self._control.stop(0.0)
+            raise
+        _warn_if_open(host, self.endpoint)
+        return self.endpoint
+
+    def _open(self, host: str, program: Program | None) -> None:
+        ports: dict[str, int] = {}
+        exchanges = None
+        if self.config.transport in ("auto", "shm"):
+            self._offer_shared_memory(host, ports)
+        if self.config.transport in ("auto", "flight"):
+            listener = flight.listen(self._streams.handle, host, self.config.data_port)
+            self._carriers.append(listener)
+            ports["flight"] = listener.port
+        if self.config.transport in ("auto", "grpc"):
+            exchanges = Exchanges(self._streams.handle)
+            self._carriers.append(exchanges)
+            ports["grpc"] = self._control.port
+        self.job = Job(self.config, ports)
+        if program is not None:
+            self.job.preset(program, program.storage or Storage({}, None))
+        self._ready.set()
+        self._control.start(self.job, exchanges)
+        self._clock.start()
+
+    def _offer_shared_memory(self, host: str, ports: dict[str, int]) -> None:
+        try:
+            listener = shm.listen(self._streams.handle, host)
+        except OSError as error:
+            if self.config.transport != "auto":
+                raise OSError(f"no shared memory: {error.strerror or error}") from error
+            log.warning(
+                "no shared memory here, trainers take another carrier: %s", error.strerror or error
+            )
+            return
+        self._carriers.append(listener)
+        ports["shm"] = listener.port
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __str__(self) -> str:
+        """``"HOST:PORT (shm, flight PORT, grpc)"``"""
+        ports = {
+            name: port
+            for name, port in self.job.carriers.items()
+            if port != self._control.port and name != "shm"
+        }
+        carriers = [
+            f"{name} {ports[name]}" if name in ports else name for name in self.job.carriers
+        ]
+        return f"{self.endpoint} ({', '.join(carriers)})"
+
+    @property
+    def draining(self) -> bool:
+        """Whether somebody has asked the job to end."""
+        return self.job.status(StatusRequest()).state == "draining"
+
+    def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Drains and ends; harmless when called twice, or before ``start``.
+
+        See [Note: draining].
+        """
+        if self._stopping.is_set() or not self._ready.is_set():
+            return
+        self._stopping.set()
+        deadline = time.monotonic() + grace_seconds
+        self._control.drain()
+        self.job.close()
+        self._streams.drain(grace_seconds)
+        self._close_carriers(max(0.0, deadline - time.monotonic()))
+        # they have been told, and have yet to say goodbye
+        while self.job.busy and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._control.stop(1.0)
+        self._clock.join()
+
+    def _close_carriers(self, grace_seconds: float) -> None:
+        deadline = time.monotonic() + grace_seconds
+        for carrier in self._carriers:
+            carrier.close(max(0.0, deadline - time.monotonic()))
+
+    def _serve_stream(self, stream: Stream) -> None:
+        self._ready.wait(GRACE_SECONDS)  # a stranger may have found the port before the job stands
+        tensor_service.handle(stream, self.job)
+
+    def _tick(self) -> None:
+        while not self._stopping.wait(TICK_SECONDS):
+            try:
+                self.job.tick()
+            except Exception:
+                log.exception("the server's clock")
+
+
+def _warm_up() -> None:
+    """A process's first optimizer imports torch's compiler, which takes seconds on a busy machine:
+    not during Install.
+    """
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
+def serve(config: ServerConfig, program: Program | None = None) -> int:
+    """Runs one server until SIGTERM, SIGINT, a Drain call, or (with ``config.once``) the end of its
+    first job.
+
+    Prints one line when it is ready.  A second signal ends the process at once.
+
+    Returns:
+        the exit status: 0, or 1 where ``config.once`` and the job failed.
+
+    Raises:
+        OSError, ValueError, PServerError: it could not start; one sentence.
+    """
+    keep_memory(shared=True)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    asked = threading.Event()
+    with _signals(asked), Server(config, program) as server:
+        print(f"pserver ready at {server}", flush=True)
+        while not (
+            asked.wait(TICK_SECONDS)
+            or server.draining
+            or (config.once and server.job.ended.is_set())
+        ):
+            pass
+        failure = server.job.failure if config.once and not asked.is_set() else None
+    if failure is None:
+        return 0
+    print(f"pserver: the job failed: {failure}", file=sys.stderr, flush=True)
+    return 1
+
+
+@contextmanager
+def _signals(asked: threading.Event) -> Iterator[None]:
+    """While it lasts SIGTERM and SIGINT set ``asked``, a second one ends the process.
+
+    Only the main thread can arrange this.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def first(number: int, frame: FrameType | None) -> None:
+        asked.set()
+        log.info("%s: draining; once more to end at once", signal.Signals(number).name)
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, first) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _warn_if_open(host: str, endpoint: str) -> None:
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        log.warning(
+            "%s is open to the network, without encryption or passwords: who reaches it can "
+            "change models",
+            endpoint,
+        )

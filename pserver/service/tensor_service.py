@@ -1,0 +1,309 @@
+"""The server's end of one tensor stream: decode, check, hand over to the job, encode.  No
+arithmetic.
+
+A stream is served by one thread.  It reads frames into the trainer's gradient buffers, hands a
+complete step over at COMMIT, and sends back what came of it.  What is wrong with a stream is told
+to its trainer in a FAILURE frame, and the stream ends: a step that was not committed leaves no
+trace.
+
+[Note: the later stream counts]  After a broken connection the trainer opens another stream, with a
+greater number, and sends its request again.  Here the earlier one may still stand, with frames
+under way, or waiting in a step.  From the HELLO of the later one on it is broken, and no frame of
+it is acted on; its buffers are its own, so that what it left behind cannot mix with what comes now.
+A step that it had handed over completely is being taken, and its second coming joins it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from pserver.errors import JobFailed, PServerError, Refused, Unreachable
+from pserver.job.job import Job
+from pserver.job.lane import Clipping, Outcome, Steps
+from pserver.job.membership import Member
+from pserver.job.sync_round import Contribution
+from pserver.malloc import trim_memory
+from pserver.service.gradient_assembler import Arrivals
+from pserver.service.table_service import TABLES_MARK, TableRequests
+from pserver.table.gradient import RowGradient
+from pserver.transport import codec
+from pserver.transport.array_assembler import NamedArrays, row_gradients
+from pserver.transport.sequenced import Numbered
+from pserver.transport.stream import Stream
+from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms
+from transpiler.plan_message import numbers_from_proto
+
+log = logging.getLogger(__name__)
+
+
+def handle(stream: Stream, job: Job) -> None:
+    """Serves one stream until its BYE; every error is told to the peer and logged, none is
+    raised.
+    """
+    member: Member | None = None
+    stream = Numbered(stream, job.traffic)
+    try:
+        member, hello = _greet(stream, job)
+        Exchange(stream, job, member, hello).serve()
+    except Unreachable as error:
+        log.warning("the stream of %s broke: %s", _name(member, stream), error)
+    except PServerError as error:
+        log.warning("the stream of %s ends: %s", _name(member, stream), error)
+        _tell(stream, error)
+    except Exception as error:
+        log.exception("the stream of %s ends", _name(member, stream))
+        _tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
+    finally:
+        stream.close()
+
+
+def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
+    received = stream.receive()
+    if received is None:
+        raise Unreachable("it ended before HELLO")
+    header, _ = received
+    if header.kind != Kind.HELLO:
+        raise Refused(f"expected HELLO as the first frame, got {_kind(header)}")
+    member = job.member(header.hello.session)
+    if member.trainer != header.hello.trainer_id:
+        raise Refused(
+            f"the session of HELLO belongs to trainer {member.trainer}, not to trainer "
+            f"{header.hello.trainer_id}"
+        )
+    if job.installation is not None:
+        job.installation.lane(header.hello.lane)  # refused here, before a mark is made for it
+    return member, header.hello
+
+
+def _name(member: Member | None, stream: Stream) -> str:
+    return stream.peer if member is None else f"trainer {member.trainer} ({stream.peer})"
+
+
+def _tell(stream: Stream, error: PServerError) -> None:
+    try:
+        stream.send(
+            Frame(
+                kind=Kind.FAILURE, failure=Failure(error=type(error).__name__, message=str(error))
+            )
+        )
+    except PServerError:
+        pass  # the peer is gone, and nobody else wants to know
+
+
+class Exchange:
+    """One trainer's stream of one lane, after its HELLO."""
+
+    def __init__(self, stream: Stream, job: Job, member: Member, hello: Hello) -> None:
+        self._stream = stream
+        self._job = job
+        self._member = member
+        self._lane = hello.lane
+        self._mark = member.mark(TABLES_MARK if hello.tables else hello.lane)
+        self._tables = TableRequests(stream, job, member) if hello.tables else None
+        self._rows = NamedArrays()  # of tables, in the step under way
+        self._number = hello.stream
+        self._arrivals: Arrivals | None = None  # from the first step on
+
+    def serve(self) -> None:
+        """Answers frames until BYE.
+
+        Raises:
+            Unreachable: the stream ended without BYE.
+            PServerError: what is to be told to the peer.
+        """
+        self._begin()
+        while (received := self._receive()) is not None:
+            header, payload = received
+            if header.kind == Kind.BYE:
+                return
+            if self._tables is not None:
+                self._check_tables(header, self._tables.act(header, payload))
+            elif header.kind == Kind.GRADIENT:
+                self._gradient(header, payload)
+            elif header.kind == Kind.ROWS:
+                self._job.check_standing()
+                self._rows.take_in(header, payload)
+            elif header.kind == Kind.COMMIT:
+                self._commit(header)
+            elif header.kind == Kind.VALUE:
+                self._value(header, payload)
+            elif header.kind == Kind.PULL:
+                self._pull(header)
+            elif header.kind == Kind.SCALE and header.step <= self._mark.applied:
+                pass  # sent again with a step that was applied meanwhile
+            else:
+                raise Refused(f"expected GRADIENT, COMMIT, VALUE, PULL or BYE, got {_kind(header)}")
+        raise Unreachable("it ended without BYE")
+
+    def _begin(self) -> None:
+        """Takes the place of the trainer's earlier stream of this lane.
+
+        See [Note: the later stream counts].
+        """
+        with self._job.changed:
+            self._number = self._number or self._mark.stream + 1
+            if self._number <= self._mark.stream:
+                raise Unreachable(
+                    f"it is stream {self._number} of lane {self._lane}, and came after stream "
+                    f"{self._mark.stream}"
+                )
+            self._mark.stream, end_earlier = self._number, self._mark.end_stream
+            self._mark.end_stream = self._stream.cancel
+            while self._mark.loading:  # a copy that began before
+                self._job.changed.wait(0.2)
+        if end_earlier is not None:
+            end_earlier()
+
+    def _check_place(self) -> None:
+        if self._mark.stream != self._number:
+            raise Unreachable(
+                f"stream {self._mark.stream} of lane {self._lane} has taken the place of stream "
+                f"{self._number}"
+            )
+
+    def _receive(self) -> tuple[Frame, memoryview] | None:
+        """The next frame to be acted on; PROBE is answered on the way."""
+        while (received := self._stream.receive()) is not None:
+            header, payload = received
+            self._job.bytes_in += payload.nbytes
+            self._member.heard = self._job.now()
+            self._check_place()
+            if header.kind != Kind.PROBE:
+                return received
+            self._stream.send(Frame(kind=Kind.PROBE))
+        return None
+
+    def _gradient(self, header: Frame, payload: memoryview) -> None:
+        self._job.check_standing()
+        if self._arrivals is None:
+            self._arrivals = Arrivals(self._steps().entries)
+        self._arrivals.begin(header.step)
+        codec.scatter(header, payload, self._arrivals.destination)
+        self._arrivals.note(header)
+
+    def _check_tables(self, header: Frame, acted: bool) -> None:
+        if not acted:
+            raise Refused(
+                "the stream of the tables takes LOOKUP, PULL, SCAN, VALUE and COMMIT 0, not "
+                f"{_kind(header)}"
+            )
+
+    def _steps(self) -> Steps:
+        return self._job.installed().lane(self._lane)
+
+    def _commit(self, header: Frame) -> None:
+        if header.step == 0:
+            self._loaded(header)
+            return
+        steps = self._steps()
+        taken = steps.commit(
+            self._member, header.step, self._contribution(header.step, header.commit)
+        )
+        if isinstance(taken, Clipping):
+            self._stream.send(
+                Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=taken.norms))
+            )
+            taken = steps.scale(taken.round, self._coefficients(header.step))
+        this = self._member, header.step, taken
+        self._answer(
+            () if header.commit.quiet else steps.updated(*this),
+            lambda: steps.outcome(*this),
+            header.step,
+        )
+
+    def _contribution(self, step: int, commit: Commit) -> Contribution:
+        """The step that a COMMIT completes: every slice's gradient is whole, or said to be
+        absent.
+        """
+        if self._arrivals is None:
+            self._arrivals = Arrivals(self._steps().entries)
+        gradients = self._arrivals.complete(step, commit.absent)
+        rows = {row.group: numbers_from_proto(row.numbers) for row in commit.rows}
+        return Contribution(gradients, rows, commit.overflow, self._row_gradients())
+
+    def _row_gradients(self) -> dict[str, RowGradient]:
+        """What has come for tables in this step, checked: nothing of it can fail any more."""
+        arrays, tables = self._rows.take_out(), self._steps().tables
+        found = row_gradients(arrays, [held.table for held in tables.values()]) if arrays else {}
+        for name, gradient in found.items():
+            tables[name].check(gradient)
+        return found
+
+    def _coefficients(self, step: int) -> Mapping[str, float]:
+        received = self._receive()
+        if received is None:
+            raise Unreachable("it ended before SCALE")
+        header, _ = received
+        if header.kind != Kind.SCALE or header.step != step:
+            raise Refused(
+                f"expected SCALE of step {step}, got {_kind(header)} of step {header.step}"
+            )
+        return dict(header.commit.scale)
+
+    def _value(self, header: Frame, payload: memoryview) -> None:
+        if self._member.trainer != 0:
+            raise Refused(
+                f"only trainer 0 loads values, and this is trainer {self._member.trainer}"
+            )
+        table = self._job.installed().table
+        with self._job.changed:
+            self._check_place()
+            if 0 < header.request <= self._mark.uploaded:
+                return  # sent again after it was loaded: trainers may have stepped since
+            self._mark.loading = True
+        try:
+            codec.scatter(
+                header,
+                payload,
+                lambda part: table.destination(part.name, part.dtype, tuple(part.shape)),
+            )
+        finally:
+            with self._job.changed:
+                self._mark.loading = False
+                self._job.changed.notify_all()
+
+    def _loaded(self, header: Frame) -> None:
+        """The end of an upload, which counts once."""
+        with self._job.changed:
+            self._check_place()
+            if 0 < header.request <= self._mark.uploaded:
+                outcome = Outcome(self._job.installed().version, 0)
+            else:
+                outcome = self._job.loaded(self._member)
+                self._mark.uploaded = header.request
+        self._answer((), lambda: outcome)
+
+    def _pull(self, header: Frame) -> None:
+        self._job.check_standing()
+        installed = self._job.installed()
+        names = [part.name for part in header.parts] or list(installed.table.values)
+        outcome = Outcome(installed.version, 0)
+        self._answer(names, lambda: outcome, header.step)
+
+    def _answer(self, names: Iterable[str], outcome: Callable[[], Outcome], step: int = 0) -> None:
+        """Sends the values of these variables, each when its name comes, and then what came of it
+        all.
+        """
+        self._check_place()
+        tensors = ((name, self._handed_out(name)) for name in names)
+        held = ((name, tensor) for name, tensor in tensors if tensor is not None)
+        for header, payload in codec.frames(Kind.VALUE, step, held):
+            self._stream.send(header, payload)
+            self._job.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+        result = outcome()
+        done = Done(version=result.version, committed=result.committed, overflow=result.overflow)
+        self._stream.send(Frame(kind=Kind.DONE, step=step, done=done))
+        # 0, 1, 2, 4, ...: see [Note: holes] in malloc.py
+        if not result.version & (result.version - 1):
+            trim_memory()
+
+    def _handed_out(self, name: str) -> torch.Tensor | None:
+        self._check_place()  # what is handed out is remembered as what the trainer has
+        return self._job.installed().hand_out(self._member, name)
+
+
+def _kind(header: Frame) -> str:
+    return Kind.Name(header.kind) if header.kind in Kind.values() else f"kind {header.kind}"

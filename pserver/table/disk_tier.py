@@ -1,0 +1,227 @@
+"""Records of rows on this machine's disk, by id, in a RocksDB that lives as long as its table:
+scratch space, not read at start.
+
+[Note: what RocksDB holds]  A record's key is ``r`` and the id in 8 bytes, most significant first,
+its value the columns of a chunk, one behind the other.  ``c`` and the id says that the record
+changed since the last save.  Nothing is logged ahead: what a stopped process leaves is of no use,
+and the next one that keeps rows below the same directory removes it.
+
+[Note: whose directory]  A directory has a file ``owner``, locked by the process that uses it, and
+gets its name only once that lock is held.  So a directory whose lock can be had is nobody's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from pserver.table.kernels import Array
+
+PREFIX = "cold-rows-"
+WRITE_BUFFER = 1 << 24  # bytes, of which RocksDB has three
+BLOCK_CACHE = 1 << 24  # bytes: blocks, their index and their filters
+_ROW, _CHANGED, _END = b"r", b"c", b"s"
+
+Chunk = dict[str, Array]
+
+
+class ColdRows:
+    """A map from ids to records; see the module's docstring.
+
+    Args:
+        columns: of a record: name -> dtype and shape, without the ids.
+        root: below which it gets a directory of its own; None: where temporary files go.
+
+    Raises:
+        ImportError: rocksdict is not installed.
+        OSError: the directory cannot be made.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], root: Path | None = None
+    ) -> None:
+        _check_installed()
+        self.record = np.dtype(
+            [(name, dtype, shape) for name, (dtype, shape) in sorted(columns.items())]
+        )
+        self.path, owner = _claim(Path(tempfile.gettempdir()) if root is None else root)
+        self._db = _opened(self.path)
+        self._count = 0
+        self.close = weakref.finalize(self, _end, self._db, self.path, owner)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, chunk: Mapping[str, Array], changed: Array) -> None:
+        """Keeps records, none of whose ids has one.
+
+        Args:
+            changed: bool[n], which of them changed since the last save.
+
+        Raises:
+            OSError: the disk is full, or refuses; none is kept.
+        """
+        from rocksdict import WriteBatch
+
+        count, size = len(chunk["ids"]), self.record.itemsize
+        records = np.empty(count, self.record)
+        for name in self.record.names or ():
+            records[name] = chunk[name]
+        content, batch = records.tobytes(), WriteBatch(raw_mode=True)
+        for index, (key, new) in enumerate(zip(_keys(chunk["ids"]), changed.tolist(), strict=True)):
+            batch.put(_ROW + key, content[index * size : (index + 1) * size])
+            if new:
+                batch.put(_CHANGED + key, b"")
+        self._write(batch)
+        self._count += count
+
+    def get(self, ids: Array) -> Chunk:
+        """The records of those ids that have one, in the ids' order."""
+        if not self._count or not len(ids):
+            return self._chunk(ids[:0], [])
+        found = self._db.get([_ROW + key for key in _keys(ids)])
+        places = [place for place, record in enumerate(found) if record is not None]
+        return self._chunk(ids[places], [found[place] for place in places])
+
+    def remove(self, ids: Array) -> None:
+        """Drops the records of these ids, all of which have one."""
+        from rocksdict import WriteBatch
+
+        batch = WriteBatch(raw_mode=True)
+        for key in _keys(ids):
+            batch.delete(_ROW + key)
+            batch.delete(_CHANGED + key)
+        self._write(batch)
+        self._count -= len(ids)
+
+    def changed(self, ids: Array) -> Array:
+        """bool[n]: which of these records changed since the last save."""
+        found = self._db.get([_CHANGED + key for key in _keys(ids)]) if len(ids) else []
+        return np.array([one is not None for one in found], bool)
+
+    def mark_saved(self) -> None:
+        """From here on no record has changed."""
+        self._db.delete_range(_CHANGED, _CHANGED[:-1] + bytes([_CHANGED[0] + 1]))
+
+    def clear(self) -> None:
+        """Drops all."""
+        self._db.delete_range(_CHANGED, _END)
+        self._count = 0
+
+    def scan(self, begin: int, most: int, changed: bool = False) -> tuple[Chunk, int]:
+        """Records in the order of their keys, about ``most``, and where to go on: -1 at the end.
+
+        Args:
+            begin: 0 to 2**62 - 1: keys are told apart but for their last two bits, so that the
+                place is a whole number below 2**62; up to three records more than ``most`` come for
+                that.
+            changed: only those that changed since the last save.
+        """
+        prefix = _CHANGED if changed else _ROW
+        keys: list[bytes] = []
+        records: list[bytes] = []
+        after, last = -1, -1
+        for key, record in self._db.items(from_key=prefix + (begin << 2).to_bytes(8, "big")):
+            if key[:1] != prefix:
+                break
+            place = int.from_bytes(key[1:], "big") >> 2
+            if len(keys) >= most and place != last:
+                after = place
+                break
+            keys.append(key[1:])
+            records.append(record)
+            last = place
+        ids = np.frombuffer(b"".join(keys), ">u8").astype(np.uint64).view(np.int64)
+        return (self.get(ids) if changed else self._chunk(ids, records)), after
+
+    def _chunk(self, ids: Array, records: list[bytes]) -> Chunk:
+        held = np.frombuffer(bytearray(b"".join(records)), self.record)
+        return {"ids": np.ascontiguousarray(ids)} | {
+            name: np.ascontiguousarray(held[name]) for name in self.record.names or ()
+        }
+
+    def _write(self, batch: Any) -> None:
+        try:
+            self._db.write(batch)
+        except Exception as error:  # rocksdict has one kind for all
+            raise OSError(f"{self.path}: cannot keep rows on disk: {error}") from error
+
+
+def _keys(ids: Array) -> list[bytes]:
+    content = ids.view(np.uint64).astype(">u8").tobytes()
+    return [content[begin : begin + 8] for begin in range(0, len(content), 8)]
+
+
+def _claim(root: Path) -> tuple[Path, IO[bytes]]:
+    """A directory that is this process's, and the locked file that says so.
+
+    What nobody owns is removed.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    for path in root.glob(f"{PREFIX}*"):
+        owner = _locked(path)
+        if owner is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            owner.close()
+    new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=root))
+    owner = (new / "owner").open("wb")
+    fcntl.flock(owner, fcntl.LOCK_EX)
+    path = root / new.name.removeprefix(".")
+    os.rename(new, path)
+    return path, owner
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """The directory's lock; None where another has it, or there is none."""
+    try:
+        owner = (path / "owner").open("rb")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner.close()
+        return None
+    return owner
+
+
+def _check_installed() -> None:
+    try:
+        import rocksdict  # noqa: F401  # an optional package
+    except ImportError as error:
+        raise ImportError(
+            "rows on disk (memory_bytes) need rocksdict: pip install 'pserver[disk]'"
+        ) from error
+
+
+def _opened(path: Path) -> Any:
+    """A RocksDB of bytes alone, without a log, whose memory is bounded."""
+    from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteOptions
+
+    options, blocks, writes = Options(raw_mode=True), BlockBasedOptions(), WriteOptions()
+    options.create_if_missing(True)
+    options.set_write_buffer_size(WRITE_BUFFER)
+    options.set_max_write_buffer_number(3)
+    options.set_compression_type(DBCompressionType.none())
+    blocks.set_bloom_filter(10, False)
+    blocks.set_block_cache(Cache(BLOCK_CACHE))
+    blocks.set_cache_index_and_filter_blocks(True)
+    options.set_block_based_table_factory(blocks)
+    writes.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, whatever the package's stub says
+    db = Rdict(str(path / "rows"), options)
+    db.set_write_options(writes)
+    return db
+
+
+def _end(db: Any, path: Path, owner: IO[bytes]) -> None:
+    db.close()
+    shutil.rmtree(path, ignore_errors=True)
+    owner.close()

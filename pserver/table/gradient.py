@@ -1,0 +1,98 @@
+"""The gradient of some rows of a table: what a trainer sends of a step, and what a server merges.
+
+numba takes a moment to import, and a job without tables has no use for it: so its kernels are
+imported where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class RowGradient:
+    """One gradient for each of some ids.
+
+    Attributes:
+        ids: int64 [u], each once.
+        rows: [u, dim], in the table's dtype.
+        statistics: float32 [u, 2], how often each id was shown and clicked; None where the table
+            does not count that.
+    """
+
+    ids: torch.Tensor
+    rows: torch.Tensor
+    statistics: torch.Tensor | None = None
+
+    def clone(self) -> RowGradient:
+        """A copy that shares no memory with this."""
+        statistics = None if self.statistics is None else self.statistics.clone()
+        return RowGradient(self.ids.clone(), self.rows.clone(), statistics)
+
+    def add_(self, other: RowGradient) -> RowGradient:
+        """Adds another one: rows of the same id are summed, this one first; ids stand in order of
+        their first occurrence.
+        """
+        total = total_of([self, other])
+        self.ids, self.rows, self.statistics = total.ids, total.rows, total.statistics
+        return self
+
+    def mul_(self, factor: float) -> RowGradient:
+        """Multiplies the rows; statistics stay counts."""
+        if factor != 1.0:  # the mean of one trainer's, most often
+            self.rows.mul_(factor)
+        return self
+
+    def divide(self, servers: int) -> list[RowGradient]:
+        """The part of each server: the rows that it holds."""
+        from pserver.table import ids as id_arithmetic
+
+        if servers == 1:
+            return [self]
+        order, offsets = id_arithmetic.partition(self.ids.numpy(), servers)
+        parts = []
+        for server in range(servers):
+            own = torch.from_numpy(order[offsets[server] : offsets[server + 1]])
+            parts.append(
+                RowGradient(
+                    self.ids[own],
+                    self.rows[own],
+                    None if self.statistics is None else self.statistics[own],
+                )
+            )
+        return parts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return (
+            self.ids.nbytes
+            + self.rows.nbytes
+            + (0 if self.statistics is None else self.statistics.nbytes)
+        )
+
+
+def total_of(gradients: Sequence[RowGradient]) -> RowGradient:
+    """The sum of several: rows of one id in the order of the gradients, so that a run repeats to
+    the bit.
+    """
+    from pserver.table import ids as id_arithmetic
+
+    if len(gradients) == 1:
+        return gradients[0]
+    unique, inverse = id_arithmetic.unique(
+        torch.cat([gradient.ids for gradient in gradients]).numpy()
+    )
+    rows = id_arithmetic.merge(
+        inverse, torch.cat([gradient.rows for gradient in gradients]).numpy(), len(unique)
+    )
+    statistics = None
+    if all(gradient.statistics is not None for gradient in gradients):
+        counted = torch.cat(
+            [gradient.statistics for gradient in gradients if gradient.statistics is not None]
+        )
+        statistics = torch.from_numpy(id_arithmetic.merge(inverse, counted.numpy(), len(unique)))
+    return RowGradient(torch.from_numpy(unique), torch.from_numpy(rows), statistics)

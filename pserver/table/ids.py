@@ -1,0 +1,225 @@
+"""Batches of ids: which differ, which server holds which, and the sums of what was meant for the
+same one.  Pure arithmetic.
+
+[Note: two hashes]  Ids come in every shape: counted up, in strides, as hashes of text.  Two mixing
+functions spread them: ``mix`` says where in a server's table an id stands, ``owners`` which server
+holds it.  They share nothing, so that a server's ids, which all agree in their owner, are still
+spread over the whole of its table.  Both are finalisers in the manner of splitmix64 (Steele, Lea,
+Flood: Fast splittable pseudorandom number generators, 2014), with the shifts and factors of D.
+Stafford's variants 13 and 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pserver.table.kernels import Array, kernel
+
+MOST_SERVERS = 2**31 - 1
+SHORT = 2**31 - 1  # ids of a batch whose places fit 32 bits
+
+
+@kernel
+def mix(value: np.uint64) -> np.uint64:
+    """A bijection of 64 bits after which every bit depends on all.  See [Note: two hashes]."""
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@kernel
+def _owner(value: np.uint64, servers: np.uint64) -> np.int32:
+    value = value ^ np.uint64(0xD6E8FEB86659FD93)
+    value = (value ^ (value >> np.uint64(31))) * np.uint64(0x7FB5D329728EA185)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x81DADEF4BC2DD44D)
+    value = value ^ (value >> np.uint64(33))
+    return np.int32(((value >> np.uint64(32)) * servers) >> np.uint64(32))
+
+
+@kernel
+def _unique(ids: Array, places: Array, found: Array, inverse: Array) -> int:
+    """``places``: a power of two of -1s, at least twice as many as ids; returns how many ids
+    differ.
+    """
+    count = 0
+    last = np.int64(len(places) - 1)
+    for i in range(len(ids)):
+        place = np.int64(mix(np.uint64(ids[i])) & np.uint64(last))
+        while True:
+            held = places[place]
+            if held < 0:
+                places[place] = count
+                found[count] = ids[i]
+                inverse[i] = count
+                count += 1
+                break
+            if found[held] == ids[i]:
+                inverse[i] = held
+                break
+            place = (place + 1) & last
+    return count
+
+
+@kernel
+def _merge(inverse: Array, values: Array, sums: Array) -> int:
+    """Adds up in the order of occurrence; returns the first place outside the sums, or -1."""
+    for i in range(len(inverse)):
+        if inverse[i] < 0 or inverse[i] >= len(sums):
+            return i
+    width = values.shape[1]
+    for i in range(len(inverse)):
+        into = inverse[i]
+        for j in range(width):
+            sums[into, j] += values[i, j]
+    return -1
+
+
+@kernel
+def _owners(ids: Array, servers: int, owned: Array) -> None:
+    for i in range(len(ids)):
+        owned[i] = _owner(np.uint64(ids[i]), np.uint64(servers))
+
+
+@kernel
+def _partition(owned: Array, order: Array, offsets: Array) -> None:
+    for i in range(len(owned)):
+        offsets[owned[i] + 1] += 1
+    for server in range(len(offsets) - 1):
+        offsets[server + 1] += offsets[server]
+    at = offsets.copy()
+    for i in range(len(owned)):
+        order[at[owned[i]]] = i
+        at[owned[i]] += 1
+
+
+def checked(ids: object, what: str) -> Array:
+    """The ids, if they are a flat contiguous array of int64; a copy where the memory may not be
+    written or is not aligned.
+
+    Raises:
+        TypeError: they are no array, or of another dtype.
+        ValueError: they have another number of dimensions or are not contiguous.
+    """
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64:
+        kind = f"an array of {ids.dtype}" if isinstance(ids, np.ndarray) else type(ids).__name__
+        raise TypeError(f"{what}: expected ids of int64, got {kind}")
+    if ids.ndim != 1:
+        raise ValueError(f"{what}: expected ids of one dimension, got shape {ids.shape}")
+    return plain(ids, what)
+
+
+def plain(array: Array, what: str) -> Array:
+    """The array itself, or a copy where kernels would be compiled anew for it (see kernels.py):
+    read-only or unaligned memory.
+
+    Raises:
+        ValueError: the array is not contiguous.
+    """
+    flags = array.flags
+    if not flags.c_contiguous:
+        raise ValueError(
+            f"{what}: expected contiguous memory, got strides {array.strides} for shape "
+            f"{array.shape}"
+        )
+    return array if flags.writeable and flags.aligned else array.copy()
+
+
+def unique(ids: Array) -> tuple[Array, Array]:
+    """The ids that differ, and where each id went.
+
+    Args:
+        ids: int64[n].
+
+    Returns:
+        unique: int64[u], in the order of their first occurrence; inverse: int32[n] (int64 beyond
+        2**31 ids), so that ``unique[inverse] == ids``.
+
+    Raises:
+        TypeError, ValueError: not a flat contiguous array of int64.
+    """
+    ids = checked(ids, "unique")
+    small = np.int32 if len(ids) <= SHORT else np.int64
+    places = np.full(1 << max(4, (2 * len(ids) - 1).bit_length()), -1, small)
+    found, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), small)
+    count = _unique(ids, places, found, inverse)
+    return found[:count], inverse
+
+
+def merge(inverse: Array, values: Array, count: int) -> Array:
+    """Sums of the rows that belong together, each added up in the order of occurrence.
+
+    Args:
+        inverse: int32[n] or int64[n], as of :func:`unique`.
+        values: float32[n, d] or float64[n, d], contiguous.
+        count: u, the number of sums.
+
+    Returns:
+        [u, d] of the values' dtype.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: shapes that do not fit each other, or a place outside the sums.
+    """
+    if inverse.dtype not in (np.int32, np.int64) or values.dtype not in (np.float32, np.float64):
+        raise TypeError(
+            f"merge: expected int32 or int64, and float32 or float64, got {inverse.dtype} and "
+            f"{values.dtype}"
+        )
+    if inverse.ndim != 1 or values.ndim != 2 or len(values) != len(inverse):
+        raise ValueError(
+            f"merge: expected shapes [n] and [n, d], got {inverse.shape} and {values.shape}"
+        )
+    sums = np.zeros((count, values.shape[1]), values.dtype)
+    outside = _merge(plain(inverse, "merge"), plain(values, "merge"), sums)
+    if outside >= 0:
+        raise ValueError(
+            f"merge: expected places from 0 to {count - 1}, got {inverse[outside]} at {outside}"
+        )
+    return sums
+
+
+def owners(ids: Array, servers: int) -> Array:
+    """Which server holds each id: uniform over the servers for ids of any pattern, the same in
+    every process.
+
+    Args:
+        ids: int64[n].
+        servers: 1 to 2**31 - 1.
+
+    Returns:
+        int32[n], from 0 to servers - 1.
+
+    Raises:
+        TypeError, ValueError: not a flat contiguous array of int64, or another number of servers.
+    """
+    ids = checked(ids, "owners")
+    if not 1 <= servers <= MOST_SERVERS:
+        raise ValueError(f"owners: expected 1 to {MOST_SERVERS} servers, got {servers}")
+    owned = np.empty(len(ids), np.int32)
+    _owners(ids, servers, owned)
+    return owned
+
+
+def partition(ids: Array, servers: int) -> tuple[Array, Array]:
+    """The ids by server, each server's in the order in which they came.
+
+    Args:
+        ids: int64[n].
+        servers: 1 to 2**31 - 1.
+
+    Returns:
+        order: int64[n]; offsets: int64[servers + 1]: server s holds ``ids[order[offsets[s] :
+            offsets[s + 1]]]``.
+
+    Raises:
+        TypeError, ValueError: as :func:`owners`.
+    """
+    owned = owners(ids, servers)
+    order, offsets = np.empty(len(owned), np.int64), np.zeros(servers + 1, np.int64)
+    if servers == 1:
+        order[:] = np.arange(len(owned))
+        offsets[1] = len(owned)
+    else:
+        _partition(owned, order, offsets)
+    return order, offsets

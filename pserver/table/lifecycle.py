@@ -1,0 +1,240 @@
+"""Who has a row: ids are admitted, rows outlive their time, score too low, or make room for others.
+
+Everything is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pserver.table.admission import Waiting, score
+from pserver.table.eviction import victims
+from pserver.table.kernels import Array
+from pserver.table.rows import BLOCK
+from pserver.table.updater import Stepper
+from transpiler.tables import ShowClickEntry, Table
+
+COUNTED = ("pushes", "admitted", "refused", "evicted", "expired", "shrunk")
+
+
+def words_of(table: Table) -> list[str]:
+    """What records have to know for this."""
+    wanted = {
+        "pushed": table.ttl is not None,
+        "order": table.capacity is not None or table.memory_bytes is not None,
+        "pushes": table.capacity is not None and table.eviction == "lfu",
+        **dict.fromkeys(("show", "click", "unseen"), isinstance(table.entry, ShowClickEntry)),
+    }
+    return [name for name, needed in wanted.items() if needed]
+
+
+class Presence:
+    """See the module's docstring.
+
+    Args:
+        table: what the plan says of it.
+        stepper: with its rows.
+        share: of the table's rows that may be here.
+
+    Attributes:
+        waiting: ids that are not admitted yet.
+        counts: by the names of ``COUNTED``.
+        order: pushes so far; ``now``: the latest time that a push came at.
+    """
+
+    def __init__(self, table: Table, stepper: Stepper, share: int | None) -> None:
+        self.table, self._stepper, self._share = table, stepper, share
+        self.waiting = Waiting(table)
+        self.entry = table.entry if isinstance(table.entry, ShowClickEntry) else None
+        self.counts = dict.fromkeys(COUNTED, 0)
+        self.order, self.now = 0, 0.0
+        self._notes = bool(words_of(table))
+
+    def outlived(self, slots: Array, now: float) -> Array:
+        """bool[n]: which of these rows (-1: none) have outlived their time."""
+        if self.table.ttl is None:
+            return np.zeros(len(slots), np.bool_)
+        return (slots >= 0) & (now - self._stepper.rows.word("pushed")[slots] > self.table.ttl)
+
+    def push(self, ids: Array, slots: Array, statistics: Array | None, now: float) -> None:
+        """Counts a push to each of these ids, and makes the rows that are due.
+
+        Args:
+            ids: int64[u], each once.
+            slots: of their rows, -1 for those that have none; written where rows come or go.
+            statistics: float32[u, 2], where the table has statistics.
+        """
+        rows, self.now = self._stepper.rows, max(self.now, now)
+        outlived = self.outlived(slots, now)
+        if outlived.any():
+            rows.remove(ids[outlived])
+            self.counts["expired"] += int(outlived.sum())
+            slots[outlived] = -1
+        before = np.flatnonzero(slots < 0)
+        if self._notes:
+            self._note(slots, np.flatnonzero(slots >= 0), statistics, now)
+        if len(before):
+            shown = None if statistics is None else statistics[before]
+            admitted, brought = self.waiting.admit(ids[before], shown, now, rows.epoch)
+            due = before[admitted]
+            rows.note_known(ids[before[~admitted]])
+            self.counts["admitted"] += len(due)
+            self.counts["refused"] += len(before) - len(due)
+            due = self._room_for(due, slots)
+            slots[due] = self._stepper.make(ids[due])
+            if self._notes:
+                self._note(
+                    slots,
+                    due,
+                    None if statistics is None else statistics + _spread(brought, before, len(ids)),
+                    now,
+                )
+        self.order += len(ids)
+        self.counts["pushes"] += len(ids)
+
+    def settle(self, ids: Array, slots: Array) -> None:
+        """Makes a row for each of these ids that has none, whatever the entry says, and takes the
+        steps that others missed.
+        """
+        missing = slots < 0
+        self._stepper.make_up(slots)
+        if missing.any():
+            fresh = np.ascontiguousarray(ids[missing])
+            self.waiting.index.remove(fresh)
+            slots[missing] = self._stepper.make(fresh, current=True)
+            self._note(slots, np.flatnonzero(missing), None, self.now)
+            self.order += len(ids)
+
+    def _note(self, slots: Array, places: Array, statistics: Array | None, now: float) -> None:
+        """Writes into records what they know of a push; ``places``: of the ids in the call whose
+        rows are meant.
+        """
+        rows, there = self._stepper.rows, slots[places]
+        if rows.has("pushed"):
+            rows.word("pushed")[there] = now
+        if rows.has("order"):
+            rows.word("order")[there] = self.order + places
+        if rows.has("pushes"):
+            rows.word("pushes")[there] += 1
+        if statistics is not None:
+            rows.word("show")[there] += statistics[places, 0]
+            rows.word("click")[there] += statistics[places, 1]
+            rows.word("unseen")[there] = 0.0
+
+    def _room_for(self, due: Array, slots: Array) -> Array:
+        """Evicts rows until those of the call's ids at the places ``due`` fit; returns the places
+        for which there is room.
+
+        Of a call that alone has more ids than there is room for, the last keep theirs.
+        """
+        rows = self._stepper.rows
+        excess = 0 if self._share is None else len(rows) + len(due) - self._share
+        if self._share is None or excess <= 0:
+            return due
+        self.counts["evicted"] += excess
+        here = np.flatnonzero(slots >= 0)
+        if excess <= len(rows) - len(here):
+            gone = victims(rows, excess, self.counts["evicted"])
+        else:
+            stays = np.sort(np.concatenate([here, due]))[-self._share :]
+            due = np.intersect1d(due, stays)
+            everything, _ = rows.index.listed(0, rows.index.used)
+            gone = np.setdiff1d(everything, slots[np.intersect1d(here, stays)])
+        slots[np.isin(slots, gone)] = -1
+        rows.remove(rows.index.ids.array[gone])
+        return due
+
+    # ---- now and then ----
+
+    def _blocks(self) -> Iterator[Array]:
+        """The slots of all rows, some at a time; rows of a block may be removed meanwhile."""
+        cursor = 0
+        while cursor >= 0:
+            slots, cursor = self._stepper.rows.index.listed(cursor, BLOCK)
+            yield slots
+
+    def _drop(self, goes: Callable[[Array], Array], waiter_goes: Callable[[Array], Array]) -> int:
+        """Removes rows and waiting ids: ``goes`` and ``waiter_goes`` say of slots which.
+
+        Returns how many rows.
+        """
+        rows, removed = self._stepper.rows, 0
+        for slots in self._blocks():
+            gone = slots[goes(slots)]
+            rows.remove(rows.index.ids.array[gone])
+            removed += len(gone)
+        index = self.waiting.index
+        slots, _ = index.listed(0, index.used)
+        ids = index.ids.array[slots[waiter_goes(slots)]]
+        index.remove(ids)
+        rows.note_removed(ids)
+        return removed
+
+    def clear(self) -> None:
+        """Forgets all rows, and what waits."""
+        rows, index = self._stepper.rows, self.waiting.index
+        rows.clear()
+        rows.note_removed(index.ids.array[index.listed(0, index.used)[0]])
+        self.waiting.clear()
+
+    def expire(self, now: float) -> int:
+        """Removes what has outlived its time; returns how many rows."""
+        ttl = self.table.ttl
+        if ttl is None:
+            return 0
+        removed = self._drop(
+            lambda slots: self.outlived(slots, now),
+            lambda slots: now - self.waiting.facts[slots, -1] > ttl,
+        )
+        self.counts["expired"] += removed
+        return removed
+
+    def shrink(self, days: float, threshold: float | None) -> int:
+        """Days pass: statistics fade, and what scores too low or was not pushed for too long goes.
+
+        Returns how many rows.
+        """
+        entry = self.entry
+        if entry is None:
+            return 0
+        least = entry.delete_threshold if threshold is None else threshold
+
+        def passed(facts: Array) -> Array:
+            facts[:, :2] *= entry.decay**days
+            facts[:, 2] += days
+            gone: Array = (score(entry, facts) < least) | (
+                facts[:, 2] > entry.delete_after_unseen_days
+            )
+            return gone
+
+        def row_goes(slots: Array) -> Array:
+            rows = self._stepper.rows
+            columns = [rows.word(name) for name in ("show", "click", "unseen")]
+            facts = np.stack([column[slots] for column in columns], axis=1)
+            gone = passed(facts)
+            for column, fact in zip(columns, facts.T, strict=True):
+                column[slots] = fact
+            rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)
+            return gone
+
+        def waiter_goes(slots: Array) -> Array:
+            facts = self.waiting.facts[slots]
+            gone = passed(facts)
+            self.waiting.facts[slots] = facts
+            self.waiting.index.mark(
+                self.waiting.index.ids.array[slots], self._stepper.rows.epoch, 0
+            )
+            return gone
+
+        removed = self._drop(row_goes, waiter_goes)
+        self.counts["shrunk"] += removed
+        return removed
+
+
+def _spread(brought: Array, places: Array, count: int) -> Array:
+    """What some ids of a call bring, as an array of all of them: float32[count, 2]."""
+    spread = np.zeros((count, 2), np.float32)
+    spread[places] = brought
+    return spread

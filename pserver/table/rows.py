@@ -1,0 +1,212 @@
+"""Rows in memory: index, records and where they begin, as one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pserver.table.index import FETCHED, Index
+from pserver.table.initializers import numbers, seed_word, start_rows, write_initial
+from pserver.table.kernels import Array, copy, kernel, prefetch
+from pserver.table.memory import Layout, Memory
+from pserver.table.update_kernels import AHEAD, LINE
+from transpiler.tables import Table
+
+BLOCK = 65536  # rows that are handled at a time where all are
+FLOATS = ("pushed", "show", "click", "unseen")  # words that are numbers; the others are counts
+_NO_WORDS = np.zeros((0, 0), np.int64)
+
+
+@kernel
+def _gather(
+    rows: Array,
+    slots: Array,
+    ids: Array,
+    width: int,
+    out: Array,
+    template: Array,
+    dim: int,
+    seed: np.uint64,
+    kind: int,
+    low: float,
+    high: float,
+) -> None:
+    """Copies the first ``width`` columns of records; of rows that are not there, what they would
+    begin with.
+    """
+    start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
+    into, size = out.ctypes.data, width * rows.itemsize
+    for i in range(len(slots)):
+        if i + AHEAD < len(slots):
+            address = start + np.uint64(slots[i + AHEAD] * record)
+            for line in range(0, size, LINE):
+                prefetch(address + np.uint64(line))
+        if slots[i] < 0:
+            write_initial(out[i], dim, ids[i], seed, kind, low, high)
+            for j in range(dim, width):
+                out[i, j] = template[j]
+        else:
+            source, target = start + np.uint64(slots[i] * record), into + np.uint64(i * size)
+            for line in range(0, size - LINE + 1, LINE):
+                copy(target + np.uint64(line), source + np.uint64(line), LINE)
+            done = size - size % LINE
+            if done < size:
+                copy(target + np.uint64(done), source + np.uint64(done), size - done)
+
+
+class Rows:
+    """See the module's docstring.
+
+    Args:
+        table: whose rows they are.
+        states: name and width of each state.
+        words: see ``Layout``.
+
+    Attributes:
+        template: what new records hold behind their values, [columns].
+        removed: ids whose rows were removed since the last save; None before the first, when nobody
+            needs to know.
+    """
+
+    def __init__(
+        self, table: Table, states: Sequence[tuple[str, int]], words: Sequence[str]
+    ) -> None:
+        self.table = table
+        self.dtype: Any = np.float32 if table.dtype == "float32" else np.float64
+        self.seed = seed_word(table.seed)
+        self.index = Index()
+        self._states = tuple(states)
+        self.layout = Layout(table.dim, self.dtype, states, words)
+        self._memory = Memory(self.layout.columns, self.dtype)
+        self.template: Array = np.zeros(self.layout.columns, self.dtype)
+        self.epoch, self.calls = 0, 0
+        self.removed: Index | None = None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def records(self) -> Array:
+        """[slots, columns]: the memory itself."""
+        return self._memory.array
+
+    @property
+    def words(self) -> Array:
+        """The same memory as int64[slots, words of 8 bytes]; empty where records have none."""
+        return self._memory.array.view(np.int64) if self.layout.has_words else _NO_WORDS
+
+    def word_type(self, name: str) -> Any:
+        """float64 or int64."""
+        return np.float64 if name in FLOATS else np.int64
+
+    def word(self, name: str) -> Array:
+        """One word of every slot; the memory itself."""
+        words: Array = self._memory.array.view(self.word_type(name))
+        return words[:, self.layout.words[name]]
+
+    def has(self, name: str) -> bool:
+        """Whether records have this word."""
+        return self.layout.words[name] >= 0
+
+    @property
+    def bytes_held(self) -> int:
+        """Of records and index."""
+        return self.index.used * self._memory.row_bytes + self.index.bytes_held
+
+    def relaid(self, words: Sequence[str]) -> None:
+        """Gives records these words; what they held stays, new words are 0.  Copies all rows."""
+        old, held, template = self.layout, self._memory.array, self.template
+        self.layout = Layout(self.table.dim, self.dtype, self._states, words)
+        self._memory = Memory(self.layout.columns, self.dtype)
+        self._memory.need(self.index.used)
+        self.template = np.zeros(self.layout.columns, self.dtype)
+        width = self.table.dim + sum(width for _, width in self._states)
+        for begin in range(0, self.index.used, BLOCK):
+            part = slice(begin, min(begin + BLOCK, self.index.used))
+            self._memory.array[part, :width] = held[part, :width]
+            for name, at in old.words.items():
+                if at >= 0 and self.has(name):
+                    self.words[part, self.layout.words[name]] = held.view(np.int64)[part, at]
+        self.template[:width] = template[:width]
+
+    def gather(self, slots: Array, ids: Array, out: Array) -> None:
+        """Copies the first columns of records, as many as ``out`` has; rows that are not there
+        (slot -1) as they would begin.
+        """
+        start = numbers(self.table.initial)
+        _gather(
+            self.records,
+            slots,
+            ids,
+            out.shape[1],
+            out,
+            self.template,
+            self.table.dim,
+            self.seed,
+            *start,
+        )
+
+    def _fetched(self, columns: int) -> tuple[int, int, int]:
+        """What the index may have fetched: so many columns of records."""
+        return (
+            self._memory.address,
+            self._memory.row_bytes,
+            min(columns * self.template.itemsize, FETCHED),
+        )
+
+    def locate(self, ids: Array) -> Array:
+        """The slots of ids, -1 for those that have none; their values are about to be read."""
+        return self.index.locate(ids, self._fetched(self.layout.dim))[0]
+
+    def mark(self, ids: Array) -> tuple[Array, int, bool]:
+        """A call changes these rows: their slots, how many there are not yet, and whether an id may
+        have come twice.
+        """
+        self.calls += 1
+        return self.index.mark(ids, self.epoch, self.calls, self._fetched(self.layout.columns))
+
+    def make(self, ids: Array) -> Array:
+        """Rows for ids that have none: their slots."""
+        self.note_known(ids)
+        slots = self.index.insert(ids, self.epoch, self.calls)
+        self._memory.need(self.index.used)
+        start_rows(
+            self.records, slots, ids, self.table.dim, self.template, self.seed, self.table.initial
+        )
+        return slots
+
+    def remove(self, ids: Array) -> None:
+        """Forgets rows of ids, if they have one."""
+        self.index.remove(ids)
+        self.note_removed(ids)
+
+    def note_removed(self, ids: Array) -> None:
+        """These ids, which differ, have no row any more, and do not wait for one."""
+        if self.removed is not None:
+            slots, missing = self.removed.locate(ids)
+            if missing:
+                self.removed.insert(ids[slots < 0], 0, 0)
+
+    def note_known(self, ids: Array) -> None:
+        """These ids have a row again, or wait for one."""
+        if self.removed is not None and len(self.removed):
+            self.removed.remove(ids)
+
+    def mark_saved(self) -> None:
+        """From here on changes are counted anew."""
+        self.epoch += 1
+        if self.removed is None:
+            self.removed = Index()
+        self.removed.clear()
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        if self.removed is not None:
+            cursor = 0
+            while cursor >= 0:
+                slots, cursor = self.index.listed(cursor, BLOCK)
+                self.note_removed(self.index.ids.array[slots])
+        self._memory.clear(self.index.used)
+        self.index.clear()

@@ -1,0 +1,337 @@
+"""A sparse table: rows by id, with their optimizer state, on one server or in one trainer.  Pure
+arithmetic.
+
+A row is made by the first push that is admitted; until then, and when nobody asks, it takes no
+memory: whoever reads it gets its initial value.  One caller changes a table at a time; lookups may
+run beside each other, but not beside a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pserver.table.chunks import TableChunks
+from pserver.table.ids import checked, plain, unique
+from pserver.table.index import outside
+from pserver.table.kernels import Array
+from pserver.table.lifecycle import Presence, words_of
+from pserver.table.updater import Stepper
+from transpiler.plan import Number, Rule
+from transpiler.tables import Table
+
+
+class SparseTable:
+    """One server's part of a table.
+
+    Args:
+        table: what the plan says of it.
+        rules: one for each of its segments; their numbers are the first step's until :meth:`update`
+            brings others.
+        server: which of the servers; ``servers``: how many there are.
+
+    Raises:
+        ValueError: a rule that rows do not have, or another number of rules than of segments.
+    """
+
+    def __init__(
+        self, table: Table, rules: Sequence[Rule], server: int = 0, servers: int = 1
+    ) -> None:
+        self.table, self.server, self.servers = table, server, servers
+        self._what = f"table {table.name!r}"
+        self._stepper = Stepper(table, rules, words_of(table))
+        total = table.capacity
+        share = None if total is None else max(total // servers + (server < total % servers), 1)
+        self._presence = Presence(table, self._stepper, share)
+        self._chunks = TableChunks(self._what, self._stepper, self._presence)
+        self._lookups = 0
+
+    @property
+    def step(self) -> int:
+        """How many steps were taken: calls of :meth:`update`."""
+        return self._stepper.step
+
+    def __len__(self) -> int:
+        return len(self._stepper.rows)
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory of rows, of the index and of what waits, in bytes."""
+        return self._stepper.rows.bytes_held + self._presence.waiting.bytes_held
+
+    def counters(self) -> dict[str, int]:
+        """What there is, and what was counted: ids looked up and pushed to, ids admitted (rows made
+        by a push), pushes refused for want of admission, rows evicted, expired and shrunk away.
+        """
+        waiting = len(self._presence.waiting.index)
+        return {
+            "rows": len(self),
+            "waiting": waiting,
+            "lookups": self._lookups,
+            **self._presence.counts,
+        }
+
+    # ---- checks ----
+
+    def _ids(self, ids: object) -> Array:
+        found = checked(ids, self._what)
+        if self.table.rows is not None:
+            at = outside(found, 0, self.table.rows)
+            if at >= 0:
+                raise ValueError(
+                    f"{self._what}: expected ids from 0 to {self.table.rows - 1}, got {found[at]}"
+                )
+        return found
+
+    def _array(self, array: object, shape: tuple[int, ...], what: str, dtype: Any = None) -> Array:
+        wanted = np.dtype(dtype or self._stepper.rows.dtype)
+        if not isinstance(array, np.ndarray) or array.dtype != wanted:
+            kind = (
+                f"an array of {array.dtype}"
+                if isinstance(array, np.ndarray)
+                else type(array).__name__
+            )
+            raise TypeError(f"{self._what}: {what}: expected {wanted}, got {kind}")
+        if array.shape != shape:
+            raise ValueError(f"{self._what}: {what}: expected shape {shape}, got {array.shape}")
+        return plain(array, f"{self._what}: {what}")
+
+    def _differ(self, ids: Array) -> None:
+        found, inverse = unique(ids)
+        if len(found) != len(ids):
+            again = int(found[np.argmax(np.bincount(inverse) > 1)])
+            raise ValueError(f"{self._what}: expected each id once, got {again} again")
+
+    def _marked(self, ids: Array) -> Array:
+        """The slots of ids, -1 for those without a row; what rows they have counts as changed.
+
+        Checks that the ids differ.
+        """
+        slots, missing, twice = self._stepper.rows.mark(ids)
+        if twice:
+            self._differ(ids)
+        if missing:
+            self._differ(ids[slots < 0])
+        return slots
+
+    def check_ids(self, ids: Array) -> None:
+        """Returns if :meth:`update` would take these ids.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: another shape, memory that is not contiguous, an id that comes twice or that
+                the table does not have.
+        """
+        self._differ(self._ids(ids))
+
+    # ---- rows ----
+
+    def lookup(self, ids: Array, out: Array, now: float = 0.0) -> None:
+        """Copies rows, as if all steps until now had been taken; an id without a row reads its
+        initial value, and gets none.
+
+        Args:
+            ids: int64[n], in any order; they may repeat.
+            out: [n, dim] of the table's dtype, written.
+            now: seconds, on the clock of the other calls: rows that have outlived their time read
+                as if they were not there.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: another shape, memory that is not contiguous, or an id that the table does
+                not have.
+        """
+        ids = self._ids(ids)
+        if self._array(out, (len(ids), self.table.dim), "out") is not out:
+            raise ValueError(f"{self._what}: out: expected aligned memory that may be written")
+        slots = self._stepper.rows.locate(ids)
+        if self.table.ttl is not None:
+            slots[self._presence.outlived(slots, now)] = -1
+        self._stepper.read(slots, ids, out)
+        self._lookups += len(ids)
+
+    def update(
+        self,
+        ids: Array,
+        gradients: Array,
+        numbers: Sequence[Mapping[str, Number]],
+        statistics: Array | None = None,
+        now: float = 0.0,
+    ) -> None:
+        """One step of the table: counts a push to every id, admits what is due, and applies the
+        rules to the rows that are there.
+
+        Args:
+            ids: int64[u], each once; none is a step, too.
+            gradients: [u, dim] of the table's dtype; may be overwritten.
+            numbers: of this step, a mapping for each segment; a number that is missing stays as it
+                was.
+            statistics: float32[u, 2], how often each id was shown and clicked, for a table with a
+                ShowClickEntry; None: 1 and 0.
+            now: seconds.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: another shape, memory that is not contiguous, an id that comes twice or that
+                the table does not have, a number that a rule does not have, statistics of a table
+                without.  Nothing is changed then.
+        """
+        ids = self._ids(ids)
+        gradients = self._array(gradients, (len(ids), self.table.dim), "gradients")
+        stepped, statistics = self._stepper.numbers(numbers), self._statistics(statistics, len(ids))
+        slots = self._marked(ids)
+        self._presence.push(ids, slots, statistics, now)
+        self._stepper.take(slots, gradients, stepped)
+
+    def _statistics(self, statistics: Array | None, count: int) -> Array | None:
+        if self._presence.entry is None:
+            if statistics is not None:
+                raise ValueError(
+                    f"{self._what}: statistics: expected none, as the table has no ShowClickEntry"
+                )
+            return None
+        if statistics is None:
+            return np.tile(np.array([1, 0], np.float32), (count, 1))
+        return self._array(statistics, (count, 2), "statistics", np.float32)
+
+    def add(
+        self, ids: Array, deltas: Array, statistics: Array | None = None, now: float = 0.0
+    ) -> None:
+        """Adds [u, dim] to the rows of ids, each once: a push like that of :meth:`update`, but no
+        step of the rules.
+
+        Raises:
+            TypeError, ValueError: as :meth:`update`.
+        """
+        ids = self._ids(ids)
+        deltas = self._array(deltas, (len(ids), self.table.dim), "deltas")
+        statistics = self._statistics(statistics, len(ids))
+        slots = self._marked(ids)
+        self._presence.push(ids, slots, statistics, now)
+        self._stepper.make_up(slots)
+        here = slots >= 0
+        self._stepper.rows.records[slots[here], : self.table.dim] += deltas[here]
+
+    def assign(self, ids: Array, values: Array) -> None:
+        """Sets the rows of ids, each once, to [u, dim], whatever admission and capacity say; new
+        rows have the state of new rows.
+
+        Raises:
+            TypeError, ValueError: as :meth:`update`.
+        """
+        ids = self._ids(ids)
+        values = self._array(values, (len(ids), self.table.dim), "values")
+        slots = self._marked(ids)
+        self._presence.settle(ids, slots)
+        self._stepper.rows.records[slots, : self.table.dim] = values
+
+    # ---- whole tables ----
+
+    def scan(
+        self, cursor: int, most: int, changed: bool = False, settled: bool = False
+    ) -> tuple[dict[str, Array], int]:
+        """A chunk of the table, see chunks.py, and where the next begins.
+
+        Args:
+            cursor: 0 at first, then what the last call returned.  Rows that are there all the while
+                come once each, even if the table changes between calls.
+            most: rows, waiting or removed ids in a chunk, at most.
+            changed: only what has changed since :meth:`mark_saved`.
+            settled: rows as a lookup reads them, all steps taken; otherwise as they are, with the
+                last step that they have seen.
+
+        Returns:
+            The chunk, and the next cursor: -1 when this was the last.
+        """
+        return self._chunks.scan(cursor, most, changed, settled)
+
+    def mark_saved(self) -> None:
+        """From here on changes are counted anew.
+
+        After the first such call ids of removed rows are kept until the next.
+        """
+        self._stepper.rows.mark_saved()
+
+    def load(self, chunk: Mapping[str, Array]) -> None:
+        """Takes over the rows of a chunk that this server owns, in place of what it has of them;
+        other rows stay.
+
+        Raises:
+            TypeError: ids of another dtype.
+            ValueError: the chunk is of a table of another dim, dtype or rule, or has an id that
+                this table does not have.
+        """
+        for name in ("ids", "waiting.ids", "removed"):
+            if name in chunk:
+                self._ids(chunk[name])
+        self._chunks.check(chunk)
+        self._chunks.load(chunk, self.server, self.servers)
+
+    def facts(self) -> dict[str, Any]:
+        """What is not in rows, JSON-able: the steps taken and their numbers, counters, the time of
+        the last push.
+        """
+        presence = self._presence
+        counts = {**presence.counts, "lookups": self._lookups}
+        return {
+            **self._stepper.facts(),
+            "counts": counts,
+            "order": presence.order,
+            "now": presence.now,
+        }
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`facts` returned, on this or another server.
+
+        Raises:
+            ValueError: it is of a table with other rules.
+        """
+        self._stepper.restore(facts)
+        presence = self._presence
+        presence.counts.update({name: int(facts["counts"][name]) for name in presence.counts})
+        self._lookups = int(facts["counts"]["lookups"])
+        presence.order, presence.now = max(presence.order, int(facts["order"])), float(facts["now"])
+
+    def shrink(self, now: float, days: float = 1.0, threshold: float | None = None) -> int:
+        """Days pass: show and click fade by the entry's decay for each, and rows (and waiting ids)
+        go that score below ``threshold`` (None: the entry's) or were not pushed to for too many
+        days.  A table without a ShowClickEntry stays.
+
+        Returns:
+            How many rows were removed.
+        """
+        self._presence.now = max(self._presence.now, now)
+        return self._presence.shrink(days, threshold)
+
+    def expire(self, now: float) -> int:
+        """Removes rows and waiting ids that have outlived their time; returns how many rows.
+
+        Until then they only read so.
+        """
+        self._presence.now = max(self._presence.now, now)
+        return self._presence.expire(now)
+
+    def clear(self) -> None:
+        """Forgets all rows and what waits; steps and counters stay."""
+        self._presence.clear()
+
+
+def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
+    """Compiles, or loads, what a table like this will call, so that its first step does not have to
+    wait for that.
+    """
+    tiny = SparseTable(replace(table, rows=None), rules)
+    ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._stepper.rows.dtype)
+    none: list[dict[str, Number]] = [{}] * len(rules)
+    for _ in range(2):
+        tiny.update(ids, rows, none)
+    tiny.lookup(ids, rows)
+    tiny.add(ids, rows)
+    tiny.assign(ids, rows)
+    chunk, _ = tiny.scan(0, 1)
+    tiny.load(chunk)
+    tiny.shrink(0.0)
+    tiny.clear()

@@ -1,0 +1,159 @@
+"""A fault injector for control calls: what the network may do to Join, Leave, Barrier and the
+others.
+
+Only tests and the history checker use it, beside :mod:`pserver.testing.stream_faults`, which does the same to
+streams.
+
+===========  =====================================================================
+action       what happens to a call
+===========  =====================================================================
+lost         the request does not arrive
+unanswered   the server acts on it, and its reply is lost
+twice        it arrives twice; the caller has the first reply
+slow         it arrives later
+===========  =====================================================================
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+
+from pserver.client import client
+from pserver.config import split_endpoint
+from pserver.control import ControlClient
+
+CALL_ACTIONS = ("lost", "unanswered", "twice", "slow")
+SLOW_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class CallPoint:
+    """One fault: what happens, to which call ("Join", ...).
+
+    ``occurrence`` counts such calls from 1, of all trainers.
+    """
+
+    action: str
+    call: str
+    occurrence: int = 1
+
+
+class CallInjector:
+    """Decides what happens to each control call.
+
+    Args:
+        points: named faults.
+        seed: of the random ones; the same seed decides the same for the n-th call of a kind to a
+            server.
+        rate: the part of the calls that something happens to at random.
+        names: port -> the server's name.
+
+    Attributes:
+        done: (action, "call", name of the call) of each fault that happened, counted.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[CallPoint] = (),
+        seed: object = 0,
+        rate: float = 0.0,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
+        self.names = dict(names or {})
+        self.done: Counter[tuple[str, str, str]] = Counter()
+        self._points = list(points)
+        self._calls: Counter[str] = Counter()
+        self._draws: dict[tuple[str, str], random.Random] = {}
+        self._seed, self._rate = seed, rate
+        self._lock = threading.Lock()  # guards all of the above
+
+    def decide(self, call: str, server: str) -> str:
+        """What happens to a call: an action, or "" for nothing."""
+        with self._lock:
+            self._calls[call] += 1
+            named = (
+                point.action
+                for point in self._points
+                if (point.call, point.occurrence) == (call, self._calls[call])
+            )
+            action = next(named, "") or self._random(call, server)
+            if action:
+                self.done[action, "call", call] += 1
+            return action
+
+    def _random(self, call: str, server: str) -> str:
+        draw = self._draws.setdefault(
+            (call, server), random.Random(f"{self._seed} {call} {server}")
+        )
+        return draw.choice(CALL_ACTIONS) if draw.random() < self._rate else ""
+
+
+class Lost(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+    """What a caller sees of a call that did not arrive, or whose reply did not."""
+
+    def code(self) -> grpc.StatusCode:
+        """As gRPC says it of a connection that breaks."""
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        """For messages."""
+        return "the connection broke"
+
+    def trailing_metadata(self) -> tuple[()]:
+        """The server has said nothing."""
+        return ()
+
+
+class FaultyControl(ControlClient):
+    """A client whose calls may get lost."""
+
+    def __init__(self, injector: CallInjector, endpoint: str, deadline_seconds: float) -> None:
+        super().__init__(endpoint, deadline_seconds)
+        server = injector.names.get(split_endpoint(endpoint)[1], endpoint)
+        self._calls = {
+            name: partial(self._faulty, injector, server, name, call)
+            for name, call in self._calls.items()
+        }
+
+    @staticmethod
+    def _faulty(
+        injector: CallInjector,
+        server: str,
+        name: str,
+        call: Callable[..., Any],
+        request: object,
+        timeout: float,
+    ) -> object:
+        action = injector.decide(name, server)
+        if action == "lost":
+            raise Lost
+        if action == "slow":
+            time.sleep(SLOW_SECONDS)
+        reply = call(request, timeout=timeout)
+        if action == "unanswered":
+            raise Lost
+        if action == "twice":
+            with suppress(grpc.RpcError):
+                call(request, timeout=timeout)
+        return reply
+
+
+@contextmanager
+def faulty_calls(injector: CallInjector) -> Iterator[CallInjector]:
+    """While it lasts, control calls of trainers that this process starts are faulty."""
+    before = vars(client)["ControlClient"]
+    vars(client)["ControlClient"] = partial(FaultyControl, injector)
+    try:
+        yield injector
+    finally:
+        vars(client)["ControlClient"] = before

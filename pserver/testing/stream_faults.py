@@ -1,0 +1,285 @@
+"""A fault injector between a trainer and its servers: what the network may do to a stream, at named
+points or at random.
+
+Only tests and the history checker use it.  It stands at the connecting end, where both directions
+pass::
+
+    with injected(Injector(points=[Point("drop", "in", Kind.DONE, step=2)]), "flight"):
+        ...                        # the first DONE of step 2 is lost; the trainer asks again
+
+==========  ==========================================================================================
+action      what happens to a frame
+==========  ==========================================================================================
+drop        it is lost
+duplicate   it comes twice
+delay       it, and what follows it, comes later
+reorder     it comes after the next one
+reset       the connection breaks, for both ends, and the frame is lost
+late        the trainer sees the connection break; what it had sent, with this frame, reaches the server
+            later, a second time, when another stream may have taken its place
+==========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from pserver.errors import PServerError, Unreachable
+from pserver.transport.registry import CARRIERS, Carrier
+from pserver.transport.stream import Buffer, Handler, Listener, Stream
+from pserver.wire_pb2 import Frame, Kind
+
+ACTIONS = ("drop", "duplicate", "delay", "reorder", "reset", "late")
+DELAY_SECONDS = 0.004
+# until late frames come, one of these; and then until their connection ends
+LATE_SECONDS = (0.0, 0.002, 0.02)
+WHOLE_AFTER = 5  # a lane's streams from this number on are left alone, so that every story ends
+
+Message = tuple[Frame, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One fault: what happens, to which frame.  ``direction`` is "out" (to the server) or "in";
+    None fits every frame.
+
+    ``occurrence`` counts the frames that fit, over all streams, from 1: a request that is sent
+    again comes twice.  ``tables``: whether the stream is the one on which rows are looked up.
+    """
+
+    action: str
+    direction: str
+    kind: Kind | None = None
+    step: int | None = None
+    trainer: int | None = None
+    lane: int | None = None
+    server: str | None = None
+    occurrence: int = 1
+    tables: bool | None = None
+
+    def fits(self, direction: str, header: Frame, place: Place) -> bool:
+        """Whether the point is about this frame."""
+        pairs = (
+            (self.kind, header.kind),
+            (self.step, header.step),
+            (self.trainer, place.trainer),
+            (self.lane, place.lane),
+            (self.server, place.server),
+            (self.tables, place.tables),
+        )
+        return direction == self.direction and all(
+            mine is None or mine == its for mine, its in pairs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which stream: the server's name, and what HELLO said."""
+
+    server: str
+    trainer: int = 0
+    lane: int = 0
+    stream: int = 0
+    tables: bool = False
+
+
+class Injector:
+    """Decides what happens to each frame.
+
+    Args:
+        points: named faults.
+        seed: of the random ones; the same seed decides the same for the same frames of the same
+            streams.
+        rate: the part of the frames that something happens to at random.
+        names: port -> the server's name, so that decisions do not depend on ports.
+
+    Attributes:
+        done: (action, direction, kind) of each fault that happened, counted.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[Point] = (),
+        seed: object = 0,
+        rate: float = 0.0,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
+        self.names = dict(names or {})
+        self.done: Counter[tuple[str, str, str]] = Counter()
+        self._points = list(points)
+        self._seen = [0] * len(self._points)
+        self._seed, self._rate = seed, rate
+        self._draws: dict[tuple[Place, str, bool], random.Random] = {}
+        self._lock = threading.Lock()  # guards all of the above
+
+    def decide(self, direction: str, header: Frame, place: Place) -> str:
+        """What happens to a frame: an action, or "" for nothing."""
+        with self._lock:
+            action = self._named(direction, header, place) or self._random(direction, header, place)
+            if action:
+                self.done[action, direction, Kind.Name(header.kind)] += 1
+            return action
+
+    def _named(self, direction: str, header: Frame, place: Place) -> str:
+        action = ""
+        for index, point in enumerate(self._points):
+            if point.fits(direction, header, place):
+                self._seen[index] += 1
+                if self._seen[index] == point.occurrence:
+                    action = point.action
+        return action
+
+    def _random(self, direction: str, header: Frame, place: Place) -> str:
+        if not self._rate or place.stream >= WHOLE_AFTER:
+            return ""
+        # how many there are depends on time; they must not move the other draws
+        timed = header.kind == Kind.PROBE
+        key = (place, direction, timed)
+        draw = self._draws.setdefault(key, random.Random(f"{self._seed} {key}"))
+        return draw.choice(ACTIONS) if draw.random() < self._rate else ""
+
+
+class FaultyStream:
+    """A stream's connecting end, with faults.
+
+    A thread of its own receives, so that it can break for the trainer alone.
+    """
+
+    def __init__(self, stream: Stream, injector: Injector, server: str) -> None:
+        self.carrier, self.peer = stream.carrier, stream.peer
+        self._stream, self._injector = stream, injector
+        self._place = Place(server)
+        self._sent: list[Message] = []  # for what comes late
+        # for what comes after the next
+        self._held: dict[str, Message | None] = {"out": None, "in": None}
+        self._broken = ""
+        self._lingers = False  # broken for the trainer, not yet for the server
+        self._arrived: queue.SimpleQueue[Message | None | PServerError] = queue.SimpleQueue()
+        self._pump = threading.Thread(target=self._pump_in, name=f"faults {self.peer}", daemon=True)
+
+    def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        message = (_copy(header), b"".join(payload))
+        if header.kind == Kind.HELLO:
+            hello = header.hello
+            self._place = Place(
+                self._place.server, hello.trainer_id, hello.lane, hello.stream, hello.tables
+            )
+            self._pump.start()
+        self._sent.append(message)
+        for each in self._after("out", message):
+            self._check()
+            self._stream.send(_copy(each[0]), [each[1]] if each[1] else ())
+        self._check()
+
+    def receive(self) -> tuple[Frame, memoryview] | None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        arrived = self._arrived.get()
+        if isinstance(arrived, PServerError):
+            self._arrived.put(arrived)
+            raise arrived
+        return None if arrived is None else (arrived[0], memoryview(arrived[1]))
+
+    def close(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self._stream.close()
+
+    def cancel(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self._break("was cancelled")
+        if not self._lingers:
+            self._stream.cancel()
+
+    def _check(self) -> None:
+        if self._broken:
+            raise Unreachable(f"{self.peer}: the stream {self._broken}")
+
+    def _break(self, reason: str) -> None:
+        self._broken = self._broken or reason
+        self._arrived.put(Unreachable(f"{self.peer}: the stream {self._broken}"))
+
+    def _after(self, direction: str, message: Message) -> list[Message]:
+        """What goes on in place of a frame."""
+        action = self._injector.decide(direction, message[0], self._place)
+        held, self._held[direction] = self._held[direction], None
+        if action == "reorder" and held is None:
+            self._held[direction] = message
+            return []
+        if action == "delay":
+            time.sleep(DELAY_SECONDS)
+        if action in ("reset", "late"):
+            self._end(action)
+            return []
+        after = {"drop": [], "duplicate": [message, message]}.get(action, [message])
+        return after if held is None else [*after, held]
+
+    def _end(self, action: str) -> None:
+        if self._broken:
+            return
+        self._lingers = action == "late"
+        self._break(f"broke ({action})")
+        if self._lingers:
+            threading.Thread(target=self._linger, name=f"late {self.peer}", daemon=True).start()
+        else:
+            self._stream.cancel()
+
+    def _linger(self) -> None:
+        """What had been sent arrives, the last of it for the first time, and then the connection
+        ends for the server too.
+        """
+        seconds = random.Random(str(self._place)).choice(LATE_SECONDS)
+        time.sleep(seconds)
+        with suppress(PServerError):
+            for header, payload in list(self._sent[1:]):
+                self._stream.send(_copy(header), [payload] if payload else ())
+            time.sleep(seconds + 0.01)
+        self._stream.cancel()
+
+    def _pump_in(self) -> None:
+        try:
+            while (received := self._stream.receive()) is not None:
+                for each in self._after("in", (received[0], bytes(received[1]))):
+                    self._arrived.put(each)
+            self._arrived.put(None)
+        except PServerError as error:
+            self._arrived.put(error)
+
+
+def _copy(header: Frame) -> Frame:
+    return Frame.FromString(header.SerializeToString())
+
+
+class FaultyCarrier:
+    """A carrier whose connecting ends are faulty."""
+
+    def __init__(self, carrier: Carrier, injector: Injector) -> None:
+        self._carrier, self._injector = carrier, injector
+
+    def listen(self, handle: Handler, host: str = "127.0.0.1", port: int = 0) -> Listener:
+        """See :class:`pserver.transport.registry.Carrier`."""
+        return self._carrier.listen(handle, host, port)
+
+    def connect(self, host: str, port: int, *, deadline_seconds: float) -> Stream:
+        """See :class:`pserver.transport.registry.Carrier`."""
+        stream = self._carrier.connect(host, port, deadline_seconds=deadline_seconds)
+        return FaultyStream(stream, self._injector, self._injector.names.get(port, str(port)))
+
+
+@contextmanager
+def injected(injector: Injector, *carriers: str) -> Iterator[Injector]:
+    """While it lasts, streams of these carriers (all if none is named) that this process opens are
+    faulty.
+    """
+    before = {name: CARRIERS[name] for name in carriers or CARRIERS}
+    CARRIERS.update({name: FaultyCarrier(carrier, injector) for name, carrier in before.items()})
+    try:
+        yield injector
+    finally:
+        CARRIERS.update(before)

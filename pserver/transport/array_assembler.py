@@ -1,0 +1,117 @@
+"""Named arrays of one request as they arrive over a stream: rows of tables, whose number no plan
+knows.  Pure bookkeeping.
+
+A request's frames may come again from the beginning, on another stream, which has an object of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pserver.errors import CorruptFrame, Unprepared
+from pserver.table.gradient import RowGradient
+from pserver.transport import codec
+from pserver.transport.stream import Buffer
+from pserver.wire_pb2 import Frame, Part
+from transpiler.tables import ShowClickEntry, Table
+
+IDS, ROWS, STATISTICS = "@ids", "@rows", "@statistics"
+
+
+class NamedArrays:
+    """Arrays of any shape, by name, until they are taken."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, torch.Tensor] = {}
+        self._received: dict[str, int] = {}
+
+    def take_in(self, header: Frame, payload: Buffer) -> None:
+        """Copies a frame's parts to their places.
+
+        Raises:
+            CorruptFrame: a part does not fit the one before it of its name, or no tensor has its
+                shape.
+        """
+        codec.scatter(header, payload, self._destination)
+        for part in header.parts:
+            self._received[part.name] += part.size
+
+    def _destination(self, part: Part) -> torch.Tensor:
+        if part.name not in self._arrays:
+            self._arrays[part.name] = codec.blank(part)
+            self._received[part.name] = 0
+        if part.offset != self._received[part.name]:
+            begin = self._received[part.name]
+            raise CorruptFrame(
+                f"{part.name!r}: expected bytes from {begin} on, got them from {part.offset}"
+            )
+        return self._arrays[part.name]
+
+    def take_out(self) -> dict[str, torch.Tensor]:
+        """All arrays; the next request may begin.
+
+        Raises:
+            CorruptFrame: one is not whole.
+        """
+        arrays, received = self._arrays, self._received
+        self._arrays, self._received = {}, {}
+        for name, array in arrays.items():
+            if received[name] != array.nbytes:
+                raise CorruptFrame(
+                    f"expected {array.nbytes} bytes of {name!r}, got {received[name]}"
+                )
+        return arrays
+
+
+def row_parts(name: str, gradient: RowGradient) -> list[tuple[str, torch.Tensor]]:
+    """A table's gradient as it travels."""
+    parts = [(name + IDS, gradient.ids), (name + ROWS, gradient.rows)]
+    return (
+        parts if gradient.statistics is None else [*parts, (name + STATISTICS, gradient.statistics)]
+    )
+
+
+def row_gradients(
+    arrays: Mapping[str, torch.Tensor], tables: Sequence[Table]
+) -> dict[str, RowGradient]:
+    """The gradients that have arrived, by table.
+
+    Raises:
+        Unprepared: an array belongs to no table of this lane.
+        CorruptFrame: a gradient lacks a part, or a part has another form than its table.
+    """
+    found: dict[str, RowGradient] = {}
+    left = dict(arrays)
+    for table in tables:
+        ids = left.pop(table.name + IDS, None)
+        if ids is None:
+            continue
+        rows, statistics = (
+            left.pop(table.name + ROWS, None),
+            left.pop(table.name + STATISTICS, None),
+        )
+        count = len(ids) if ids.dim() == 1 else -1
+        counts = isinstance(table.entry, ShowClickEntry)
+        _expect(table.name + IDS, ids, torch.int64, (count,))
+        _expect(table.name + ROWS, rows, codec.DTYPES[table.dtype], (count, table.dim))
+        if counts or statistics is not None:
+            _expect(
+                table.name + STATISTICS, statistics, torch.float32, (count, 2) if counts else None
+            )
+        assert rows is not None
+        found[table.name] = RowGradient(ids, rows, statistics)
+    if left:
+        raise Unprepared(f"{min(left)!r} belongs to no table of this lane")
+    return found
+
+
+def _expect(
+    name: str, array: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...] | None
+) -> None:
+    if array is None or shape is None or array.dtype != dtype or tuple(array.shape) != shape:
+        expected = "none" if shape is None else f"{dtype} {list(shape)}"
+        got = "none" if array is None else f"{array.dtype} {list(array.shape)}"
+        raise CorruptFrame(f"{name!r}: expected {expected}, got {got}")

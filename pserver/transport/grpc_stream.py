@@ -1,0 +1,206 @@
+"""``ParameterServer.Exchange`` over plain grpcio, on the control port: for one-port deployments and
+clients in other languages.
+
+grpcio hands a message over as ``bytes`` and no other way, so sending joins header and payload once;
+receiving copies nothing.
+
+[Note: two threads a stream, on the accepting end]  grpcio pulls what we send out of an iterator in
+a thread of its pool, and the handler wants to send whenever it likes, so the handler has a thread
+of its own and a :class:`Pipe` stands between.  The pool must have a thread for every stream besides
+those for control calls: see ``POOL_THREADS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+
+import grpc
+
+from pserver.errors import Unreachable
+from pserver.transport.codec import decode, encode_header
+from pserver.transport.endpoint import check_free, of_peer, reach, spell
+from pserver.transport.open_streams import Roster
+from pserver.transport.pipe import Pipe
+from pserver.transport.stream import Buffer, Handler
+from pserver.wire_pb2 import Frame
+
+SERVICE = "pserver.ParameterServer"
+POOL_THREADS = 512  # made only when needed; as many streams and waiting calls at once
+SETTLE_SECONDS = 0.05
+# frames are a few MB; a program with many slices may be larger than grpcio's default of 4 MB
+MESSAGE_BYTES = 2**26
+OPTIONS = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # a cluster's hosts are not behind the proxy that fetches packages
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.so_reuseport", 0),  # two servers on one port are a mistake
+    # a connection for each stream: see architecture, tensors never starve a heartbeat
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class GrpcStream:
+    """One end of an Exchange call."""
+
+    carrier = "grpc"
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.outgoing = Pipe()
+        self._accepting = False
+        self._incoming: Iterator[bytes] = iter(())
+        self._end: Callable[[], object] = lambda: None
+        self._release: Callable[[], object] = lambda: None
+        self._over = Event()  # the call has ended, for whatever reason
+        self._cancelled = False
+
+    def attach(
+        self,
+        incoming: Iterator[bytes],
+        end: Callable[[], object],
+        release: Callable[[], object] | None,
+    ) -> None:
+        """Gives the stream its call: what arrives, how to cancel it, and (connecting end only) what
+        to do last.
+        """
+        self._incoming, self._end, self._accepting = incoming, end, release is None
+        self._release = release or (lambda: None)
+
+    def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        head = encode_header(header, sum(memoryview(piece).nbytes for piece in payload))
+        self.outgoing.put(b"".join((head, *payload)))
+
+    def receive(self) -> tuple[Frame, memoryview] | None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        try:
+            message = next(self._incoming, None)
+        except grpc.RpcError as error:
+            self.ended()
+            raise self._broken(_reason(error)) from error
+        if message is not None:
+            return decode(message)
+        # grpcio may tell the end of input before the cancellation
+        if self._accepting and self._over.wait(SETTLE_SECONDS):
+            raise self._broken("the peer is gone or has cancelled it")
+        self._release()
+        return None
+
+    def close(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self.outgoing.close()
+
+    def cancel(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self._cancelled = True
+        # before the pipe breaks: the accepting end's call must not end as if all were well
+        self._end()
+        self.ended()
+        self._release()
+
+    def ended(self) -> None:
+        """The call is over: nothing can be sent any more."""
+        self._over.set()
+        reason = "the stream was cancelled" if self._cancelled else "the peer has ended the stream"
+        self.outgoing.break_(f"{self.peer}: {reason}")
+
+    def _broken(self, reason: str) -> Unreachable:
+        self._release()
+        return Unreachable(
+            f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'broke: ' + reason}"
+        )
+
+
+class Exchanges:
+    """The Exchange method of one ``grpc.Server``."""
+
+    def __init__(self, handle: Handler) -> None:
+        self._roster = Roster(handle)
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Adds the method, beside whatever else the server has of the service."""
+        # no serializers: bytes in and out
+        method = grpc.stream_stream_rpc_method_handler(self.exchange)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Exchange": method}),)
+        )
+
+    def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """One call.  See [Note: two threads a stream, on the accepting end]."""
+        stream = GrpcStream(of_peer(context.peer()))
+        stream.attach(requests, context.cancel, None)
+        if not context.add_callback(stream.ended):
+            return
+        Thread(
+            target=self._roster.run, args=(stream,), name=f"exchange {stream.peer}", daemon=True
+        ).start()
+        yield from stream.outgoing.drain()
+
+    def close(self, grace_seconds: float) -> None:
+        """Ends all open exchanges as :meth:`pserver.transport.stream.Listener.close` says; the server itself
+        goes on.
+        """
+        self._roster.close(grace_seconds)
+
+
+class GrpcListener:
+    """A server with nothing but Exchange."""
+
+    def __init__(self, handle: Handler, host: str, port: int) -> None:
+        check_free(host, port)
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="grpc exchange")
+        self._server = grpc.server(self._pool, options=OPTIONS)
+        self._exchanges = Exchanges(handle)
+        self._exchanges.add_to(self._server)
+        self.port: int = self._server.add_insecure_port(spell(host, port))
+        self._server.start()
+
+    def close(self, grace_seconds: float) -> None:
+        """See :class:`pserver.transport.stream.Listener`."""
+        stopped = self._server.stop(grace_seconds)  # refuses new calls from here on
+        self._exchanges.close(grace_seconds)
+        stopped.wait(grace_seconds + 1)
+        self._pool.shutdown(wait=False)
+
+
+def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> GrpcListener:
+    """Accepts streams on a server of its own.
+
+    Raises:
+        OSError: it cannot listen there; one sentence.
+    """
+    return GrpcListener(handle, host, port)
+
+
+def connect(host: str, port: int, *, deadline_seconds: float) -> GrpcStream:
+    """Opens a stream, on a connection of its own.
+
+    Raises:
+        Unreachable: nobody answered within the deadline.
+    """
+    reach(host, port, deadline_seconds)
+    channel = grpc.insecure_channel(spell(host, port), options=OPTIONS)
+    try:
+        grpc.channel_ready_future(channel).result(timeout=deadline_seconds)
+    except grpc.FutureTimeoutError as error:
+        channel.close()
+        raise Unreachable(
+            f"no answer at {spell(host, port)} within {deadline_seconds:g} s: it does not speak "
+            "gRPC"
+        ) from error
+    stream = GrpcStream(spell(host, port))
+    call = channel.stream_stream(f"/{SERVICE}/Exchange")(stream.outgoing.drain())
+    stream.attach(call, call.cancel, channel.close)
+    if not call.add_callback(stream.ended):
+        stream.ended()
+    return stream
+
+
+def _reason(error: grpc.RpcError) -> str:
+    """A client's call says why it ended, a server's does not."""
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}, {error.details()}"
+    return "the peer is gone or has cancelled it"

@@ -1,0 +1,71 @@
+"""Which streams an accepting end has open, so that it can end them all."""
+
+from __future__ import annotations
+
+import logging
+import time
+from threading import Condition
+
+from pserver.errors import PServerError
+from pserver.transport.stream import Handler, Stream
+
+_log = logging.getLogger(__name__)
+CANCEL_SECONDS = 2.0  # how long a handler may take to notice that its stream is cancelled
+
+
+class Roster:
+    """Runs a handler for each stream and knows which are running."""
+
+    def __init__(self, handle: Handler) -> None:
+        self._handle = handle
+        # guards the two below; neither handlers nor cancel run under it
+        self._changed = Condition()
+        self._open: set[Stream] = set()
+        self._closing = False
+
+    def run(self, stream: Stream) -> None:
+        """The handler, to its end, in this thread; what it raises is logged and breaks the stream.
+
+        Nothing runs once closing.
+        """
+        with self._changed:
+            refused = self._closing
+            if not refused:
+                self._open.add(stream)
+        if refused:
+            stream.cancel()
+            return
+        try:
+            self._handle(stream)
+        except PServerError as error:
+            _log.info("the stream from %s ended: %s", stream.peer, error)
+            stream.cancel()
+        except Exception:
+            _log.exception("the handler of the stream from %s failed", stream.peer)
+            stream.cancel()
+        finally:
+            stream.close()
+            with self._changed:
+                self._open.discard(stream)
+                self._changed.notify_all()
+
+    def close(self, grace_seconds: float) -> None:
+        """Refuses new streams, waits this long for the open ones, then cancels them and waits
+        ``CANCEL_SECONDS`` more.
+        """
+        with self._changed:
+            self._closing = True
+            self._wait_until_empty(grace_seconds)
+            late = list(self._open)
+        for stream in late:
+            stream.cancel()
+        with self._changed:
+            if not self._wait_until_empty(CANCEL_SECONDS if late else 0):
+                _log.error(
+                    "handlers still running after cancel: %s",
+                    ", ".join(stream.peer for stream in self._open),
+                )
+
+    def _wait_until_empty(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        return self._changed.wait_for(lambda: not self._open, deadline - time.monotonic())

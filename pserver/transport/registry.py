@@ -1,0 +1,62 @@
+"""What moves an exchange's frames: one module per carrier, each with ``listen`` and ``connect`` as
+in :mod:`pserver.transport.stream`.
+
+- ``flight``       Arrow Flight on a port of its own: the fastest between hosts
+- ``grpc_stream``  plain grpcio on the control port
+- ``shm``          shared memory between processes of one host: the fastest there
+- ``inprocess``    between threads of one process, for tests
+
+Below them: ``endpoint.py`` (HOST:PORT as the system sees it), ``pipe.py`` (a queue that breaks),
+``open_streams.py`` (open streams), ``shm_ring.py`` (shared slots).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pserver.errors import Refused
+from pserver.transport import flight, grpc_stream, inprocess, shm
+from pserver.transport.endpoint import is_here
+from pserver.transport.stream import Handler, Listener, Stream
+
+
+class Carrier(Protocol):
+    """What a carrier's module holds."""
+
+    def listen(self, handle: Handler, host: str = ..., port: int = ...) -> Listener:
+        """Accepts streams; port 0 is any free one.
+
+        Raises OSError, one sentence, where it cannot listen.
+        """
+
+    def connect(self, host: str, port: int, *, deadline_seconds: float) -> Stream:
+        """Opens a stream.  Raises Unreachable where nobody answers within the deadline."""
+
+
+CARRIERS: dict[str, Carrier] = {
+    "flight": flight,
+    "grpc": grpc_stream,
+    "shm": shm,
+    "inprocess": inprocess,
+}
+"""By the names that Join negotiates (``inprocess`` is never offered)."""
+
+
+def suited(names: Sequence[str], host: str) -> list[str]:
+    """Those of a trainer's carriers that can reach a server at ``host``: "shm" only where that is
+    here, or the only one named.
+    """
+    return [name for name in names if name != "shm" or len(names) == 1 or is_here(host)]
+
+
+def connect(carrier: str, host: str, port: int, *, deadline_seconds: float) -> Stream:
+    """Opens a stream over the carrier of that name.
+
+    Raises:
+        Refused: there is no such carrier here.
+        Unreachable: nobody answered within the deadline.
+    """
+    if carrier not in CARRIERS:
+        raise Refused(f"expected one of the carriers {', '.join(CARRIERS)}, got {carrier!r}")
+    return CARRIERS[carrier].connect(host, port, deadline_seconds=deadline_seconds)

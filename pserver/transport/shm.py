@@ -1,0 +1,370 @@
+"""Shared memory between processes of one host: payloads in a segment that both ends map, everything
+else over unix sockets.
+
+::
+
+    sender      copies a payload into the next slot; says so on the socket, with the frame's header
+    receiver    reads the header, gives out a view of the slot; says that the slot is free when it is asked for the next frame
+
+A stream has two sockets, one a direction: frames go down a socket and free slots come back up it,
+so that a thread that sends and a thread that receives never read each other's news.  Whoever waits
+waits in the kernel, for a socket: the sender for a free slot, the receiver for a frame.  A peer
+that dies closes its sockets, which ends every wait at once.  A payload too small for a slot to be
+worth its while travels behind its header.
+
+[Note: finding each other]  The listener's "port" is a random number, and its socket has a name made
+of it in the abstract namespace: no file, gone with the process.  That namespace is as wide as the
+network namespace, so a trainer on another host, or in a container with a network of its own, finds
+nobody there, and takes the next carrier.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import stat
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Event, Lock, RLock, Thread
+
+from pserver.errors import CorruptFrame, Unreachable
+from pserver.transport import shm_ring
+from pserver.transport.codec import copy_bytes, parse_header
+from pserver.transport.endpoint import spell
+from pserver.transport.open_streams import CANCEL_SECONDS, Roster
+from pserver.transport.shm_ring import SLOT_BYTES, Pieces, Ring
+from pserver.transport.stream import Buffer, Handler
+from pserver.wire_pb2 import Frame
+
+_log = logging.getLogger(__name__)
+GREETING = b"pserver shm 1"  # with the segment and the socket of the other direction
+WELCOME = b"ok"
+GREETING_SECONDS = 5.0
+RETRY_SECONDS = 0.1
+# of a frame: how its payload travels, bytes of header, bytes of payload
+PRELUDE = struct.Struct("<BIQ")
+END, INLINE, IN_SLOTS = 0, 1, 2
+FILLED = b"+"  # one more slot of the same payload
+FREE = b"-"  # one for each slot that has been read
+MOST_FREED = 2**10  # that are heard of at once: a direction has fewer slots
+INLINE_BYTES = 2**14  # up to here two copies by the kernel cost less than a slot's round
+FRAME_BYTES = 2**26  # the most that is believed of a header, or of a payload
+MAX_PORT = 2**32 - 1  # of JoinReply.data_port
+
+
+Way = tuple[socket.socket, Ring]  # one direction
+
+
+class ShmStream:
+    """One end.  The accepting end's ``close`` ends both directions, as the end of an RPC does."""
+
+    carrier = "shm"
+
+    def __init__(self, peer: str, outgoing: Way, incoming: Way, accepting: bool) -> None:
+        self.peer = peer
+        self._out, self._filling = outgoing
+        self._in, self._reading = incoming
+        self._file = self._in.makefile("rb", 2**16)
+        self._accepting = accepting
+        # held while a frame leaves; guards _out.  A broken stream lets go of it at once
+        self._sending = RLock()
+        # held while one arrives; guards _in and _file.  Taken before _sending, never after
+        self._receiving = RLock()
+        self._state = Lock()  # guards the two below; nothing blocks under it
+        self._cancelled = False
+        self._closed = False  # nothing leaves any more
+        self._ended = False  # the peer has closed its side
+
+    def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
+        """See :class:`pserver.transport.stream.Stream`.
+
+        Raises:
+            ValueError: the frame has more than 64 MB.
+        """
+        assert header.kind and not header.payload, (
+            "a frame has a kind, and its payload travels beside its header"
+        )
+        head, pieces = (
+            header.SerializeToString(),
+            [memoryview(piece).cast("B") for piece in payload],
+        )
+        size = sum(piece.nbytes for piece in pieces)
+        if max(len(head), size) > FRAME_BYTES:
+            raise ValueError(
+                f"expected a frame of at most {FRAME_BYTES} bytes, got {len(head)} of header, "
+                f"{size} of payload"
+            )
+        with self._sending:
+            if self._closed or self._cancelled:
+                raise Unreachable(
+                    f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'is closed'}"
+                )
+            try:
+                if size <= INLINE_BYTES:
+                    self._out.sendall(
+                        b"".join((PRELUDE.pack(INLINE, len(head), size), head, *pieces))
+                    )
+                else:
+                    self._send_in_slots(
+                        PRELUDE.pack(IN_SLOTS, len(head), size) + head, pieces, size
+                    )
+            except OSError as error:
+                raise self._broken(error) from error
+
+    def _send_in_slots(self, news: bytes, pieces: Sequence[memoryview], size: int) -> None:
+        source = Pieces(pieces)
+        for filled in shm_ring.slots_of(size):
+            while not self._filling.has_room(filled):
+                freed = self._out.recv(MOST_FREED)
+                if not freed or len(freed) > self._filling.used:
+                    raise ConnectionError("the peer is gone")
+                self._filling.free(len(freed))
+            source.fill(self._filling.take(filled))
+            self._out.sendall(news)
+            news = FILLED
+
+    def receive(self) -> tuple[Frame, memoryview] | None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        with self._receiving:
+            if self._ended and not self._cancelled:
+                return None
+            try:
+                self._give_back()
+                return self._frame()
+            except OSError as error:
+                self._hang_up()
+                # no name for it: a cycle would keep the last payload, hence the segment
+                raise self._broken(error) from error
+
+    def _give_back(self) -> None:
+        """The slots that the last frame was read from."""
+        if self._reading.used:
+            # the peer has ended; what it sent can still be read
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._in.sendall(FREE * self._reading.used)
+            self._reading.free(self._reading.used)
+
+    def _frame(self) -> tuple[Frame, memoryview] | None:
+        kind, head_size, size = PRELUDE.unpack(self._exactly(PRELUDE.size))
+        if kind == END:
+            self._ended = True
+            if not self._accepting:
+                self._hang_up()
+            return None
+        if kind not in (INLINE, IN_SLOTS) or max(head_size, size) > FRAME_BYTES:
+            raise CorruptFrame(
+                f"{self.peer}: expected a frame, got kind {kind} of {head_size} and {size} bytes"
+            )
+        head = parse_header(self._exactly(head_size))
+        if kind == INLINE:
+            return head, memoryview(self._exactly(size))
+        if size <= SLOT_BYTES:
+            return head, self._reading.take(size).toreadonly()
+        return head, self._joined(size)
+
+    def _joined(self, size: int) -> memoryview:
+        """A payload of several slots; each is given back as soon as it is read, so that it may be
+        larger than all of them.
+        """
+        whole, position = memoryview(bytearray(size)), 0
+        for filled in shm_ring.slots_of(size):
+            if position and self._exactly(len(FILLED)) != FILLED:
+                raise CorruptFrame(
+                    f"{self.peer}: expected the next slot of a payload of {size} bytes"
+                )
+            copy_bytes(whole[position : position + filled], self._reading.take(filled))
+            self._give_back()
+            position += filled
+        return whole
+
+    def _exactly(self, size: int) -> bytes:
+        got = b"" if self._file.closed else self._file.read(size)
+        if len(got) < size or self._cancelled:
+            raise ConnectionError("the peer is gone")
+        return got
+
+    def close(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+        with self._sending, suppress(OSError):  # the peer has ended the stream first
+            self._out.sendall(PRELUDE.pack(END, 0, 0))
+        if self._accepting:
+            self._hang_up()
+
+    def cancel(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self._cancelled = True
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Ends both sockets, and gives them back when nobody waits for them any more.
+
+        The peer still reads what has left.
+        """
+        with self._state:
+            self._closed = True
+        for end in (self._out, self._in):
+            with suppress(OSError):  # closed, or the peer was faster
+                end.shutdown(socket.SHUT_RDWR)
+        with self._receiving:
+            self._file.close()
+            self._in.close()
+            self._reading.release()
+        with self._sending:
+            self._out.close()
+            self._filling.release()
+
+    def _broken(self, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"{self.peer}: the stream {'was cancelled' if self._cancelled else f'broke: {error}'}"
+        )
+
+
+class ShmListener:
+    """A unix socket in the abstract namespace, and a thread that accepts on it."""
+
+    def __init__(self, handle: Handler, port: int) -> None:
+        os.close(shm_ring.make())  # so that nobody is offered what does not work here
+        self.port = port or 1 + secrets.randbelow(MAX_PORT)
+        self._roster = Roster(handle)
+        self._closing = Event()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind(_name(self.port))
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise OSError(
+                f"cannot listen on shared memory's number {self.port}: {error.strerror or error}"
+            ) from error
+        self._thread = Thread(target=self._accept, name=f"shm {self.port}", daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError as error:
+                if self._closing.wait(RETRY_SECONDS):
+                    return
+                # no descriptor is left, and may be soon
+                _log.warning("shared memory: cannot accept a stream: %s", error)
+                continue
+            Thread(
+                target=self._serve,
+                args=(connection,),
+                name=f"exchange shm {self.port}",
+                daemon=True,
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            stream = _greeted(connection)
+        except OSError as error:
+            _log.info("no stream over shared memory: %s", error)
+            connection.close()
+            return
+        self._roster.run(stream)
+
+    def close(self, grace_seconds: float) -> None:
+        """See :class:`pserver.transport.stream.Listener`."""
+        self._closing.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # close alone would leave accept waiting
+        self._thread.join(CANCEL_SECONDS)
+        self._socket.close()
+        self._roster.close(grace_seconds)
+
+
+def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> ShmListener:
+    """Accepts streams from this host; ``port`` is a number of our own, 0 a random one, and ``host``
+    does not matter.
+
+    Raises:
+        OSError: this system cannot, or has no room for it; one sentence.
+    """
+    return ShmListener(handle, port)
+
+
+def connect(host: str, port: int, *, deadline_seconds: float) -> ShmStream:
+    """Opens a stream.
+
+    Raises:
+        Unreachable: nobody of that number is on this host, or there is no room for a segment at one
+            of the ends.
+    """
+    here = spell(host, port)
+    near, far = socket.socketpair()
+    outgoing, segment = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), -1
+    try:
+        segment = shm_ring.make()
+        ours, theirs = shm_ring.attach(segment)
+        outgoing.settimeout(deadline_seconds)
+        outgoing.connect(_name(port))
+        socket.send_fds(outgoing, [GREETING], [segment, far.fileno()])
+        if outgoing.recv(len(WELCOME)) != WELCOME:
+            raise OSError("the server could not take the segment")
+        outgoing.settimeout(None)
+    except OSError as error:
+        for end in (near, outgoing):
+            end.close()
+        reason = error.strerror or error
+        raise Unreachable(
+            f"no shared memory with {here} within {deadline_seconds:g} s: {reason}"
+        ) from error
+    finally:
+        far.close()
+        if segment >= 0:
+            os.close(segment)
+    return ShmStream(here, (outgoing, Ring(ours)), (near, Ring(theirs)), accepting=False)
+
+
+def _greeted(connection: socket.socket) -> ShmStream:
+    """The accepting end of a new connection.
+
+    Raises:
+        OSError: who called is none of us, or what it gave cannot be used.
+    """
+    connection.settimeout(GREETING_SECONDS)
+    greeting, descriptors, _, _ = socket.recv_fds(
+        connection, len(GREETING), 2, socket.MSG_CMSG_CLOEXEC
+    )
+    try:
+        if (
+            greeting != GREETING
+            or len(descriptors) != 2
+            or not stat.S_ISSOCK(os.fstat(descriptors[1]).st_mode)
+        ):
+            raise OSError(
+                f"expected {GREETING!r} with a segment and a socket, got {greeting!r} with "
+                f"{len(descriptors)}"
+            )
+        theirs, ours = shm_ring.attach(descriptors[0])
+        back = socket.socket(fileno=os.dup(descriptors[1]))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    try:
+        connection.sendall(WELCOME)
+    except OSError:
+        back.close()
+        raise
+    connection.settimeout(None)
+    back.settimeout(None)
+    pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return ShmStream(
+        f"process {pid} of this host",
+        (back, Ring(ours)),
+        (connection, Ring(theirs)),
+        accepting=True,
+    )
+
+
+def _name(port: int) -> str:
+    return f"\0pserver-{port}"
