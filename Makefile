@@ -40,7 +40,7 @@ bench: .venv/.dev
 
 check-history: .venv/.dev
 	@echo "== $(SEEDS) stories of trainers, servers and a faulty network"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.history --seeds $(SEEDS) $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.checker --seeds $(SEEDS) $(ARGS)
 
 lint: .venv/.dev
 	@echo "== ruff: lint and format"

@@ -3,10 +3,12 @@
 from typing import TYPE_CHECKING
 
 from trainer import row_optimizers as row_optimizers
-from trainer.children import spawn as spawn
-from trainer.data_parallel import DataParallel as DataParallel
-from trainer.data_parallel import fused_allreduce_gradients as fused_allreduce_gradients
-from trainer.executor import Executor as Executor
+from trainer.collective.data_parallel import DataParallel as DataParallel
+from trainer.collective.data_parallel import fused_allreduce_gradients as fused_allreduce_gradients
+from trainer.collective.rendezvous import init_parallel_env as init_parallel_env
+from trainer.collective.rendezvous import new_group as new_group
+from trainer.collective.spawn import spawn as spawn
+from trainer.executor.executor import Executor as Executor
 from trainer.hybrid import device_guard as device_guard
 from trainer.hybrid import hybrid_load_state_dict as hybrid_load_state_dict
 from trainer.hybrid import hybrid_mesh as hybrid_mesh
@@ -14,8 +16,6 @@ from trainer.hybrid import hybrid_optimizer as hybrid_optimizer
 from trainer.hybrid import hybrid_parallel as hybrid_parallel
 from trainer.hybrid import hybrid_state_dict as hybrid_state_dict
 from trainer.hybrid import split_sequence as split_sequence
-from trainer.parallel import init_parallel_env as init_parallel_env
-from trainer.parallel import new_group as new_group
 from trainer.parallel_executor import ParallelExecutor as ParallelExecutor
 from trainer.sharding import group_sharded_parallel as group_sharded_parallel
 from trainer.sharding import save_group_sharded_model as save_group_sharded_model
@@ -27,7 +27,7 @@ from transpiler.tables import ShowClickEntry as ShowClickEntry
 from transpiler.tables import Uniform as Uniform
 
 if TYPE_CHECKING:
-    from trainer.embedding import DistributedEmbedding as DistributedEmbedding
+    from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
 
 __all__ = [
     "Constant",
@@ -63,6 +63,6 @@ def __getattr__(name: str) -> object:
     """
     if name != "DistributedEmbedding":
         raise AttributeError(f"module 'trainer' has no attribute {name!r}")
-    from trainer.embedding import DistributedEmbedding
+    from trainer.embedding.embedding import DistributedEmbedding
 
     return DistributedEmbedding

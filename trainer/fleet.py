@@ -28,13 +28,12 @@ from torch import nn
 
 from pserver.config import ServerConfig
 from pserver.service.server import serve
-from trainer.collective import CollectiveJob
-from trainer.files import export, load, save
-from trainer.job import Job
-from trainer.moving import distribute_embedding, moved
-from trainer.optimizer import DistributedOptimizer
-from trainer.present import begin, distributed, end, is_present, present
-from trainer.queries import (
+from trainer.embedding.conversion import distribute_embedding, moved
+from trainer.job.collective_job import CollectiveJob
+from trainer.job.current import begin, distributed, end, is_present, present
+from trainer.job.data_shard import shard as _shard
+from trainer.job.job import Job
+from trainer.job.queries import (
     carrier,
     is_first_worker,
     is_server,
@@ -48,9 +47,10 @@ from trainer.queries import (
     worker_index,
     worker_num,
 )
+from trainer.job.save_load import export, load, save
+from trainer.job.table_admin import shrink, table_status
+from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
-from trainer.shard import shard as _shard
-from trainer.table_care import shrink, table_status
 from transpiler.clip import GradClip
 from transpiler.modes import SUPPORTED, lanes_of
 from transpiler.strategy import DistributedStrategy
@@ -136,7 +136,7 @@ def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> Collec
     if strategy is not None and any(
         name.startswith("hybrid_configs.") for name in strategy.unsupported(())
     ):
-        from trainer.hybrid.job import HybridJob
+        from trainer.job.hybrid_job import HybridJob
 
         return HybridJob(role, strategy)
     return CollectiveJob(role, strategy)

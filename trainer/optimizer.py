@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.averaging import Averaging
-from trainer.communicator import Communicator
+from trainer.collective.dense_allreduce import Averaging
+from trainer.communicator.communicator import Communicator
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.optimizers import row_of, rule_of
 
 if TYPE_CHECKING:
-    from trainer.tables import Tables
+    from trainer.communicator.tables import Tables
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
 Connect = Callable[["DistributedOptimizer"], Communicator | None]

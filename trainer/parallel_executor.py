@@ -8,8 +8,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from trainer.executor import Executor
-from trainer.feed import Feed, close_names
+from trainer.executor.executor import Executor
+from trainer.executor.feed import Feed, close_names
 from transpiler.collective import handing_on, parallel_program
 from transpiler.naming import default_trainer_program
 from transpiler.program import Program, Role

@@ -5,7 +5,7 @@
     model.emb = load_embedding("model.pt", "emb", pooling="sum")
     torch.export.save(torch.export.export(model.emb, (ids, offsets)), "emb.pt2")     # is loaded without this package
 
-See [Note: an exported table] in trainer/export.py for the file.
+See [Note: an exported table] in trainer/checkpoint/export.py for the file.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Lookup:
     def pooled(
         self, ids: Tensor, weights: Tensor | None, pooling: str, counted: Tensor | None = None
     ) -> Tensor:
-        """The rows of each bag, put together as :func:`trainer.bags.pool` does: ids [bags, size] ->
+        """The rows of each bag, put together as :func:`trainer.embedding.bags.pool` does: ids [bags, size] ->
         [bags, dim].
 
         Raises:

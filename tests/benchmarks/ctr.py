@@ -16,7 +16,7 @@ from peers import flight_client
 from processes import Peer, cpu_seconds, peers, server
 
 from pserver.table.gradient import RowGradient
-from trainer.communicator import Communicator
+from trainer.communicator.communicator import Communicator
 from trainer.role import Connection
 from transpiler.distribute import plan_parameters
 from transpiler.plan import Deployment, Rule

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from trainer.communicator import Communicator
+from trainer.communicator.communicator import Communicator
 from trainer.role import Connection
 from transpiler.distribute import plan_parameters
 from transpiler.plan import Deployment, Rule

@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pserver.errors import Busy, FingerprintMismatch
-from trainer import fleet, present
+from trainer import fleet
+from trainer.job import current
 from transpiler import DistributedStrategy
 
 ME = int(os.environ["TRAINER_ID"])
@@ -363,7 +364,7 @@ def hold(endpoints: Sequence[str]) -> None:
 def let_go(endpoints: Sequence[str]) -> None:
     """Nobody has disturbed the job: it goes on where it was."""
     reference = net()
-    job = present.present()
+    job = current.present()
     assert job.optimizer is not None
     train(job.models[0], job.optimizer, batches(0)[2:])
     train(reference, adam(reference), batches(0))
@@ -415,7 +416,7 @@ SCENES: dict[str, Callable[[Sequence[str]], None]] = {
 
 def fail(error: Exception) -> None:
     """What the end of a process would do after an exception."""
-    job = present.end()
+    job = current.end()
     if job is not None and job.optimizer is not None:
         job.optimizer.close(f"{type(error).__name__}: {error}")
 

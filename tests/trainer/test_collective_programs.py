@@ -39,7 +39,7 @@ from pserver.errors import (
     Unreachable,
 )
 from trainer import Executor, ParallelExecutor
-from trainer.process_group import World, bring_up, open_store
+from trainer.collective.process_groups import World, bring_up, open_store
 from transpiler import (
     ClipGradByGlobalNorm,
     DistributeTranspiler,
@@ -571,7 +571,7 @@ def test_a_long_wait_says_for_whom(
     """The log of a trainer that waits names the one that is behind; nobody is lost by it, however
     long it takes.
     """
-    monkeypatch.setattr("trainer.process_group.SAY_SECONDS", 0.2)
+    monkeypatch.setattr("trainer.collective.process_groups.SAY_SECONDS", 0.2)
     endpoints, data = ports(2), batches(2, 1)
     team = [Trainer(endpoints, rank, GRAD) for rank in range(2)]
     what = "c_allreduce_sum of 4.bias@GRAD to 0.weight@GRAD (bucket 0, step 1)"

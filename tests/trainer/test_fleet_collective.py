@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer import DistributedEmbedding, fleet
-from trainer.collective import Together
+from trainer.job.collective_job import Together
 from transpiler import ClipGradByGlobalNorm, DistributedStrategy
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

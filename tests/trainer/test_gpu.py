@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer import Executor, fleet
-from trainer.crossing import Crossed, Crossing
+from trainer.communicator.device_copy import Crossed, Crossing
 from transpiler import ClipGradByGlobalNorm, DistributedStrategy, DistributeTranspiler, capture
 
 Servers = Callable[[int], str]
@@ -358,7 +358,7 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
             )
             return super()._copy(source, target)
 
-    monkeypatch.setattr("trainer.slices.Crossing", Seen)
+    monkeypatch.setattr("trainer.communicator.parameter_slices.Crossing", Seen)
     torch.backends.cudnn.deterministic = True
     model, reference = net("cuda:0"), net("cuda:0")
     scalers = [torch.amp.GradScaler("cuda", init_scale=256.0) if mixed else None for _ in range(2)]
@@ -440,9 +440,10 @@ def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     for module in ("communicator", "together", "queued", "slices"):
         monkeypatch.setattr(f"trainer.{module}.crosses", lambda tensor: True)
     monkeypatch.setattr(
-        "trainer.slices.pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype)
+        "trainer.communicator.parameter_slices.pinned",
+        lambda shape, dtype: torch.empty(shape, dtype=dtype),
     )
-    monkeypatch.setattr("trainer.slices.Crossing", Late)
+    monkeypatch.setattr("trainer.communicator.parameter_slices.Crossing", Late)
     model, reference = net(), net()
     train_on(
         model,

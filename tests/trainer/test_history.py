@@ -23,9 +23,9 @@ from pserver.testing.rpc_faults import CALL_ACTIONS, CallPoint
 from pserver.testing.stream_faults import ACTIONS, Point
 from pserver.transport.sequenced import Numbered
 from pserver.wire_pb2 import Frame, Kind
-from trainer.history.__main__ import table
-from trainer.history.scenario import CARRIERS, MODES, Scenario, of_seed
-from trainer.history.story import play
+from trainer.checker.__main__ import table
+from trainer.checker.scenario import CARRIERS, MODES, Scenario, of_seed
+from trainer.checker.trial import play
 
 SEEDS = 50
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer import DistributedEmbedding, Uniform, fleet
-from trainer.job import Job
+from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Role, RoleMaker
 from transpiler import DistributedStrategy

@@ -23,8 +23,8 @@ from pserver.launcher import status
 from pserver.service.server import Server
 from pserver.wire_pb2 import StatusRequest
 from trainer import fleet
-from trainer.communicator import Communicator
-from trainer.slices import LiveSlices
+from trainer.communicator.communicator import Communicator
+from trainer.communicator.parameter_slices import LiveSlices
 from transpiler import DistributedStrategy
 from transpiler.distribute import plan_parameters
 from transpiler.modes import lanes_of
@@ -289,8 +289,10 @@ def test_a_lane_holds_one_copy_of_its_parameters_where_servers_answer(
     """What comes back lands where its gradient left, and the next step's leaves from there; none
     where the script waits.
     """
-    monkeypatch.setattr("trainer.queued.SOFT_SECONDS", 30.0)  # as if the servers had answered
-    monkeypatch.setattr("trainer.queued.SMALL_BYTES", 0)
+    monkeypatch.setattr(
+        "trainer.communicator.async_sender.SOFT_SECONDS", 30.0
+    )  # as if the servers had answered
+    monkeypatch.setattr("trainer.communicator.async_sender.SMALL_BYTES", 0)
     blank, made = LiveSlices.blank, []
 
     def counted(self: LiveSlices, name: str) -> torch.Tensor:

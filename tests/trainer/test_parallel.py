@@ -22,8 +22,9 @@ from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLost, Unreachable
-from trainer import fleet, init_parallel_env, new_group, parallel, presence, spawn
-from trainer.presence import Event, Guard, Presence
+from trainer import fleet, init_parallel_env, new_group, spawn
+from trainer.collective import membership, rendezvous
+from trainer.collective.membership import Event, Guard, Presence
 from trainer.role import World
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -33,7 +34,7 @@ cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 def alone() -> Iterator[None]:
     yield
     fleet.finish()
-    parallel.leave_parallel_env()
+    rendezvous.leave_parallel_env()
 
 
 # ---- spawn ----
@@ -157,7 +158,7 @@ def meet(present: list[World], seconds: float) -> list[str]:
 
     def one(world: World) -> str:
         try:
-            parallel._meet(world, seconds)
+            rendezvous._meet(world, seconds)
             return "met"
         except PServerError as error:
             return f"{type(error).__name__}: {error}"
@@ -295,8 +296,8 @@ def test_who_waits_in_vain_and_cannot_be_woken_ends(
     where, and ends.
     """
     ends: list[int] = []
-    monkeypatch.setattr(presence, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(presence.os, "_exit", ends.append)
+    monkeypatch.setattr(membership, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(membership.os, "_exit", ends.append)
     over = threading.Event()
     guard = Guard(lambda: Event("lost", 1, "silent for 1 s"))
 

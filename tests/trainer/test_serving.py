@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from pserver.table.initializers import initial_rows
-from trainer.embedding import DistributedEmbedding
-from trainer.export import TableRows, export
+from trainer.checkpoint.export import TableRows, export
+from trainer.embedding.embedding import DistributedEmbedding
 from trainer.serving import InitialRows, LookupModule, load_embedding
 from transpiler.tables import Constant, Initial, Normal, Segment, Table, Uniform
 

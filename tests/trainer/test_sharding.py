@@ -27,7 +27,7 @@ from trainer.sharding import (
     save_group_sharded_model,
     units,
 )
-from trainer.sharding.pieces import Slices
+from trainer.sharding.shards import Slices
 from trainer.sharding.units import Units, units_of, whole_of
 from transpiler import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 

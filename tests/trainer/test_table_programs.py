@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import trainer.executor
+import trainer.executor.executor
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 from trainer import DistributedEmbedding, Executor, Normal, ShowClickEntry, row_optimizers
@@ -486,7 +486,7 @@ def test_a_server_that_is_started_by_hand_begins_with_its_rows(
     transpiler = transpiled(main, startup, ",".join(endpoints))
     given: list[tuple[ServerConfig, Program]] = []
     monkeypatch.setattr(
-        trainer.executor, "serve", lambda config, program: given.append((config, program))
+        trainer.executor.executor, "serve", lambda config, program: given.append((config, program))
     )
     for endpoint in endpoints:
         with Executor() as exe:

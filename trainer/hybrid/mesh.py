@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from trainer.parallel import environment
+from trainer.collective.rendezvous import environment
 from transpiler.strategy import DistributedStrategy
 
 if TYPE_CHECKING:

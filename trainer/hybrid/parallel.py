@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.collective.rendezvous import environment, named
 from trainer.hybrid.mesh import Directions, directions, parameter_mesh
 from trainer.hybrid.pipeline import Loss, Pipeline
 from trainer.hybrid.sequence import replace_attention
 from trainer.hybrid.stages import stages_of
 from trainer.hybrid.tensor import cut_tensors, planned
-from trainer.parallel import environment, named
 from trainer.sharding.agreement import agree, facts_of
 from trainer.sharding.optimizer import ShardedOptimizer
 from transpiler.clip import GradClip
@@ -181,7 +181,7 @@ def hybrid_optimizer(
         ValueError: the model was not made by ``hybrid_parallel``, or the optimizer's rule looks at
             whole tensors.
     """
-    from trainer.hybrid.pieces import LocalPieces
+    from trainer.hybrid.shards import LocalPieces
 
     if model not in _made:
         raise ValueError("model: expected the one that hybrid_parallel returned")

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.collective.rendezvous import named
 from trainer.hybrid.stages import Stage
-from trainer.parallel import named
 
 Loss = Callable[[Any, Tensor], Tensor]
 

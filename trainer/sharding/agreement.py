@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pserver.errors import FingerprintMismatch
-from trainer.parallel import environment
+from trainer.collective.rendezvous import environment
 from transpiler.plan import differences
 
 _made: Counter[str] = Counter()  # agreements, by group: each has a topic of its own

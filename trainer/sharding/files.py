@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.export import export
+from trainer.checkpoint.export import export
 from trainer.sharding.levels import sharded
 from trainer.sharding.optimizer import ShardedOptimizer
 

@@ -33,11 +33,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainer.collective.rendezvous import environment
 from trainer.optimizer import DistributedOptimizer
-from trainer.parallel import environment
 from trainer.sharding.agreement import agree, facts_of
 from trainer.sharding.optimizer import ShardedOptimizer
-from trainer.sharding.pieces import Pieces, Slices
+from trainer.sharding.shards import Pieces, Slices
 from transpiler.clip import GradClip
 from transpiler.optimizers import rule_of
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainer.sharding.pieces import Pieces
+from trainer.sharding.shards import Pieces
 from transpiler.clip import (
     ClipGradByGlobalNorm,
     ClipGradByValue,

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.parallel import named
+from trainer.collective.rendezvous import named
 from trainer.sharding.norms import clip_gradients
-from trainer.sharding.pieces import Pieces
+from trainer.sharding.shards import Pieces
 from transpiler.clip import GradClip
 
 

@@ -29,8 +29,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 from torch.distributed.tensor import DTensor, Shard
 
 from trainer.sharding.bucket import buckets_of
-from trainer.sharding.pieces import Pieces, Values
 from trainer.sharding.reducer import Reducer
+from trainer.sharding.shards import Pieces, Values
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 

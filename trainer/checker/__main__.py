@@ -1,0 +1,90 @@
+"""``python -m trainer.checker --seeds 2000``: many stories, and a table of what they covered."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections import Counter
+
+from pserver.testing.stream_faults import ACTIONS
+from trainer.checker.scenario import CARRIERS, MODES, Scenario, of_seed
+from trainer.checker.trial import Verdict, play
+
+PROGRESS_SECONDS = 10.0
+
+
+def table(verdicts: list[Verdict]) -> str:
+    """Modes x faults: how many of each happened; and modes x carriers: how many stories."""
+    faults: Counter[tuple[str, str]] = Counter()
+    for verdict in verdicts:
+        for (action, _, _), count in verdict.faults.items():
+            faults[verdict.scenario.mode, action] += count
+    stories = Counter((verdict.scenario.mode, verdict.scenario.carrier) for verdict in verdicts)
+    lines = ["mode".ljust(18) + "".join(name.rjust(11) for name in (*ACTIONS, *CARRIERS))]
+    for mode in MODES:
+        counts = [
+            *(faults[mode, action] for action in ACTIONS),
+            *(stories[mode, carrier] for carrier in CARRIERS),
+        ]
+        lines.append(mode.ljust(18) + "".join(str(count).rjust(11) for count in counts))
+    return "\n".join(lines)
+
+
+def smallest(scenario: Scenario) -> Verdict | None:
+    """A simpler story of the same seed that fails too; None where no simpler one does."""
+    found = None
+    candidates = scenario.smaller()
+    while candidates:
+        verdict = play(candidates.pop(0))
+        if verdict.failure:
+            found, candidates = verdict, verdict.scenario.smaller()
+    return found
+
+
+def check(first: int, seeds: int, mode: str | None = None, carrier: str | None = None) -> int:
+    """Plays the stories of some seeds; prints the first that fails, or the table.
+
+    Returns the exit status.
+    """
+    began = said = time.monotonic()
+    verdicts: list[Verdict] = []
+    for seed in range(first, first + seeds):
+        verdicts.append(play(of_seed(seed, mode, carrier)))
+        if verdicts[-1].failure:
+            print(f"FAILED {verdicts[-1]}", flush=True)
+            simpler = smallest(verdicts[-1].scenario)
+            print(
+                f"the smallest that fails too: {simpler}" if simpler else "no simpler story fails",
+                flush=True,
+            )
+            return 1
+        if time.monotonic() - said > PROGRESS_SECONDS:
+            said = time.monotonic()
+            print(
+                f"{len(verdicts)} of {seeds} stories, every law held, {said - began:.0f} s",
+                flush=True,
+            )
+    print(table(verdicts))
+    print(f"{seeds} stories from seed {first} on, every law held, {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.checker", description="Is every step applied exactly once?"
+    )
+    parser.add_argument("--seeds", type=int, default=50, help="how many stories (default: 50)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--mode", choices=list(MODES), help="only this mode")
+    parser.add_argument("--carrier", choices=CARRIERS, help="only this carrier")
+    parser.add_argument("--verbose", action="store_true", help="show what servers and trainers log")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.CRITICAL)
+    return check(arguments.first, arguments.seeds, arguments.mode, arguments.carrier)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

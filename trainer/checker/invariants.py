@@ -1,0 +1,129 @@
+"""What a trainer may read after each of its steps, and what must stand at the end: exact, from what
+every trainer did.
+
+Each trainer adds to its own counters only, and only more than 0.  So a counter's value says how
+many of its trainer's steps are in it: the ``ladder`` of a trainer is the list of values that its
+counter passes through, after 0, 1, 2, ... messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from trainer.checker.scenario import Scenario
+from transpiler.plan import Lane
+
+Ladder = list[Fraction]
+
+
+class Law:
+    """The law of what travels in one lane: of its parameters; or of one row of a table, which only
+    some steps touch.
+
+    Args:
+        scenario: the story; ``lane``: how what is in question travels.
+        changes: by trainer, step by step: what is added; 0 is none.  None: what the story adds to
+            every parameter.
+    """
+
+    def __init__(
+        self, scenario: Scenario, lane: Lane, changes: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        self._lane = lane
+        self._of_row = changes is not None
+        self._per_message = self._steps_per_message()
+        self._trainers = scenario.trainers
+        skipped = {step for _, step in scenario.overflows}
+        self._changes = [
+            [
+                Fraction(0 if step in skipped else change)
+                for step, change in enumerate(of_trainer, 1)
+            ]
+            for of_trainer in (scenario.changes if changes is None else changes)
+        ]
+        self._ladders = [self._ladder(of_trainer) for of_trainer in self._changes]
+
+    def _steps_per_message(self) -> int:
+        if self._lane.local:
+            return self._lane.k_steps
+        return self._lane.max_merge_var_num if self._lane.mode == "half_async" else 1
+
+    def _ladder(self, changes: list[Fraction]) -> Ladder:
+        """What the server's counter comes to, message by message."""
+        ladder, every = [Fraction(0)], self._per_message
+        for first in range(0, len(changes), every):
+            change = sum(changes[first : first + every], Fraction(0))
+            # parameters always do, rows when they were trained since the last message
+            travels = change > 0 or not self._of_row
+            # what the trainer has by itself, less what it has told, over the trainers
+            if self._lane.mode == "geo" and travels:
+                change = sum(changes[: first + every], Fraction(0)) - ladder[-1]
+            divisor = {"async": 1, "half_async": every}.get(self._lane.mode, self._trainers)
+            ladder.append(ladder[-1] + change / divisor)
+        return ladder
+
+    def allowed(self, reader: int, step: int, trainer: int) -> list[Fraction]:
+        """The values that a trainer's counter may have when ``reader`` reads it after its step of
+        that number.
+        """
+        ladder, own = self._ladders[trainer], reader == trainer
+        told = step // self._per_message  # messages of whoever has taken so many steps
+        mode = self._lane.mode
+        if mode == "geo" and own:
+            return [sum(self._changes[trainer][:step], Fraction(0))]
+        if mode == "diloco":  # in between, what it has changed by itself stands on top
+            alone = (
+                sum(self._changes[trainer][told * self._per_message : step], Fraction(0))
+                if own
+                else Fraction(0)
+            )
+            return [ladder[told] + alone]
+        waits = (
+            self._lane.send_queue_size == 1
+            or self._lane.staleness is not None
+            or mode == "half_async"
+        )
+        if mode == "sync" or (own and waits and mode != "geo"):
+            return [ladder[told]]
+        if self._lane.staleness is not None:
+            return ladder[max(0, step - self._lane.staleness) :]
+        return ladder[: told + 1] if own else ladder
+
+    def final(self, trainer: int) -> Fraction:
+        """What a trainer's counter is when everybody has finished."""
+        return self._ladders[trainer][-1]
+
+    def version(self, overflowed: int) -> int:
+        """How many updates the server must have counted at the end, where that does not depend on
+        how steps were merged.
+        """
+        messages = len(self._ladders[0]) - 1
+        if self._lane.mode in ("sync", "diloco"):
+            return messages - overflowed
+        return (
+            messages * self._trainers
+            if self._lane.max_merge_var_num == 1 or self._lane.mode == "half_async"
+            else -1
+        )
+
+    def table_steps(self, sent: Sequence[Sequence[bool]]) -> int:
+        """How many steps a server must have counted for a table at the end; -1 where that depends
+        on how steps were merged.
+
+        Args:
+            sent: by trainer, step by step: whether it sent a gradient of the table, if only of no
+                rows, that counts.
+        """
+        if self._lane.mode == "geo":
+            return 0  # deltas are added, no rule takes a step
+        if self._lane.mode == "sync":
+            return sum(map(any, zip(*sent, strict=True)))
+        every = self._per_message
+        if self._lane.max_merge_var_num > 1 and self._lane.mode != "half_async":
+            return -1
+        return sum(
+            any(steps[first : first + every])
+            for steps in sent
+            for first in range(0, len(steps), every)
+        )

@@ -1,0 +1,311 @@
+"""Runs one story: servers, trainers in threads, faults between them; and holds what comes out
+against the laws.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import torch
+
+from pserver.client import channel
+from pserver.config import ServerConfig, split_endpoint
+from pserver.service.server import Server
+from pserver.testing.rpc_faults import CallInjector, CallPoint, faulty_calls
+from pserver.testing.stream_faults import Injector, Point, injected
+from pserver.transport import inprocess
+from pserver.wire_pb2 import Done
+from trainer.checker.invariants import Law
+from trainer.checker.scenario import COPIES, RULE, Scenario
+from trainer.checker.tables import TableLaws, TableReader
+from trainer.communicator.communicator import Communicator
+from trainer.role import Connection
+from transpiler.plan import Deployment, Placement
+from transpiler.program import Program
+
+DEADLINE_SECONDS = 30.0  # of a whole story
+# the part of the control calls that something happens to, where streams have random faults
+CALL_RATE = 0.1
+_shortening = threading.Lock()  # one story at a time shortens the waits of this process
+
+
+class Broken(AssertionError):
+    """A law does not hold; the message says which one, for whom, and what was expected."""
+
+
+@dataclass
+class Verdict:
+    """What came of a story: ``failure`` is "" if every law held; ``faults``: (action, direction,
+    kind) -> how often.
+    """
+
+    scenario: Scenario
+    failure: str = ""
+    faults: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        happened = (
+            ", ".join(
+                f"{count} x {' '.join(fault)}" for fault, count in sorted(self.faults.items())
+            )
+            or "none"
+        )
+        return f"{self.scenario}\n  {self.failure or 'every law held'}\n  faults: {happened}"
+
+
+class AnyCarrier(Connection):
+    """A connection over a carrier that is not for users: "inprocess"."""
+
+    def __post_init__(self) -> None:
+        """No check of the name."""
+
+
+class TwinServer(Server):
+    """A server that also listens within its process."""
+
+    def _open(self, host: str, program: Program | None) -> None:
+        super()._open(host, program)
+        listener = inprocess.listen(self._streams.handle, host)
+        self._carriers.append(listener)
+        self.job.carriers["inprocess"] = listener.port
+
+
+@contextmanager
+def _short_waits() -> Iterator[None]:
+    """What takes a second in a cluster takes some milliseconds here."""
+    with _shortening:
+        before = channel.PROBE_SECONDS, channel.RETRY_SECONDS
+        channel.PROBE_SECONDS, channel.RETRY_SECONDS = 0.02, 0.005
+        try:
+            yield
+        finally:
+            channel.PROBE_SECONDS, channel.RETRY_SECONDS = before
+
+
+class Trainer:
+    """One trainer of a story, and what it reads."""
+
+    def __init__(self, scenario: Scenario, endpoints: tuple[str, ...], number: int) -> None:
+        self.scenario, self.number, plan = scenario, number, scenario.plan
+        self.tensors = {
+            placement.name: torch.zeros(placement.shape) for placement in plan.placements
+        }
+        self.laws = [Law(scenario, lane) for lane in plan.lanes]
+        self.table_laws = [TableLaws(scenario, name) for name in scenario.table_names]
+        self.tables: list[TableReader] = []
+        # (parameter, slice, trainer) -> the last value read
+        self._lowest: dict[tuple[str, int, int], Fraction] = {}
+        self._version = 0
+        self.communicator = Communicator(
+            Deployment(plan, endpoints, trainer_id=number),
+            self.tensors,
+            connection=AnyCarrier(
+                deadline_seconds=10.0, start_deadline_seconds=10.0, transport=scenario.carrier
+            ),
+        )
+
+    def run(self) -> None:
+        """All of its steps, and a look at what stands when everybody has finished."""
+        self.tables = [
+            TableReader(laws, self.number, self.communicator, self._expect)
+            for laws in self.table_laws
+        ]
+        self._look_up(0)
+        for step in range(1, self.scenario.steps + 1):
+            time.sleep(self.scenario.pause(self.number, step))
+            self._check_done(step, self._step(step))
+            for placement in self.scenario.plan.placements:
+                self._check_read(step, placement)
+            self._look_up(step)
+        for lane in self.communicator.lanes:
+            lane.drain()
+        self.communicator.barrier("end")
+        self.communicator.pull()
+        for name, tensor in self.tensors.items():
+            self.check_final(name, tensor, "reads at the end")
+        for table in self.tables:
+            table.check_end()
+
+    def _look_up(self, step: int) -> None:
+        for table in self.tables:
+            table.read(step)
+
+    def _step(self, step: int) -> Done:
+        change = float(self.scenario.changes[self.number][step - 1])
+        for placement in self.scenario.plan.placements:
+            own = torch.zeros(placement.shape)
+            own[self.number :: self.scenario.trainers] = change
+            if self.scenario.plan.lane_of(placement).local:
+                self.tensors[placement.name].add_(own)
+            else:
+                self.communicator.send_whole(placement.name, -own)
+        for table in self.tables:
+            table.send(step)
+        return self.communicator.commit(
+            {0: RULE.numbers}, overflow=(self.number, step) in self.scenario.overflows
+        )
+
+    def _check_done(self, step: int, done: Done) -> None:
+        """Versions never go back; in sync everybody's step is in every answer, and everybody hears
+        of an overflow.
+        """
+        self._expect(
+            done.version >= self._version,
+            step,
+            f"hears of version {done.version} after version {self._version}",
+        )
+        self._version = done.version
+        if self.scenario.plan.lanes[0].mode == "sync":
+            overflow = any(skipped == step for _, skipped in self.scenario.overflows)
+            expected = (self.scenario.trainers, overflow)
+            self._expect(
+                (done.committed, done.overflow) == expected,
+                step,
+                f"expected {expected}, got {done}",
+            )
+
+    def _check_read(self, step: int, placement: Placement) -> None:
+        law = self.laws[placement.lane]
+        for trainer in range(self.scenario.trainers):
+            allowed = law.allowed(self.number, step, trainer)
+            for piece, value in enumerate(
+                self._counters(placement.name, self.tensors[placement.name], trainer, step)
+            ):
+                what = f"reads {value} of trainer {trainer} in slice {piece} of {placement.name!r}"
+                self._expect(
+                    value in allowed, step, f"{what}; allowed: {', '.join(map(str, allowed))}"
+                )
+                if (
+                    self.scenario.plan.lane_of(placement).mode == "diloco"
+                    and trainer == self.number
+                ):
+                    # what it has added by itself is replaced by a part of it, as everybody's is
+                    continue
+                lowest = self._lowest.get((placement.name, piece, trainer), Fraction(0))
+                self._expect(value >= lowest, step, f"{what} after {lowest}")
+                self._lowest[placement.name, piece, trainer] = value
+
+    def _counters(self, name: str, tensor: torch.Tensor, trainer: int, step: int) -> list[Fraction]:
+        """A trainer's counter in each slice, which has it more than once."""
+        copies = tensor[trainer :: self.scenario.trainers].view(-1, COPIES)
+        whole = bool((copies == copies[:, :1]).all())
+        self._expect(
+            whole,
+            step,
+            f"reads half of an update of trainer {trainer} in {name!r}: {copies.tolist()}",
+        )
+        return [Fraction(float(copy)) for copy in copies[:, 0]]
+
+    def check_final(self, name: str, tensor: torch.Tensor, where: str) -> None:
+        """Every counter is the sum of its trainer's steps."""
+        law = self.laws[self.scenario.plan.placement(name).lane]
+        expected = [
+            float(law.final(index % self.scenario.trainers)) for index in range(tensor.numel())
+        ]
+        self._expect(
+            tensor.tolist() == expected,
+            self.scenario.steps,
+            f"{where}: {name!r} is {tensor.tolist()}, not {expected}",
+        )
+
+    def _expect(self, holds: bool, step: int, what: str) -> None:
+        if not holds:
+            raise Broken(f"trainer {self.number}, step {step}: {what}")
+
+
+def play(
+    scenario: Scenario, points: Sequence[Point] = (), calls: Sequence[CallPoint] = ()
+) -> Verdict:
+    """Runs a story to its end, with faults at these points beside the random ones.  Whatever goes
+    wrong is in the verdict.
+
+    Args:
+        points: faults of streams; calls: of control calls.
+    """
+    verdict = Verdict(scenario)
+    with _short_waits(), ExitStack() as stack:
+        transport = "grpc" if scenario.carrier == "inprocess" else scenario.carrier
+        servers = [TwinServer(ServerConfig(transport=transport)) for _ in range(scenario.servers)]
+        for server in servers:
+            server.start()
+            stack.callback(server.stop, 0.0)
+        names = {
+            port: f"server {index}"
+            for index, server in enumerate(servers)
+            for port in server.job.carriers.values()
+        }
+        injector = Injector(points, scenario.seed, scenario.rate, names)
+        stack.enter_context(injected(injector, scenario.carrier))
+        call_names = {
+            split_endpoint(server.endpoint)[1]: f"server {index}"
+            for index, server in enumerate(servers)
+        }
+        call_rate = CALL_RATE if scenario.rate else 0.0
+        call_injector = stack.enter_context(
+            faulty_calls(CallInjector(calls, scenario.seed, call_rate, call_names))
+        )
+        trainers: list[Trainer] = []
+        try:
+            _run(scenario, servers, trainers)
+        except Exception as error:
+            verdict.failure = f"{type(error).__name__}: {error}"
+        for trainer in trainers:
+            trainer.communicator.leave(verdict.failure)
+        verdict.faults = injector.done + call_injector.done
+    return verdict
+
+
+def _run(scenario: Scenario, servers: list[TwinServer], trainers: list[Trainer]) -> None:
+    endpoints = tuple(server.endpoint for server in servers)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    pool = ThreadPoolExecutor(scenario.trainers, thread_name_prefix="trainer")
+    try:
+        for number in range(scenario.trainers):
+            trainers.append(Trainer(scenario, endpoints, number))
+            _result(pool.submit(trainers[-1].communicator.start), deadline)
+        running = [pool.submit(trainer.run) for trainer in trainers]
+        failed = (
+            each
+            for each in wait(running, deadline - time.monotonic(), FIRST_EXCEPTION).done
+            if each.exception()
+        )
+        for each in (*failed, *running):  # whoever waits for one that has failed is not waited for
+            _result(each, deadline)
+    finally:
+        pool.shutdown(wait=False)
+    _check_servers(scenario, servers, trainers[0])
+
+
+def _result(running: Future[None], deadline: float) -> None:
+    try:
+        running.result(timeout=deadline - time.monotonic())
+    except TimeoutError:
+        raise Broken(f"the story did not end within {DEADLINE_SECONDS:g} s") from None
+
+
+def _check_servers(scenario: Scenario, servers: list[TwinServer], trainer: Trainer) -> None:
+    """The tables and the counts of updates themselves."""
+    skipped = len({step for _, step in scenario.overflows})
+    for index, server in enumerate(servers):
+        installed = server.job.installed()
+        for name, slice_ in installed.table.values.items():
+            trainer.check_final(
+                installed.table.entries[name].parameter, slice_, f"server {index} holds at the end"
+            )
+        for laws in trainer.table_laws:
+            if wrong := laws.check_held(installed.tables[laws.name], index):
+                raise Broken(wrong)
+        for steps, law in zip(installed.lanes, trainer.laws, strict=True):
+            expected = law.version(skipped)
+            if expected not in (-1, steps.version):
+                raise Broken(
+                    f"server {index}, lane {steps.index}: expected {expected} updates, counted "
+                    f"{steps.version}"
+                )

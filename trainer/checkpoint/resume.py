@@ -1,0 +1,205 @@
+"""A job's checkpoint, from the trainers' side: parameters, buffers, optimizer state,
+hyper-parameters and step.
+
+Tensors are named ``model/NAME`` and ``state/STATE/NAME``.  They are whole, never slices, so that
+any number of servers can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pserver.checkpoint import checkpoint
+from trainer.optimizer import DistributedOptimizer
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.table_store import TableStore
+
+
+def save(
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    optimizer: DistributedOptimizer,
+    scheduler: Any | None = None,
+    tables: TableStore | None = None,
+    base: checkpoint.Saved | None = None,
+) -> checkpoint.Saved:
+    """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
+    tables chunk by chunk.
+
+    Args:
+        base: the checkpoint that this one continues: of tables it has what changed since.
+    """
+    states = optimizer.state_dict()["state"]
+    order = [
+        optimizer.names.get(parameter, "")
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
+    for index, state in states.items():
+        named.update(
+            {
+                f"state/{key}/{order[index]}": value
+                for key, value in state.items()
+                if torch.is_tensor(value)
+            }
+        )
+    meta: dict[str, Any] = {
+        "step": optimizer.steps,
+        "groups": [_plain(group) for group in optimizer.param_groups],
+    }
+    if scheduler is not None:
+        meta["scheduler"] = _packed(scheduler.state_dict())
+    names = [] if tables is None else tables.names()
+    with checkpoint.writing(path, base) as writer:
+        writer.tensors(named)
+        for name in names:
+            assert tables is not None
+            meta.setdefault("tables", {})[name] = facts = dict[str, Any]()
+            writer.chunks(name, tables.chunks(name, base is not None, facts))
+        saved = writer.commit(meta)
+    for name in names:
+        assert tables is not None
+        tables.saved(name)
+    return saved
+
+
+def _packed(value: Any) -> Any:
+    """A scheduler's state as JSON holds it: mappings as pairs, as their keys may be numbers;
+    functions are left to the script.
+    """
+    if isinstance(value, Mapping):
+        return {
+            "mapping": [[key, _packed(item)] for key, item in value.items() if not callable(item)]
+        }
+    if isinstance(value, list | tuple):
+        return {"tuple" if isinstance(value, tuple) else "list": [_packed(item) for item in value]}
+    return value.item() if torch.is_tensor(value) else value
+
+
+def _unpacked(value: Any) -> Any:
+    """What :func:`_packed` packed."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, items),) = value.items()
+    if kind == "mapping":
+        return {key: _unpacked(item) for key, item in items}
+    return tuple(map(_unpacked, items)) if kind == "tuple" else [_unpacked(item) for item in items]
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group as JSON holds it."""
+    plain = {
+        key: value.item() if torch.is_tensor(value) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+    return {
+        key: value
+        for key, value in plain.items()
+        if isinstance(value, bool | int | float | str | tuple | list | None)
+    }
+
+
+def load(
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    optimizer: DistributedOptimizer,
+    scheduler: Any | None = None,
+    tables: TableStore | None = None,
+    loads_tables: bool = True,
+) -> None:
+    """Reads the checkpoint into the live tensors, the optimizer's groups and its state, the
+    scheduler, and the tables.
+
+    Args:
+        loads_tables: whether this trainer gives servers their rows; one of all does.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is torn, or of another model or optimizer; nothing is changed.
+    """
+    reader = checkpoint.reading(path)
+    saved, meta = reader.tensors(), reader.meta
+    values = {
+        name.removeprefix("model/"): tensor
+        for name, tensor in saved.items()
+        if name.startswith("model/")
+    }
+    _check(path, tensors, values, meta, optimizer)
+    _check_tables(path, meta, tables)
+    if scheduler is not None and "scheduler" not in meta:
+        raise ValueError(
+            f"{path}: expected a scheduler's state, got a checkpoint that was saved without one"
+        )
+    with torch.no_grad():
+        for name, tensor in values.items():
+            tensors[name].detach().copy_(tensor)
+    for group, plain in zip(optimizer.param_groups, meta["groups"], strict=True):
+        group.update(
+            {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in plain.items()
+            }
+        )
+    optimizer.state.clear()
+    for name, tensor in saved.items():
+        kind, _, rest = name.partition("/")
+        if kind == "state":
+            key, _, parameter = rest.partition("/")
+            owner = tensors[parameter]
+            # as torch keeps them
+            optimizer.state[owner][key] = tensor if key == "step" else tensor.to(owner.device)
+    optimizer.steps = int(meta["step"])
+    if scheduler is not None:
+        scheduler.load_state_dict(_unpacked(meta["scheduler"]))
+    if tables is not None and loads_tables:
+        for name in tables.names():
+            tables.load(name, reader.chunks(name), meta["tables"][name])
+
+
+def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None) -> None:
+    """Whether a checkpoint has the job's tables, and they fit."""
+    mine, theirs = set() if tables is None else set(tables.names()), set(meta.get("tables", {}))
+    if mine != theirs:
+        odd = ", ".join(sorted(mine ^ theirs)[:3])
+        raise ValueError(f"{path}: expected the model's tables, but only one of the two has {odd}")
+    for name in sorted(mine):
+        assert tables is not None, "it has tables"
+        try:
+            tables.check(name, meta["tables"][name])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _check(
+    path: str,
+    present: Mapping[str, torch.Tensor],
+    values: Mapping[str, torch.Tensor],
+    meta: Mapping[str, Any],
+    optimizer: DistributedOptimizer,
+) -> None:
+    """A checkpoint fits the job, or is refused before anything is changed."""
+    if set(present) != set(values):
+        odd = sorted(set(present) ^ set(values))
+        raise ValueError(
+            f"{path}: expected the model's variables, but only one of the two has "
+            f"{', '.join(odd[:3])}"
+        )
+    for name, tensor in values.items():
+        mine = present[name]
+        if tensor.shape != mine.shape or tensor.dtype != mine.dtype:
+            expected, got = (
+                f"{mine.dtype} {list(mine.shape)}",
+                f"{tensor.dtype} {list(tensor.shape)}",
+            )
+            raise ValueError(f"{path}: {name}: expected {expected}, got {got}")
+    if len(meta["groups"]) != len(optimizer.param_groups):
+        raise ValueError(
+            f"{path}: expected {len(optimizer.param_groups)} parameter groups, got "
+            f"{len(meta['groups'])}"
+        )

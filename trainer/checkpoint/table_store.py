@@ -1,0 +1,181 @@
+"""Tables as a checkpoint has them, wherever their rows are: on servers, or in this process.
+
+A table's facts in a checkpoint are its width and dtype, its rules by columns, and what
+:class:`pserver.table.sparse_table.SparseTable` says of itself besides its rows.  Rows come and go in chunks, so
+that nobody needs to hold a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from trainer.communicator.communicator import Communicator
+from trainer.communicator.lookups import Lookups
+from trainer.communicator.tables import Tables
+from trainer.embedding.local_rows import LocalRows
+from transpiler.plan import Plan, Rule
+from transpiler.table_planning import rules_of
+from transpiler.tables import Table
+
+Chunk = dict[str, np.ndarray]
+
+
+class TableStore(Protocol):
+    """Where the rows of a job's tables are."""
+
+    def names(self) -> list[str]:
+        """Of the tables."""
+
+    def chunks(self, name: str, changed: bool, facts: dict[str, Any]) -> Iterator[Chunk]:
+        """A table's rows, or those that changed since :meth:`saved`; ``facts`` are filled in before
+        the end.
+        """
+
+    def settled(self, name: str) -> Iterator[Chunk]:
+        """A table's rows as lookups read them: ids and values."""
+
+    def saved(self, name: str) -> None:
+        """All that has changed until now has been saved."""
+
+    def check(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Returns if a table is as these facts say.
+
+        Raises:
+            ValueError: it is not.
+        """
+
+    def load(self, name: str, chunks: Iterable[Chunk], facts: Mapping[str, Any]) -> None:
+        """Replaces a table's rows."""
+
+
+class ServedTables:
+    """Tables whose rows servers hold."""
+
+    def __init__(self, lookups: Lookups, plan: Plan) -> None:
+        self._lookups = lookups
+        self._plan = plan
+
+    def names(self) -> list[str]:
+        """See :class:`TableStore`, here and below."""
+        return list(self._lookups.tables)
+
+    def chunks(self, name: str, changed: bool, facts: dict[str, Any]) -> Iterator[Chunk]:
+        table = self._plan.table(name)
+        for chunk, known in self._lookups.scan(name, changed):
+            # all servers have taken the same steps
+            facts.update(_facts(table, _by_columns(table, self._plan), known))
+            yield chunk
+
+    def settled(self, name: str) -> Iterator[Chunk]:
+        return (chunk for chunk, _ in self._lookups.scan(name, settled=True) if len(chunk["ids"]))
+
+    def saved(self, name: str) -> None:
+        self._lookups.saved(name)
+
+    def check(self, name: str, facts: Mapping[str, Any]) -> None:
+        table = self._plan.table(name)
+        _check(table, facts)
+        mine = [
+            [begin, end, rule.type, dict(rule.flags)]
+            for begin, end, rule in _by_columns(table, self._plan)
+        ]
+        theirs = [[begin, end, kind, flags] for begin, end, kind, _, flags in facts["rules"]]
+        if mine != theirs and facts["table"].get("step", 0):
+            raise ValueError(
+                f"table {name!r}: expected rows that were trained by {mine}, got rows trained by "
+                f"{theirs}"
+            )
+
+    def load(self, name: str, chunks: Iterable[Chunk], facts: Mapping[str, Any]) -> None:
+        self._lookups.begin_anew(name, facts["table"])
+        for chunk in chunks:
+            self._lookups.load(name, chunk)
+
+
+class LocalTables:
+    """Tables whose rows are in this process."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def names(self) -> list[str]:
+        """See :class:`TableStore`, here and below."""
+        return self._tables.names
+
+    def _rows(self, name: str) -> LocalRows:
+        rows = self._tables.embedding(name).rows
+        assert isinstance(rows, LocalRows), "nothing is served"
+        return rows
+
+    def chunks(self, name: str, changed: bool, facts: dict[str, Any]) -> Iterator[Chunk]:
+        whole, known = self._rows(name).state(changed)
+        facts.update(_width(self._tables.embedding(name).table(name)) | known)
+        yield whole
+
+    def saved(self, name: str) -> None:
+        self._rows(name).rows.mark_saved()
+
+    def check(self, name: str, facts: Mapping[str, Any]) -> None:
+        _check(self._tables.embedding(name).table(name), facts)
+
+    def load(self, name: str, chunks: Iterable[Chunk], facts: Mapping[str, Any]) -> None:
+        parts = list(chunks)
+        if parts:
+            self._rows(name).load(
+                {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}, facts
+            )
+        else:
+            self._rows(name).begin_anew(facts)
+
+    def settled(self, name: str) -> Iterator[Chunk]:
+        ids, values = self._rows(name).whole() or (
+            torch.empty(0, dtype=torch.int64),
+            torch.empty(0, 0),
+        )
+        if len(ids):
+            yield {"ids": ids.numpy(), "values": values.numpy()}
+
+
+def store_of(tables: Tables | None, communicator: Communicator | None) -> TableStore | None:
+    """Where a job's tables are; None where it has none."""
+    if communicator is not None:
+        return (
+            None
+            if communicator.lookups is None
+            else ServedTables(communicator.lookups, communicator.plan)
+        )
+    return None if tables is None else LocalTables(tables)
+
+
+def _by_columns(table: Table, plan: Plan) -> list[tuple[int, int, Rule]]:
+    rules = rules_of(table, plan.groups)
+    return [
+        (segment.begin, segment.end, rule)
+        for segment, rule in zip(table.segments, rules, strict=True)
+    ]
+
+
+def _width(table: Table) -> dict[str, Any]:
+    return {"dim": table.dim, "dtype": table.dtype}
+
+
+def _facts(
+    table: Table, rules: list[tuple[int, int, Rule]], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    plain = [
+        [begin, end, rule.type, dict(rule.numbers), dict(rule.flags)] for begin, end, rule in rules
+    ]
+    return _width(table) | {"rules": plain, "table": known}
+
+
+def _check(table: Table, facts: Mapping[str, Any]) -> None:
+    for what, mine in _width(table).items():
+        if facts.get(what) != mine:
+            raise ValueError(
+                f"table {table.name!r}: {what}: expected {mine}, got a checkpoint with "
+                f"{facts.get(what)}"
+            )

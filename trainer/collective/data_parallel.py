@@ -1,0 +1,441 @@
+"""``DataParallel``: every trainer computes on its own part of the batch, and gradients are averaged
+while backward runs.
+
+It is torch's DistributedDataParallel with three differences: the buckets (see
+``trainer/collective/buckets.py``), names without the wrapper's prefix, and errors that name a trainer.
+
+[Note: errors in backward]  Gradients are reduced by a communication hook of ours, which does what
+torch does without one.  When backward is through it waits for the reductions before torch's own
+reducer does, and so it is the one that raises if one fails.
+"""
+
+# Without `from __future__ import annotations`: torch compares a communication hook's annotations
+# with types.
+
+import hashlib
+import json
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket, Logger, Reducer
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.autograd import Variable
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from pserver.errors import FingerprintMismatch
+from trainer.collective.buckets import FixedReducer, buckets
+from trainer.collective.rendezvous import Environment, environment, named
+
+# between looks for lost trainers, while a reduction is waited for
+LOOK_SECONDS = timedelta(seconds=1)
+FUSED_MB = 25
+
+Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
+_made: Counter[str] = Counter()  # by group: how many models have been compared
+
+
+class DataParallel(DistributedDataParallel):
+    """A model whose gradients, after each backward, are the mean over all trainers.
+
+    Every trainer makes it, with the same model.  Its parameters and buffers are then trainer 0's;
+    before each training forward the buffers are trainer 0's again.  A forward without gradients
+    (``torch.no_grad()``) needs no other trainer.  Gradients lie in the buckets, so that one that is
+    kept over ``zero_grad()`` changes with the next backward.
+
+    Args:
+        layers: the model, on this trainer's device.
+        strategy: None: there is nothing left for one to say.
+        comm_buffer_size: the most MB (2**20 bytes) of gradients that are reduced together.
+        last_comm_buffer_size: the same for the last ones of a backward, which nothing hides.  A
+            single gradient that is larger than its limit is reduced by itself.
+        find_unused_parameters: looks, after every forward, for parameters that the outputs do not
+            depend on; without it, each must get a gradient in every backward.
+        group: of :func:`trainer.new_group`; None: all trainers.
+
+    Raises:
+        ValueError: no parameter needs a gradient, a size is not above 0, a strategy is given, or
+            this trainer is not in the group.
+        TypeError: ``layers`` is no module.
+        FingerprintMismatch: another trainer's model has other parameters; the message says which.
+        RuntimeError: there are other trainers, and ``init_parallel_env()`` has not been called.
+        PServerError: another trainer is lost.
+    """
+
+    def __init__(
+        self,
+        layers: nn.Module,
+        strategy: None = None,
+        comm_buffer_size: float = 25,
+        last_comm_buffer_size: float = 1,
+        find_unused_parameters: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        _check(layers, strategy, comm_buffer_size, last_comm_buffer_size)
+        around = environment()
+        group = group if group is not None else dist.group.WORLD
+        if not isinstance(group, dist.ProcessGroup):
+            raise ValueError(
+                f"group: expected one that trainer {around.world.rank} is in, got {group!r}"
+            )
+        _compare(layers, group, around)
+        self._sizes = comm_buffer_size, last_comm_buffer_size
+        self._around = around
+        self._hooked = False
+        # waits for each reduction of this backward
+        self._leaving: list[Callable[[DataParallel], object]] = []
+        with named():
+            super().__init__(
+                layers,
+                process_group=group,
+                find_unused_parameters=bool(find_unused_parameters),
+                # one copy less, which pays for the hook's own pass over them
+                gradient_as_bucket_view=True,
+            )
+        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+
+    def _ddp_init_helper(
+        self,
+        parameters: list[nn.Parameter],
+        sparse: list[bool],
+        names: dict[int, str],
+        static_graph: bool,
+    ) -> None:
+        """torch's own, with our buckets in a reducer that keeps them."""
+        order, limits = buckets(parameters, sparse, *self._sizes)
+        # so told, torch's keeps its buckets too
+        kind = Reducer if self.find_unused_parameters else FixedReducer
+        self.reducer = kind(  # type: ignore[call-arg]  # the last argument's name in torch's stub is not its name
+            list(parameters),
+            order,
+            limits,
+            self.process_group,
+            expect_sparse_gradients=sparse,
+            bucket_bytes_cap=limits[0],
+            find_unused_parameters=self.find_unused_parameters,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            param_to_name_mapping=names,
+            first_bucket_bytes_cap=limits[0],
+        )
+        self.logger = Logger(self.reducer)
+        self.reducer.set_logger(self.logger)
+        has_sync_bn = any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules())
+        self.logger.set_construction_data_and_log(
+            type(self.module).__name__, [], -1, self.broadcast_buffers, has_sync_bn, static_graph
+        )
+        self._passing_sync_batchnorm_handle(self.module)  # type: ignore[no-untyped-call]
+
+    # ---- training ----
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The model's own outputs."""
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **kwargs)
+        inputs, kwargs = self.before_forward(*inputs, **kwargs)
+        with self._inside_ddp_forward():
+            outputs = self.module(*inputs, **kwargs)
+        return self.after_forward(outputs)
+
+    def after_forward(self, outputs: Any) -> Any:
+        """What follows a training forward of the model: the reducer is told which outputs backward
+        starts from.
+        """
+        return self._post_forward(outputs)  # type: ignore[no-untyped-call]
+
+    def before_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """What precedes a training forward of the model: buffers become trainer 0's, the reducer is
+        made ready.
+        """
+        if not self._hooked:
+            self._average()
+        self._leaving.clear()
+        with named():
+            found: tuple[Any, Any] = self._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        return found
+
+    def _average(self) -> None:
+        """Registers the hook that does what torch does without one."""
+        this, group, share = weakref.ref(self), self.process_group, 1.0 / self.process_group.size()
+
+        def mean(state: object, bucket: GradBucket) -> Future[torch.Tensor]:
+            work = dist.all_reduce(bucket.buffer().mul_(share), group=group, async_op=True)
+            # a trainer without batches goes along; see join()
+            if torch._C._current_graph_task_id() == -1:
+                return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+            future = Future[torch.Tensor](
+                devices=None if bucket.buffer().device.type == "cpu" else [bucket.buffer().device]
+            )
+            _left(this, lambda model: model._end(work, future, bucket.buffer()))
+            return future
+
+        super().register_comm_hook(None, mean)
+        self._hooked = True
+
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """See torch's DistributedDataParallel.
+
+        Without one, gradients are averaged by an all-reduce.
+        """
+        this = weakref.ref(self)
+
+        def watched(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
+            future = hook(state, bucket)
+            _left(this, lambda model: future.wait())
+            return future
+
+        watched.__name__ = getattr(hook, "__name__", type(hook).__name__)  # which torch looks at
+        super().register_comm_hook(state, watched)
+        self._hooked = True
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        super()._register_builtin_comm_hook(comm_hook_type)  # type: ignore[no-untyped-call]
+        self._hooked = True
+
+    def left(self, end: Callable[["DataParallel"], object]) -> None:
+        """A bucket is on its way; ``end`` waits for it.  See the module's note."""
+        if not self._leaving:
+            # before the reducer queues its own
+            Variable._execution_engine.queue_callback(self._arrive)
+        self._leaving.append(end)
+
+    def _arrive(self) -> None:
+        """At the end of backward: waits for all reductions.
+
+        Raises:
+            PServerError: a trainer is lost, has failed, or has left.
+        """
+        leaving, self._leaving = self._leaving, []
+        with named():
+            for end in leaving:
+                end(self)
+
+    def _end(self, work: dist.Work, future: Future[torch.Tensor], mean: torch.Tensor) -> None:
+        if mean.device.type != "cpu":
+            work.wait()  # its stream waits, not this thread
+        else:
+            self._wait_on_cpu(work)
+        future.set_result(mean)
+
+    def _wait_on_cpu(self, work: dist.Work) -> None:
+        while True:
+            try:
+                work.wait(LOOK_SECONDS)
+                return
+            except RuntimeError as error:
+                if "Operation timed out" not in str(error):
+                    raise
+            self._around.check()
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Any:
+        """See torch's DistributedDataParallel: trainers with fewer batches go along until the last
+        has finished.
+
+        Raises:
+            ValueError: ``divide_by_initial_world_size`` is False; the mean is over all trainers.
+        """
+        if not divide_by_initial_world_size:
+            raise ValueError(
+                "divide_by_initial_world_size=False: gradients are means over all trainers here"
+            )
+        return super().join(True, enable, throw_on_early_termination)
+
+    # ---- names ----
+
+    def state_dict(  # type: ignore[override]  # torch's has the first argument by name only
+        self,
+        destination: dict[str, Any] | None = None,
+        include_sublayers: bool = True,
+        *,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
+        """The model's parameters and persistent buffers, under the names that the model itself
+        gives them.
+
+        Args:
+            destination: is filled and returned; None: a new dict.
+            include_sublayers: False leaves out what belongs to the model's submodules.
+            prefix, keep_vars: as torch has them.
+        """
+        whole: dict[str, Any] = self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
+        if not include_sublayers:
+            own = (*self.module._parameters, *self.module._buffers)
+            whole = {
+                name: value for name, value in whole.items() if name.removeprefix(prefix) in own
+            }
+        if destination is None:
+            return whole
+        destination.update(whole)
+        return destination
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """The model's own: names have no prefix."""
+        return self.module.load_state_dict(state_dict, strict, assign)
+
+    def set_state_dict(
+        self, state_dict: Mapping[str, Any], use_structured_name: bool = True
+    ) -> None:
+        """Takes over parameters and buffers.  Every trainer calls this, with the same values.
+
+        Args:
+            use_structured_name: True: keys are the model's own names, as in ``state_dict()``.
+                Tensors have no other names here.
+
+        Raises:
+            ValueError: ``use_structured_name`` is False.
+            RuntimeError: a name is missing or unknown, or has another shape.
+        """
+        if not use_structured_name:
+            raise ValueError(
+                "use_structured_name=False: parameters have no other names than those of "
+                "state_dict()"
+            )
+        self.module.load_state_dict(state_dict)
+
+
+def fused_allreduce_gradients(
+    parameters: Iterable[torch.Tensor], hcg: "HybridGroups | dist.ProcessGroup | None" = None
+) -> None:
+    """Averages gradients that a backward inside ``no_sync()`` has left on each trainer, a few large
+    tensors at a time.
+
+    A gradient that only some trainers have counts as zero on the others; one that nobody has stays
+    None.
+
+    Args:
+        parameters: the same, in the same order, on every trainer.
+        hcg: None: over all trainers; or a group; or what gives its ``get_data_parallel_group()``.
+
+    Raises:
+        ValueError: a gradient is sparse.
+        PServerError: another trainer is lost.
+    """
+    environment()
+    group = hcg.get_data_parallel_group() if isinstance(hcg, HybridGroups) else hcg
+    chosen = [parameter for parameter in parameters if parameter.requires_grad]
+    for number, parameter in enumerate(chosen):
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise ValueError(
+                "fused_allreduce_gradients: expected dense gradients, got a sparse one of "
+                f"parameter {number}"
+            )
+    if not chosen:
+        return
+    with torch.no_grad(), named():
+        present = torch.tensor(
+            [p.grad is not None for p in chosen], dtype=torch.uint8, device=chosen[0].device
+        )
+        dist.all_reduce(present, dist.ReduceOp.MAX, group)
+        gradients = []
+        for parameter, anywhere in zip(chosen, present.tolist(), strict=True):
+            if anywhere:
+                parameter.grad = (
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                )
+                gradients.append(parameter.grad)
+        share = 1.0 / dist.get_world_size(group)
+        order, _ = (
+            buckets(gradients, [False] * len(gradients), FUSED_MB, FUSED_MB)
+            if gradients
+            else ([], [])
+        )
+        for numbers in order:
+            together = [gradients[number] for number in numbers]
+            flat = _flatten_dense_tensors(together).mul_(share)  # type: ignore[no-untyped-call]
+            dist.all_reduce(flat, group=group)
+            means = _unflatten_dense_tensors(flat, together)  # type: ignore[no-untyped-call]
+            for gradient, mean in zip(together, means, strict=True):
+                gradient.copy_(mean)
+
+
+@runtime_checkable
+class HybridGroups(Protocol):
+    """What knows the group of trainers that have the same part of a model."""
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        """That group."""
+        ...
+
+
+# ---- construction ----
+
+
+def _check(layers: object, strategy: object, *sizes: float) -> None:
+    if not isinstance(layers, nn.Module):
+        raise TypeError(f"layers: expected a torch.nn.Module, got {type(layers).__name__}")
+    if strategy is not None:
+        raise ValueError(
+            f"strategy: expected None, because it has no effect, got {type(strategy).__name__}"
+        )
+    for name, size in zip(("comm_buffer_size", "last_comm_buffer_size"), sizes, strict=True):
+        if not isinstance(size, int | float) or isinstance(size, bool) or not size > 0:
+            raise ValueError(f"{name}: expected a number of MB above 0, got {size!r}")
+    if not any(parameter.requires_grad for parameter in layers.parameters()):
+        count = sum(1 for _ in layers.parameters())
+        raise ValueError(
+            f"layers: expected a parameter that requires a gradient, got none among the {count} "
+            f"of {type(layers).__name__}"
+        )
+
+
+def _compare(layers: nn.Module, group: dist.ProcessGroup, around: Environment) -> None:
+    """Raises where this trainer's model is not that of the first trainer of the group."""
+    ranks = dist.get_process_group_ranks(group)
+    _made[group.group_name] += 1
+    topic = f"model {_made[group.group_name]} of group {group.group_name}"
+    mine = json.dumps(
+        [
+            [name, _form(tensor)]
+            for name, tensor in (*layers.named_parameters(), *layers.named_buffers())
+        ]
+    )
+    digest = hashlib.sha256(mine.encode()).hexdigest()
+    if len(set(around.exchange(topic, digest, ranks))) == 1:
+        return
+    first, *others = (
+        dict(json.loads(text)) for text in around.exchange(f"{topic}, in full", mine, ranks)
+    )
+    for rank, other in zip(ranks[1:], others, strict=True):
+        for name in (*first, *other):
+            if first.get(name) != other.get(name):
+                one, two = first.get(name, "not there"), other.get(name, "not there")
+                raise FingerprintMismatch(
+                    f"the trainers' models differ: {name!r} is {one} on trainer {ranks[0]}, {two} "
+                    f"on trainer {rank}"
+                )
+        if list(first) != list(other):
+            raise FingerprintMismatch(
+                f"the trainers' models differ: trainer {rank} has its parameters in another order"
+            )
+
+
+def _form(tensor: torch.Tensor) -> str:
+    form = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return form if tensor.requires_grad else f"{form} without gradient"
+
+
+def _left(this: weakref.ref[DataParallel], end: Callable[[DataParallel], object]) -> None:
+    """A hook belongs to the reducer, and that to the model, so the hook must not own the model."""
+    model = this()
+    assert model is not None, "a reducer has outlived its model"
+    if torch._C._current_graph_task_id() != -1:
+        model.left(end)
+
+
+def _add_prefix(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """A model with a DataParallel inside loads what it saved: names without the wrapper's."""
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)

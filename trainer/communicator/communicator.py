@@ -1,0 +1,477 @@
+"""A trainer's side of a job: its connections to all servers of the plan, and one sender for each
+lane.
+
+The eager path (``fleet``) and the program path (``Executor``) both end here.  A step is::
+
+    send(slice, gradient)  ...         in any order: tensors leave while the script goes on
+    close_step(rows)                   the step is complete
+    finish_step()                      waits for what the lane waits for, and takes in what has arrived
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from pserver.client.client import Client, Identity, Landing
+from pserver.malloc import keep_memory, trim_memory
+from pserver.table.gradient import RowGradient
+from pserver.transport.byte_counters import totals
+from pserver.wire_pb2 import Done, JoinReply
+from trainer.collective.dense_allreduce import Averaging
+from trainer.communicator.async_sender import Queued
+from trainer.communicator.device_copy import crosses
+from trainer.communicator.initial_values import StartValues
+from trainer.communicator.kstep_senders import Geo, Outer
+from trainer.communicator.lane import LaneSender, Rows
+from trainer.communicator.parameter_slices import LiveSlices
+from trainer.communicator.state_transfer import Transfer
+from trainer.communicator.sync_sender import Together
+from trainer.role import Connection
+from transpiler.distribute import pserver_program
+from transpiler.plan import Deployment, Placement, Plan
+from transpiler.plan_text import plan_text
+from transpiler.program import Program
+
+if TYPE_CHECKING:
+    from trainer.communicator.lookups import Lookups
+    from trainer.embedding.embedding import RowSource
+
+log = logging.getLogger(__name__)
+
+CARRIERS = ("shm", "flight", "grpc")
+
+
+class Communicator:
+    """One trainer's part in a job.
+
+    Args:
+        deployment: the plan, the endpoints and this trainer's number.
+        tensors: every placed variable by name, the live ones: parameters arrive in them.  Any
+            device, any strides.
+        optimizer: whose state, where it has some already, is the servers' initial state.
+        connection: deadlines, and which carriers to offer.
+        start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
+        split_late: steps queue whole, and each lane's sending thread cuts them into slices.
+
+    Attributes:
+        lookups: of rows, where the plan has tables.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        tensors: Mapping[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+        connection: Connection | None = None,
+        start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+        split_late: bool = False,
+    ) -> None:
+        assert deployment.trainer_id is not None, "a trainer's deployment has its number"
+        connection = connection or Connection.from_environment()
+        self.plan = deployment.plan
+        self.trainer_id = deployment.trainer_id
+        self.step = 0  # closed by the script
+        self._plan_only = connection.plan_only
+        self._split_late = split_late
+        self._tensors = tensors
+        self._programs = [
+            pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
+        ]
+        self._all = LiveSlices(list(self.plan.placements), tensors)
+        self._transfer = Transfer(self.plan, self._programs, self._all, tensors, optimizer)
+        self.lanes = [_sender(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
+        self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
+        self._closed: set[int] = set()  # lanes whose step is closed and not finished
+        # where trainers share some gradients among themselves
+        self.averaging: Averaging | None = None
+        self._barriers = 0
+        self._left = False
+        # Without wait_port the servers are expected to be there already.
+        patience = (
+            connection.start_deadline_seconds
+            if deployment.wait_port
+            else connection.deadline_seconds
+        )
+        identity = _identity(deployment, connection)
+        landings = [self._transfer.landing(lane) for lane in self.lanes]
+        self._start_rows = dict(start_rows or {})
+        self.lookups = _lookups(self.plan)
+        self.clients = [
+            Client(
+                endpoint,
+                index,
+                identity,
+                connection.deadline_seconds,
+                patience,
+                landings,
+                _landing(self.lookups, index),
+            )
+            for index, endpoint in enumerate(deployment.endpoints)
+        ]
+        self._transfer.start(self.clients, self.lanes[0])
+        if self.lookups is not None:
+            self.lookups.start(self.clients)
+
+    # ---- the life of a job ----
+
+    def start(self) -> None:
+        """Joins every server, installs those that are empty (trainer 0), and receives the
+        parameters.
+
+        Raises:
+            PServerError: a server cannot be reached or says no; then no server keeps this trainer.
+            SystemExit: only the plan was asked for; it has been printed.
+        """
+        if self._plan_only:
+            print(plan_text(self.plan), flush=True)
+            raise SystemExit(0)
+        keep_memory()
+        atexit.register(self._abandoned)
+        try:
+            replies = [
+                self._join(client, program)
+                for client, program in zip(self.clients, self._programs, strict=True)
+            ]
+            self._take_over(installed=all(reply.install for reply in replies))
+            for index, lane in enumerate(self.lanes):
+                done = max(
+                    (reply.steps[index] for reply in replies if len(reply.steps) > index), default=0
+                )
+                lane.start([client.channels[index] for client in self.clients], done)
+        except BaseException as error:
+            self.leave(f"{type(error).__name__}: {error}")
+            raise
+        trim_memory()
+
+    def _join(self, client: Client, program: Program) -> JoinReply:
+        # the job may end at one server while this trainer waits to be let in by another
+        client.meanwhile = self.check
+        reply = client.join()
+        if reply.install:
+            client.install(program)
+            for name, (ids, values) in self._start_rows.items():
+                assert self.lookups is not None, "the plan has this table"
+                self.lookups.begin_with(client.index, name, ids, values)
+            self._transfer.upload(client)  # the last: from here on the server serves
+        return reply
+
+    def _take_over(self, installed: bool) -> None:
+        """The job's values; where this trainer's own, which are not the job's, were others, one
+        warning.
+        """
+        own = StartValues(
+            () if installed else (placement.name for placement in self.plan.placements),
+            self._tensors,
+        )
+        # later, the job's values have moved, and differ from anybody's
+        if self._transfer.pull().version == 0:
+            own.warn(self.trainer_id)
+
+    def leave(self, failure: str = "") -> None:
+        """Sends what waits to be sent, and says goodbye to every server; or says why this trainer
+        cannot go on.
+
+        Never raises but for what stopped the sending; harmless when called twice.
+        """
+        atexit.unregister(self._abandoned)
+        self._left = True
+        try:
+            if not failure and all(client.channels for client in self.clients):
+                for lane in self.lanes:
+                    lane.drain()
+        finally:
+            for lane in self.lanes:
+                lane.stop()
+            for client in self.clients:
+                client.leave(failure)
+            if self.averaging is not None:
+                self.averaging.close(failure)
+
+    def _abandoned(self) -> None:
+        """The process ends, and nobody has left: an exception, or a forgotten ``fleet.finish()`` or
+        ``Executor.close()``.
+        """
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if error is None:
+            log.warning(
+                "trainer %d ends without fleet.finish() or Executor.close()", self.trainer_id
+            )
+        self.leave("" if error is None else f"{type(error).__name__}: {error}")
+
+    @property
+    def carrier(self) -> str:
+        """The carriers in use: "flight", or "flight, grpc" where servers differ."""
+        return ", ".join(sorted({client.carrier for client in self.clients}))
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the start, over all lanes and servers.
+
+        steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects,
+        steps_merged (into messages), steps_queued (not yet answered), blocked_seconds (that a full
+        queue took).
+        """
+        channels = [channel for client in self.clients for channel in client.every_channel]
+        total = {
+            "steps": float(self.step),
+            "bytes_out": float(sum(channel.bytes_out for channel in channels)),
+            "bytes_in": float(sum(channel.bytes_in for channel in channels)),
+            "reconnects": float(sum(channel.reconnects for channel in channels)),
+            "steps_merged": 0.0,
+            "steps_queued": 0.0,
+            "blocked_seconds": 0.0,
+        }
+        for lane in self.lanes:
+            for name, value in lane.metrics().items():
+                total[name] = total.get(name, 0.0) + value
+        return total if self.lookups is None else total | self.lookups.metrics()
+
+    def variable_bytes(self) -> dict[str, dict[str, int]]:
+        """Payload "bytes_in" and "bytes_out" of each variable since the start, as they travelled:
+        after compression.
+        """
+        return totals((client.traffic for client in self.clients), self.plan)
+
+    # ---- steps ----
+
+    def send(self, name: str, gradient: torch.Tensor) -> None:
+        """Queues the gradient of one slice.
+
+        Args:
+            name: of the slice.
+            gradient: of as many elements as the slice, on any device; left unchanged by the caller
+                until ``finish_step`` returns.
+
+        Raises:
+            ValueError: it has another dtype or number of elements than its slice, or is sparse.
+        """
+        placement, piece = self._all.owner(name)
+        self._send(placement, name, gradient, piece.shape)
+
+    def _send(
+        self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]
+    ) -> None:
+        """One slice, or a whole variable."""
+        if gradient.is_sparse:
+            raise ValueError(
+                f"the gradient of {placement.name!r} is sparse; expected a dense one "
+                "(nn.Embedding(sparse=False))"
+            )
+        dtype = str(gradient.dtype).removeprefix("torch.")
+        elements = math.prod(shape)
+        if dtype != placement.dtype or gradient.numel() != elements:
+            got = f"{dtype} of {gradient.numel()}"
+            raise ValueError(
+                f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, "
+                f"got {got}"
+            )
+        self.check()
+        self._open.add(placement.lane)
+        here = gradient.detach() if crosses(gradient) else gradient.detach().to("cpu")
+        self.lanes[placement.lane].send(name, here.contiguous().view(shape))
+
+    def send_whole(self, name: str, gradient: torch.Tensor) -> None:
+        """Queues the gradient of a parameter: slice by slice, or whole where the lane's sending
+        thread cuts it.
+        """
+        placement = self.plan.placement(name)
+        if gradient.is_sparse or (
+            self._split_late and self.plan.lane_of(placement).mode in ("async", "half_async")
+        ):
+            self._send(placement, name, gradient, placement.shape)
+            return
+        for piece, part in self._all.cut({name: gradient.detach().contiguous()}).items():
+            self.send(piece, part)
+
+    def rows_of(self, table: str) -> RowSource:
+        """What the embeddings of a table pull from: the servers; in a k-step lane the rows that
+        this trainer steps.
+        """
+        assert self.lookups is not None, "the plan has this table"
+        lane = self.lanes[self.plan.table(table).lane]
+        if not isinstance(lane, Geo):
+            return self.lookups.rows_of(table)
+        from trainer.communicator.geo_rows import GeoRows
+
+        pull = partial(self.lookups.pull, table)
+        lane.tables[table] = GeoRows(self.plan.table(table), self.plan, pull, lane.answered)
+        return lane.tables[table]
+
+    def send_rows(self, table: str, gradient: RowGradient) -> None:
+        """Queues the gradient of a table's rows; what it holds is not written to any more."""
+        self.check()
+        lane = self.plan.table(table).lane
+        self._open.add(lane)
+        self.lanes[lane].send_rows(table, gradient)
+
+    def commit(self, rows: Rows, overflow: bool = False) -> Done:
+        """Closes the step in every lane and finishes it: :meth:`close_step`, then
+        :meth:`finish_step`.
+        """
+        self.close_step(rows, overflow)
+        done = self.finish_step()
+        assert done is not None, "every lane is closed"
+        return done
+
+    def close_step(
+        self, rows: Rows, overflow: bool = False, lanes: Sequence[int] | None = None
+    ) -> None:
+        """The step is complete; parameters that nothing was sent for have no gradient in it.
+
+        Args:
+            rows: the present hyper-parameters of every group.
+            overflow: a gradient was not finite: nobody takes this step.
+            lanes: only these; a program closes its lanes one after another.
+        """
+        self.check()
+        chosen = list(range(len(self.lanes))) if lanes is None else list(lanes)
+        assert not self._closed.intersection(chosen), "one step at a time"
+        if not self._closed:
+            self.step += 1
+            for client in self.clients:
+                client.activity = f"step {self.step}"
+        self._closed.update(chosen)
+        self._open.difference_update(chosen)
+        for index in chosen:
+            self.lanes[index].close(rows, overflow)
+
+    def finish_step(self) -> Done | None:
+        """Waits for what the closed lanes wait for, and takes in what has arrived.
+
+        Returns:
+            The answer of the first lane's first server; None if no lane's step is closed.
+
+        Raises:
+            PServerError: a server or another trainer is lost, or refused the step.
+        """
+        closed, self._closed = sorted(self._closed), set()
+        answers = [self.lanes[index].finish() for index in closed]
+        if self.step & (self.step - 1) == 0:
+            trim_memory()
+        return next(iter(answers), None)
+
+    def has_sent(self, lane: int) -> bool:
+        """Whether gradients of a step that is not closed yet have been sent in a lane."""
+        return lane in self._open
+
+    def is_closed(self, lane: int) -> bool:
+        """Whether a lane's step has been closed and not yet finished."""
+        return lane in self._closed
+
+    def check(self) -> None:
+        """Raises what ended the job, if something did.
+
+        Raises:
+            RuntimeError: this trainer has left.
+        """
+        if self._left:
+            raise RuntimeError(
+                "this trainer has left the job: no step after fleet.finish() or Executor.close()"
+            )
+        for client in self.clients:
+            client.check()
+
+    def refresh(self) -> None:
+        """Takes in parameters that have arrived without a step: at the entry of a forward."""
+        for lane in self.lanes:
+            lane.refresh()
+
+    # ---- values and states ----
+
+    def flush(self) -> None:
+        """Everything sent has been applied, and what others have sent until now is here: before a
+        model is judged or saved.
+
+        In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
+        stay its own.
+        """
+        for lane in self.lanes:
+            lane.drain()
+        self._transfer.pull_lanes(
+            {
+                index
+                for index, lane in enumerate(self.plan.lanes)
+                if not lane.rounds and not lane.local
+            }
+        )
+
+    def pull(self) -> None:
+        """Receives every placed variable as the servers hold it: parameters, and what they never
+        update.
+        """
+        self._transfer.pull()
+
+    def push(self) -> None:
+        """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
+        has the values afterwards.
+        """
+        for lane in self.lanes:
+            lane.drain()
+        self.barrier("push")
+        if self.trainer_id == 0:
+            for client in self.clients:
+                self._transfer.upload(client)
+        self.barrier("pushed")
+        self._transfer.pull()
+        for index, lane in enumerate(self.lanes):
+            lane.start([client.channels[index] for client in self.clients], lane.step)
+
+    def states(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The servers' optimizer states, whole, by parameter name and state name: element-wise ones
+        in the parameter's shape.
+        """
+        for lane in self.lanes:
+            lane.drain()
+        return self._transfer.states()
+
+    def barrier(self, name: str) -> None:
+        """Waits for every trainer that has not left.  Server 0 keeps the list."""
+        self._barriers += 1
+        self.clients[0].barrier(f"{self._barriers}: {name}")
+
+
+def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> LaneSender:
+    """The sender for a lane's mode."""
+    lane = plan.lanes[index]
+    slices = LiveSlices(
+        [p for p in plan.placements if p.lane == index and p.group is not None], tensors
+    )
+    if lane.mode == "sync":
+        return Together(slices, plan.clip if plan.clips_on_servers else None)
+    if lane.local:
+        return Outer(lane, slices) if lane.mode == "diloco" else Geo(lane, slices, plan.trainers)
+    return Queued(lane, slices)
+
+
+def _lookups(plan: Plan) -> Lookups | None:
+    """Where the plan has tables; a job without them is spared the import of what compiles their
+    kernels.
+    """
+    if not plan.tables:
+        return None
+    from trainer.communicator.lookups import Lookups
+
+    return Lookups(plan.tables)
+
+
+def _landing(lookups: Lookups | None, server: int) -> Landing | None:
+    return None if lookups is None else partial(lookups.landing, server)
+
+
+def _identity(deployment: Deployment, connection: Connection) -> Identity:
+    assert deployment.trainer_id is not None
+    return Identity(
+        trainer_id=deployment.trainer_id,
+        incarnation=secrets.token_hex(8),
+        fingerprint=deployment.plan.fingerprint(),
+        manifest=deployment.plan.manifest(),
+        carriers=CARRIERS if connection.transport == "auto" else (connection.transport,),
+    )

@@ -1,0 +1,123 @@
+"""The rows of one table in a k-step lane: the trainer steps those that it touches by itself, and
+only they travel, both ways.
+
+[Note: geo, row by row]  A row that the trainer has looked up has two copies here: x, which it
+trains, and y, what it takes for the server's.  The time between two messages is a window.  The
+first lookup of a row in a window asks the server: from its z, x moves by z - y, and y becomes z (x
+= y = z for a row that is new here).  At the end of the window delta = (x - y) / trainers of every
+row that was trained in it leaves, and y moves by delta.  Only then does a lookup wait: for the
+server's answer to the last message, so that z has everything in it that y has.  Optimizer states
+stay with the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from pserver.table.gradient import RowGradient, total_of
+from pserver.table.index import Index
+from pserver.table.sparse_table import SparseTable
+from pserver.transport.codec import DTYPES
+from transpiler.plan import Number, Plan, Rule
+from transpiler.table_planning import rules_of
+from transpiler.tables import Segment, ShowClickEntry, Table
+
+Pull = Callable[[torch.Tensor], torch.Tensor]
+Array = np.ndarray
+
+
+class GeoRows:
+    """See the module's docstring; a :class:`trainer.embedding.embedding.RowSource`.
+
+    Args:
+        table, plan: of the job.
+        pull: rows as the servers hold them.
+        answered: returns when all messages that have left are answered.
+    """
+
+    def __init__(self, table: Table, plan: Plan, pull: Pull, answered: Callable[[], None]) -> None:
+        rules = rules_of(table, plan.groups)
+        # which rows there are, the servers decide
+        here = replace(table, entry=None, ttl=None, capacity=None, memory_bytes=None)
+        self._read = [
+            (segment.group, rule.numbers)
+            for segment, rule in zip(table.segments, rules, strict=True)
+        ]
+        self._own = SparseTable(here, rules)  # x, and states
+        still = Rule("sgd", {"lr": 0.0, "weight_decay": 0.0})
+        self._known = SparseTable(replace(here, segments=(Segment(0, table.dim, 0),)), [still])  # y
+        self._here = Index()  # ids that have an x and a y
+        self._fresh = Index()  # ids that were asked for in this window
+        self._trained: list[RowGradient] = []  # step by step, of this window
+        self._trainers = plan.trainers
+        self._counts = isinstance(table.entry, ShowClickEntry)
+        self._dim, self._dtype = table.dim, DTYPES[table.dtype]
+        self._pull = pull
+        self._answered = answered
+
+    def pull(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of unique ids, int64 [u] on the CPU -> [u, dim], as this trainer trains them."""
+        wanted = ids.numpy()
+        slots, missing = self._fresh.locate(wanted)
+        if missing:
+            self._refresh(np.ascontiguousarray(wanted[slots < 0]))
+        return self._rows(self._own, wanted)
+
+    def _refresh(self, ids: Array) -> None:
+        self._answered()
+        served = self._pull(torch.from_numpy(ids))
+        slots, _ = self._here.locate(ids)
+        old = np.flatnonzero(slots >= 0)
+        mine = served.clone()
+        if len(old):
+            kept = np.ascontiguousarray(ids[old])
+            moved = served[old] - self._rows(self._known, kept)
+            mine[old] = self._rows(self._own, kept) + moved
+        self._own.assign(ids, mine.numpy())
+        self._known.assign(ids, served.numpy())
+        new = np.ascontiguousarray(ids[slots < 0])
+        self._here.insert(new, 0, 0)
+        self._fresh.insert(ids, 0, 0)
+
+    def _rows(self, table: SparseTable, ids: Array) -> torch.Tensor:
+        out = torch.empty((len(ids), self._dim), dtype=self._dtype)
+        table.lookup(ids, out.numpy())
+        return out
+
+    def forget(self) -> None:
+        """The servers' rows are others: everything is looked up again."""
+        for table in (self._own, self._known):
+            table.clear()
+        self._here.clear()
+        self._fresh.clear()
+        self._trained = []
+
+    def step(self, gradient: RowGradient, rows: Mapping[int, Mapping[str, Number]]) -> None:
+        """One step of the rows of a gradient, by the table's rules with these numbers of the
+        groups.
+        """
+        ids = gradient.ids.numpy()
+        numbers = [{name: rows[group][name] for name in names} for group, names in self._read]
+        self._own.update(ids, gradient.rows.numpy(), numbers)
+        self._trained.append(RowGradient(gradient.ids, gradient.rows[:, :0], gradient.statistics))
+
+    def leave(self) -> RowGradient:
+        """The window ends: what changed of the rows that were trained in it, divided by the
+        trainers.
+        """
+        nothing = RowGradient(
+            torch.empty(0, dtype=torch.int64),
+            torch.empty(0, 0),
+            torch.empty(0, 2) if self._counts else None,
+        )
+        trained = total_of(self._trained or [nothing])
+        ids = trained.ids.numpy()
+        delta = (self._rows(self._own, ids) - self._rows(self._known, ids)).div_(self._trainers)
+        self._known.add(ids, delta.numpy())
+        self._fresh.clear()
+        self._trained = []
+        return RowGradient(trained.ids, delta, trained.statistics)

@@ -1,0 +1,214 @@
+"""The sparse tables of a job, from the trainer's side: which embeddings share one, by which rules,
+and what a step has of each.
+
+An embedding's rows are no parameters: no optimizer holds them, and no placement.  Its anchor, which
+is one, says which parameter group the table follows.  A table with an optimizer of its own has
+groups of its own in the plan, behind the script's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from pserver.table.gradient import RowGradient
+from trainer.embedding.embedding import DistributedEmbedding, RowSource
+from trainer.embedding.local_rows import LocalRows
+from trainer.embedding.proxy_parameter import Anchor
+from trainer.row_optimizers import RowOptimizer
+from transpiler.plan import Number, Rule
+from transpiler.tables import Table
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A source of rows that keeps some."""
+
+    def forget(self) -> None:
+        """They are out of date."""
+
+
+Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
+
+
+class Tables:
+    """See the module's docstring.
+
+    Args:
+        modules: every module of the job, by its full name.
+
+    Raises:
+        ValueError: two embeddings of one table's name have different settings.
+    """
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        self._paths: list[tuple[str, DistributedEmbedding]] = []
+        # table -> the embeddings that look it up
+        self._sharing: dict[str, list[DistributedEmbedding]] = {}
+        for path, module in modules:
+            if isinstance(module, DistributedEmbedding) and not any(
+                module is known for known in self.embeddings()
+            ):
+                module.known_as = module.name or path
+                self._sharing.setdefault(module.known_as, []).append(module)
+                self._paths.append((path, module))
+        self._own: list[RowOptimizer] = []  # of the plan's groups behind the script's, in order
+        self._first_own = 0
+        for name, sharing in self._sharing.items():
+            for other in sharing[1:]:
+                if (difference := sharing[0].differs(other)) is not None:
+                    raise ValueError(f"two embeddings are called {name!r} and differ: {difference}")
+
+        for sharing in self._sharing.values():
+            for other in sharing[1:]:
+                other.share(sharing[0])
+
+    def __bool__(self) -> bool:
+        return bool(self._sharing)
+
+    def embeddings(self) -> list[DistributedEmbedding]:
+        """All of them."""
+        return [module for sharing in self._sharing.values() for module in sharing]
+
+    def described(self, groups: Sequence[Mapping[str, object]]) -> tuple[list[Table], list[Rule]]:
+        """The tables as a plan has them, and the rules of the groups that they add to the script's.
+
+        Args:
+            groups: the script's parameter groups.
+
+        Raises:
+            ValueError: the anchor of a table that follows the script's optimizer is in no group.
+        """
+        self._own, self._first_own = [], len(groups)
+        anchored = {
+            parameter: i
+            for i, group in enumerate(groups)
+            for parameter in _parameters(group)
+            if _is_anchor(parameter)
+        }
+        tables = []
+        for name, sharing in self._sharing.items():
+            module = sharing[0]
+            if module.optimizer is None:
+                segments = [(0, module.dim, self._group_of(name, sharing, anchored))]
+            else:
+                segments = [
+                    (begin, end, self._added(own))
+                    for begin, end, own in module.optimizer.segments(module.dim)
+                ]
+            tables.append(module.table(name, segments))
+        return tables, [own.rule() for own in self._own]
+
+    @staticmethod
+    def _group_of(
+        name: str, sharing: Sequence[DistributedEmbedding], anchored: Mapping[torch.Tensor, int]
+    ) -> int:
+        found = {anchored[module.anchor] for module in sharing if module.anchor in anchored}
+        if not found:
+            raise ValueError(
+                f"table {name!r} has no optimizer of its own, and its anchor is in no group of "
+                "the script's: make the optimizer "
+                "with model.parameters(), after fleet.distributed_model"
+            )
+        if len(found) > 1:
+            raise ValueError(
+                f"table {name!r}: its embeddings are in parameter groups {sorted(found)}; "
+                "expected one"
+            )
+        return found.pop()
+
+    def _added(self, own: RowOptimizer) -> int:
+        if not any(own is known for known in self._own):
+            self._own.append(own)
+        return self._first_own + next(i for i, known in enumerate(self._own) if known is own)
+
+    def rows(self) -> dict[int, Mapping[str, Number]]:
+        """The present numbers of the tables' own groups."""
+        return {self._first_own + index: own.rule().numbers for index, own in enumerate(self._own)}
+
+    def start_rows(self) -> dict[str, Rows]:
+        """The rows that tables begin with, where embeddings have some: ids, int64 [n], and values,
+        [n, dim].
+        """
+        found = {
+            name: next((m.initial_rows for m in sharing if m.initial_rows is not None), None)
+            for name, sharing in self._sharing.items()
+        }
+        return {name: rows for name, rows in found.items() if rows is not None}
+
+    def connect(self, source: Callable[[str], RowSource]) -> None:
+        """From here on rows are pulled from ``source(table)``, and this process holds none."""
+        for name, sharing in self._sharing.items():
+            rows = source(name)
+            for module in sharing:
+                module.connect(rows)
+                module.initial_rows = None
+
+    def gradients(self) -> dict[str, RowGradient]:
+        """What this step has of each table, with the factors that the script put on it; taken out
+        of the embeddings.
+        """
+        found: dict[str, RowGradient] = {}
+        for name, sharing in self._sharing.items():
+            gradient = sharing[0].gradient()  # of all that share its anchor
+            if gradient is not None:
+                found[name] = gradient
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables."""
+        return list(self._sharing)
+
+    def embedding(self, name: str) -> DistributedEmbedding:
+        """One that looks a table up."""
+        return self._sharing[name][0]
+
+    def by_module(self) -> Iterator[tuple[str, str, DistributedEmbedding]]:
+        """Each embedding: its name among the modules, its table's, and the module."""
+        for path, module in self._paths:
+            yield (
+                path,
+                next(name for name, sharing in self._sharing.items() if module in sharing),
+                module,
+            )
+
+    def forget(self) -> None:
+        """What embeddings keep of rows that servers hold is out of date."""
+        for module in self.embeddings():
+            if module.cache is not None:
+                module.cache.clear()
+            if isinstance(module.rows, Forgetful):
+                module.rows.forget()
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """Of tables in this process: rows, bytes, and what was counted."""
+        here = {name: sharing[0].rows for name, sharing in self._sharing.items()}
+        return {name: rows.status() for name, rows in here.items() if isinstance(rows, LocalRows)}
+
+    def shrink(self, days: float, threshold: float | None, names: Sequence[str]) -> dict[str, int]:
+        """Days pass for tables in this process; how many rows went, by table."""
+        here = {name: self._sharing[name][0].rows for name in names}
+        return {
+            name: rows.shrink(days, threshold)
+            for name, rows in here.items()
+            if isinstance(rows, LocalRows)
+        }
+
+    def discard(self) -> None:
+        """Nobody takes this step."""
+        for module in self.embeddings():
+            module.discard()
+
+
+def _parameters(group: Mapping[str, object]) -> list[torch.Tensor]:
+    listed = group["params"]
+    assert isinstance(listed, list)
+    return listed
+
+
+def _is_anchor(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, Anchor)

@@ -1,0 +1,92 @@
+"""What an embedding's ``state_dict`` and its copies have of rows in this process.
+
+In a ``state_dict`` they are plain tensors, that any file format of tensors takes: ``table.ids``
+(int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule and what else a
+table keeps for its rows; ``table.facts``: steps, counters and rules, as JSON in bytes.  Rows that
+servers hold are in none: ``fleet.save`` and ``fleet.export`` write them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainer.embedding.local_rows import LocalRows
+
+PREFIX = "table."
+NEEDED = ("ids", "values", "facts")
+
+
+class RowState(nn.Module):
+    """A module with ``rows``.  See the module's docstring."""
+
+    rows: Any
+
+    def whose(self) -> str:
+        """The table, in words."""
+        raise NotImplementedError
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if isinstance(self.rows, LocalRows):
+            arrays, facts = self.rows.state()
+            text = np.frombuffer(json.dumps(facts).encode(), np.uint8).copy()
+            for key, array in {**arrays, "facts": text}.items():
+                destination[f"{prefix}{PREFIX}{key}"] = torch.from_numpy(array)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        start = prefix + PREFIX
+        given = {
+            key.removeprefix(start): value
+            for key, value in state_dict.items()
+            if key.startswith(start)
+        }
+        others = {key: value for key, value in state_dict.items() if not key.startswith(start)}
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if not isinstance(self.rows, LocalRows):
+            if given:
+                error_msgs.append(
+                    f"{self.whose()}: its rows are on servers: fleet.load puts rows there"
+                )
+            return
+        missing = [start + key for key in NEEDED if key not in given]
+        if missing:
+            missing_keys.extend(missing if strict else [])
+            return
+        try:
+            _load(self.rows, given)
+        except (ValueError, KeyError, TypeError) as error:
+            error_msgs.append(f"{self.whose()}: {error}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self.rows, LocalRows):
+            raise RuntimeError(
+                f"{self.whose()}: its rows are on servers, a copy would have none: fleet.export "
+                "writes them"
+            )
+        return self.__dict__.copy()
+
+
+def _load(rows: LocalRows, given: Mapping[str, Tensor]) -> None:
+    arrays = {key: np.ascontiguousarray(value.cpu().numpy()) for key, value in given.items()}
+    try:
+        facts: dict[str, Any] = json.loads(arrays.pop("facts").tobytes())
+    except ValueError as error:
+        raise ValueError(f"{PREFIX}facts: expected JSON: {error}") from error
+    rows.load(arrays, facts)

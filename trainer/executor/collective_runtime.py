@@ -1,0 +1,259 @@
+"""What the communication ops of a program without servers mean: each op's kernel, over the rings of
+one job.
+
+``gen_nccl_id`` meets the other trainers, ``c_comm_init`` brings up a ring's process groups.  A
+``c_allreduce_sum`` puts its tensor into its bucket, and the last one of a bucket starts it; a
+``c_broadcast`` starts at once.  What they give is the tensor as it was: nobody reads it before
+``c_sync_comm_stream``, which waits and gives what has arrived (law ``awaited_before_use``).
+
+All Executors of a process that run programs of one deployment share the process groups, from the
+first op to the last ``close``.
+
+[Note: meeting again]  After that a further program meets the others anew, at the same endpoints.
+Some may come while trainer 0 still serves the old store, so meetings are numbered, and whoever
+finds a later one's store gone looks for it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pserver.config import split_endpoint
+from pserver.errors import JobFailed, PServerError, TrainerLost
+from trainer.collective.process_groups import World, bring_up, open_store
+from trainer.executor.comm_ring import Flight, Ring
+from trainer.role import Connection
+from transpiler.collective_passes import ID_BYTES
+from transpiler.lower import Kernel
+from transpiler.plan import Deployment
+from transpiler.plan_text import plan_text
+from transpiler.program import Op, Program
+
+log = logging.getLogger(__name__)
+
+
+class _Job:
+    """The world of one deployment in this process, and how many use it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # guards the two below, while the trainers meet
+        self.world: World | None = None
+        self.users = 0
+        self.meetings = 0  # that came about
+        self.rings: dict[tuple[int, str], Ring] = {}
+
+
+_jobs: dict[tuple[tuple[str, ...], int, str], _Job] = {}
+_jobs_lock = threading.Lock()  # guards _jobs
+
+
+class CollectiveRuntime:
+    """This trainer's part in a job without servers, for all programs of one deployment.
+
+    Args:
+        device: where the tensors are: NCCL carries those on GPUs, gloo the others.
+    """
+
+    def __init__(self, deployment: Deployment, device: torch.device) -> None:
+        assert deployment.trainer_id is not None and deployment.plan.collective is not None, (
+            "a trainer's, without servers"
+        )
+        self._deployment = deployment
+        self._rank = deployment.trainer_id
+        self._collective = deployment.plan.collective
+        self._device = device
+        self._joined = False
+        self._step = 0
+        self._filling: dict[int, list[tuple[str, Tensor]]] = {}  # bucket -> what it holds so far
+        # variable -> its flight, and its place there
+        self._flying: dict[str, tuple[Flight, int]] = {}
+        with _jobs_lock:
+            self._job = _jobs.setdefault(
+                (deployment.endpoints, self._rank, deployment.plan.fingerprint()), _Job()
+            )
+
+    def serves(self, deployment: Deployment, device: torch.device) -> bool:
+        """Whether another program belongs to the same job."""
+        same = (deployment.endpoints, deployment.trainer_id, deployment.plan) == (
+            self._deployment.endpoints,
+            self._deployment.trainer_id,
+            self._deployment.plan,
+        )
+        return same and device == self._device
+
+    @property
+    def carrier(self) -> str:
+        """ "nccl" or "gloo"; "local" where nothing has travelled yet."""
+        return ("nccl" if self._device.type == "cuda" else "gloo") if self._joined else "local"
+
+    def kernels_of(self, program: Program) -> Mapping[str, Kernel]:
+        """The kernels of one program's communication ops."""
+        sums = [op for op in program.main.ops if op.type == "c_allreduce_sum"]
+        if (
+            not sums
+            and self._collective.mode == "nccl2"
+            and any(op.type.startswith("aten.") for op in program.main.ops)
+        ):
+            log.warning(
+                "trainer %d runs an nccl2 program alone; ParallelExecutor is what averages "
+                "gradients",
+                self._rank,
+            )
+        buckets = [int(str(op.arguments["bucket"])) for op in sums]
+        sizes = {bucket: buckets.count(bucket) for bucket in set(buckets)}
+        return {
+            "gen_nccl_id": self._gen_nccl_id,
+            "c_comm_init": self._c_comm_init,
+            "c_broadcast": self._c_broadcast,
+            "c_allreduce_sum": partial(self._c_allreduce_sum, sizes),
+            "c_sync_comm_stream": self._c_sync_comm_stream,
+        }
+
+    def close(self, failure: str = "") -> None:
+        """Leaves the job; the last of this process to leave takes the process groups down."""
+        self._flying.clear()
+        self._filling.clear()
+        if not self._joined:
+            return
+        self._joined = False
+        with self._job.lock:
+            self._job.users -= 1
+            if (self._job.users and not failure) or self._job.world is None:
+                return
+            for ring in self._job.rings.values():
+                ring.close()
+            self._job.rings.clear()
+            world, self._job.world = self._job.world, None
+            world.close(failure)
+
+    # ---- kernels ----
+
+    def _gen_nccl_id(self, op: Op, **_: Any) -> Any:
+        """The ids are drawn from the job's own, which trainer 0 has drawn: 16 bytes each."""
+        seed = bytes.fromhex(self._world().id)
+        digests = [
+            hashlib.blake2b(name.encode(), key=seed, digest_size=ID_BYTES).digest()
+            for name in op.outputs
+        ]
+        return _one_or_all([torch.tensor(list(digest), dtype=torch.uint8) for digest in digests])
+
+    def _c_comm_init(self, op: Op, ring_id: int, **_: Any) -> tuple[()]:
+        world, key = self._world(), (ring_id, self._device.type)
+        if key not in self._job.rings:
+            self._job.rings[key] = Ring(world, self._collective, ring_id, self._device)
+        return ()
+
+    def _c_broadcast(self, op: Op, x: Tensor, root: int, ring_id: int) -> Tensor:
+        what = f"c_broadcast of {op.outputs[0]}"
+        self._flying[op.outputs[0]] = (self._ring(ring_id).hand_on(x, root, what), 0)
+        return x
+
+    def _c_allreduce_sum(
+        self, sizes: Mapping[int, int], op: Op, x: Tensor, ring_id: int, bucket: int
+    ) -> Tensor:
+        self._check_whole(op)
+        filling = self._filling.setdefault(bucket, [])
+        filling.append((op.outputs[0], x))
+        if len(filling) == sizes[bucket]:
+            names = [name for name, _ in self._filling.pop(bucket)]
+            said = f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]
+            what = f"c_allreduce_sum of {said} (bucket {bucket}, step {self._step})"
+            flight = self._ring(ring_id).sum([tensor for _, tensor in filling], what)
+            self._flying.update((name, (flight, place)) for place, name in enumerate(names))
+        return x
+
+    def _check_whole(self, op: Op) -> None:
+        """A run that failed in the middle has begun operations that the others go on with: there is
+        no way back.
+        """
+        name = op.outputs[0]
+        if name in self._flying or any(
+            name == other for filled in self._filling.values() for other, _ in filled
+        ):
+            raise JobFailed(
+                f"trainer {self._rank}: an earlier run ended in the middle of step {self._step}, "
+                "with sums on their way; "
+                "the other trainers are ahead of this one, and the job cannot go on"
+            )
+        if not self._flying and not self._filling:
+            self._step += 1
+
+    def _c_sync_comm_stream(self, op: Op, x: Sequence[Tensor], ring_id: int) -> Any:
+        flights = [self._flying.pop(name) for name in op.outputs]
+        return _one_or_all([flight.result(place) for flight, place in flights])
+
+    # ---- the world ----
+
+    def _ring(self, ring_id: int) -> Ring:
+        ring = self._job.rings.get((ring_id, self._device.type))
+        if ring is None:
+            raise ValueError(
+                f"trainer {self._rank}: ring {ring_id} has not begun; run the trainer's startup "
+                "program first"
+            )
+        self._world()  # another Executor of this process may have begun it
+        return ring
+
+    def _world(self) -> World:
+        """The trainers, met on first use."""
+        with self._job.lock:
+            if not self._joined:
+                if self._job.world is None:
+                    self._job.world = self._meet()
+                self._joined = True
+                self._job.users += 1
+            world = self._job.world
+        if world is None:
+            raise PServerError(
+                f"trainer {self._rank}: another Executor of this process has taken the job down"
+            )
+        return world
+
+    def _meet(self) -> World:
+        """See [Note: meeting again]."""
+        connection, deployment = Connection.from_environment(), self._deployment
+        if connection.plan_only:
+            print(plan_text(deployment.plan), flush=True)
+            raise SystemExit(0)
+        # Without wait_port the others are expected to be there already.
+        patience = (
+            connection.start_deadline_seconds
+            if deployment.wait_port
+            else connection.deadline_seconds
+        )
+        end = time.monotonic() + patience
+        while True:
+            try:
+                world = self._bring_up(connection, patience)
+                self._job.meetings += 1
+                return world
+            except TrainerLost:
+                if self._job.meetings == 0 or time.monotonic() > end:
+                    raise
+
+    def _bring_up(self, connection: Connection, patience: float) -> World:
+        endpoints = self._deployment.endpoints
+        return bring_up(
+            open_store(endpoints[0], self._rank, patience),
+            self._rank,
+            endpoints,
+            facts=self._deployment.plan.manifest(),
+            patience=patience,
+            deadline=connection.deadline_seconds,
+            host=split_endpoint(endpoints[self._rank])[0],
+            meeting=self._job.meetings + 1,
+        )
+
+
+def _one_or_all(values: list[Tensor]) -> Any:
+    """As generated code takes an op's results."""
+    return values[0] if len(values) == 1 else values

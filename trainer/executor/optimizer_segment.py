@@ -1,0 +1,99 @@
+"""Optimizer ops, run by torch's own optimizers.
+
+Where the process holds the user's optimizer, one ``step()`` of it runs all ops: its state, its
+hooks and the numbers that a scheduler moved are those of an eager script.  A program that was
+loaded has no such optimizer; then each group gets one made from its ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from transpiler.ops import rule_of_op
+from transpiler.optimizers import make
+from transpiler.plan import Rule
+from transpiler.program import Op, Ref
+from transpiler.table_ops import updates_rows
+
+if TYPE_CHECKING:
+    from trainer.executor.table_runtime import HeldRows
+
+
+def _name(op: Op, argument: str) -> str:
+    value = op.arguments[argument]
+    assert isinstance(value, Ref), "checked against the schema"
+    return value.name
+
+
+class Update:
+    """A run of optimizer ops.
+
+    Args:
+        tensors: the parameters by name; updated in place.
+        optimizer: the live one whose parameters they are, or None.
+        tables: those whose rows the ops update, by name.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        tensors: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer | None,
+        tables: Mapping[str, HeldRows] = MappingProxyType({}),
+    ) -> None:
+        self.grads = {_name(op, "param"): _name(op, "grad") for op in ops}
+        self._rows = {
+            _name(op, "param"): tables[_name(op, "param")] for op in ops if updates_rows(op)
+        }
+        self._tensors = tensors
+        self._live = optimizer
+        dense = [op for op in ops if not updates_rows(op)]
+        self._optimizers = [optimizer] if optimizer is not None else self._made(dense)
+
+    def _made(self, ops: Sequence[Op]) -> list[torch.optim.Optimizer]:
+        groups: dict[object, tuple[Rule, list[Tensor]]] = {}
+        for op in ops:
+            _, members = groups.setdefault(op.arguments["group"], (rule_of_op(op), []))
+            members.append(self._tensors[_name(op, "param")])
+        return [make(rule, members) for rule, members in groups.values()]
+
+    def __call__(self, values: Mapping[str, Any]) -> None:
+        """One step.
+
+        ``p.grad`` is borrowed and given back: it is neither read nor changed by running a program.
+        """
+        members = [
+            p
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
+        kept = [(parameter, parameter.grad) for parameter in members]
+        try:
+            for parameter in members:
+                parameter.grad = None
+            with ExitStack() as stack:
+                for name, grad in self.grads.items():
+                    if name in self._rows:
+                        stack.enter_context(self._rows[name].stepping(values[grad]))
+                    else:
+                        self._tensors[name].grad = values[grad]
+                for optimizer in self._optimizers:
+                    optimizer.step()
+        finally:
+            for parameter, grad in kept:
+                parameter.grad = grad
+
+    def state(self, param: str, key: str) -> Tensor | None:
+        """A state of a parameter; None before the first step."""
+        for optimizer in self._optimizers:
+            value = optimizer.state.get(self._tensors[param], {}).get(key)
+            if value is not None:
+                return torch.as_tensor(value)
+        return None

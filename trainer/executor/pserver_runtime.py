@@ -1,0 +1,183 @@
+"""What the communication ops of a trainer program mean: each op's kernel, over one communicator.
+
+In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for what comes back; an
+async program has neither, and its first ``recv`` does both, as does the one ``send`` of a k-step
+program.  Parameters arrive in the module's own memory, so ``recv`` names what has arrived there,
+and ``concat`` finds its slices in their places already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.communicator.communicator import Communicator
+from trainer.communicator.lane import Rows
+from transpiler.lower import Kernel
+from transpiler.optimizers import RULES, row_of
+from transpiler.plan import Deployment, Number
+from transpiler.program import Op, Program, Storage, refs
+from transpiler.tables import ROW_RULES
+
+if TYPE_CHECKING:
+    from trainer.executor.served_tables import ServedTables
+    from trainer.executor.table_runtime import HeldRows
+
+
+class ClusterRuntime:
+    """A trainer's connection to its servers, for all programs of one deployment (startup and main).
+
+    Args:
+        program: the first of them to run.
+        storage: the live tensors, and the optimizer whose schedule moves.
+    """
+
+    def __init__(self, program: Program, storage: Storage) -> None:
+        assert program.deployment is not None, "a single-node program has no runtime"
+        self._deployment = program.deployment
+        self._storage = storage
+        self._tables: ServedTables | None = None
+        if program.deployment.plan.tables:
+            # which imports what compiles the kernels of rows
+            from trainer.executor.served_tables import ServedTables
+
+            self._tables = ServedTables(program.deployment.plan, storage, lambda: self.communicator)
+        rows = None if self._tables is None else self._tables.start_rows()
+        self._communicator = Communicator(
+            program.deployment, storage.tensors, storage.optimizer, start_rows=rows
+        )
+        self._started = False
+
+    def serves(self, deployment: Deployment) -> bool:
+        """Whether another program belongs to the same job."""
+        return replace(deployment, wait_port=True) == replace(self._deployment, wait_port=True)
+
+    def kernels_of(self, program: Program) -> Mapping[str, Kernel]:
+        """The kernels of one program's communication ops."""
+        return {
+            **({} if self._tables is None else self._tables.kernels()),
+            "send": partial(self._send, program),
+            "send_barrier": self._send_barrier,
+            "recv": self._recv,
+            "fetch_barrier": self._fetch_barrier,
+            "concat": self._concat,
+        }
+
+    @property
+    def communicator(self) -> Communicator:
+        """The connection, joined on first use."""
+        if not self._started:
+            self._communicator.start()
+            self._started = True
+            if self._tables is not None:
+                self._tables.connect(self._communicator)
+        return self._communicator
+
+    @property
+    def tables(self) -> Mapping[str, HeldRows]:
+        """The values of the tables' variables, by name."""
+        return {} if self._tables is None else self._tables.handles
+
+    def settle(self) -> None:
+        """A program has run: a lane that has sent rows and receives no parameters, whose recv would
+        do it, ends its step.
+        """
+        lanes = range(len(self._deployment.plan.lanes))
+        if not self._started:
+            return
+        self._close(
+            [index for index in lanes if self.communicator.has_sent(index)], "async", "half_async"
+        )
+        if any(self.communicator.is_closed(index) for index in lanes):
+            self._finish()
+
+    def write_back(self) -> None:
+        """Weights whose rows were the servers' get them back."""
+        if self._started and self._tables is not None:
+            self._tables.write_back(self._communicator)
+
+    def close(self, failure: str = "") -> None:
+        """Leaves the servers."""
+        if self._started:
+            self._communicator.leave(failure)
+
+    def _rows(self) -> Rows:
+        """The present hyper-parameters: the live optimizer's, or the plan's in a process that has
+        none.
+        """
+        groups = self._deployment.plan.groups
+        rows: dict[int, Mapping[str, Number]] = {
+            index: rule.numbers for index, rule in enumerate(groups)
+        }
+        if self._storage.optimizer is not None:
+            for index, group in enumerate(self._storage.optimizer.param_groups):
+                rows[index] = _numbers(groups[index].type, group)
+        return rows if self._tables is None else rows | self._tables.numbers()
+
+    def _send(self, program: Program, op: Op, x: Sequence[Any], **_: Any) -> tuple[()]:
+        plan, first = self._deployment.plan, next(refs(op.arguments["x"]))
+        if self._tables is not None and "table" in op.arguments:
+            self._tables.send(str(op.arguments["table"]), x)
+            return ()
+        if "delta" in op.arguments:  # the optimizer ops before it have stepped
+            held = plan.table(first) if first in self.tables else plan.placement(first)
+            self._close([held.lane], "geo", "diloco")
+            self._finish()
+            return ()
+        placement = plan.placement(program.main.variables[first].of or first)
+        if len(x) < len(placement.slices):  # split here, at run time
+            self.communicator.send_whole(placement.name, x[0])
+        else:
+            for piece, gradient in zip(placement.slices, x, strict=True):
+                self.communicator.send(piece.name, gradient)
+        return ()
+
+    def _close(self, lanes: Iterable[int], *modes: str) -> None:
+        """Closes the step in those of the lanes that are in one of the modes."""
+        plan = self._deployment.plan
+        chosen = [index for index in lanes if plan.lanes[index].mode in modes]
+        if chosen:
+            self.communicator.close_step(self._rows(), lanes=chosen)
+
+    def _send_barrier(self, op: Op, **_: Any) -> tuple[()]:
+        lanes = range(len(self._deployment.plan.lanes))
+        self._close(lanes, "half_async" if op.arguments.get("half_async") else "sync")
+        return ()
+
+    def _recv(self, op: Op, param: str, **_: Any) -> Any:
+        placement = self._deployment.plan.placement(param)
+        if self.communicator.has_sent(placement.lane):
+            self._close([placement.lane], "async", "half_async")
+        if self._deployment.plan.lane_of(placement).mode != "sync" and self.communicator.is_closed(
+            placement.lane
+        ):
+            self._finish()
+        whole = self._storage.tensors[param]
+        if len(op.outputs) == 1:
+            return [whole]
+        flat = whole.detach().reshape(-1)
+        return [flat[piece.begin : piece.end].view(piece.shape) for piece in placement.slices]
+
+    def _fetch_barrier(self, op: Op, **_: Any) -> tuple[()]:
+        self._finish()
+        return ()
+
+    def _finish(self) -> None:
+        if self.communicator.finish_step() is not None and self._storage.optimizer is not None:
+            self._storage.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
+
+    def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+        return self._storage.tensors[op.outputs[0]]
+
+
+def _numbers(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Number]:
+    """The present numbers of a parameter group."""
+    return (
+        row_of(op_type, group)
+        if op_type in RULES
+        else {name: group[name] for name in ROW_RULES[op_type].numbers}
+    )

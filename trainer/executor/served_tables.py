@@ -1,0 +1,199 @@
+"""Tables of a trainer's program in a job: their rows are the servers', and these are the kernels
+that get and send them.
+
+The embeddings of the captured model pull from the servers, too, once these are joined: evaluation
+in plain PyTorch sees the job's rows.  A weight of torch's own (``sparse=True``) has them when the
+Executor is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pserver.table import ids as id_arithmetic
+from pserver.table.gradient import RowGradient
+from trainer.communicator.communicator import Communicator
+from trainer.communicator.lookups import CHUNK_ROWS
+from trainer.communicator.lookups import ServedRows as Served
+from trainer.embedding.embedding import RowSource
+from trainer.executor.table_runtime import InRange, NativeRowKernels, ServedRows, as_gradient, live
+from transpiler.plan import Number, Plan
+from transpiler.program import Op, Storage
+from transpiler.rows import SparseRows
+from transpiler.table_capture import start_rows
+from transpiler.table_trace import is_sparse
+from transpiler.tables import Table
+
+
+@dataclass(slots=True)
+class DividedGradient(RowGradient):
+    """A gradient of rows whose parts are known: the rows of each server stand together, in the
+    servers' order.
+    """
+
+    sizes: tuple[int, ...] = ()
+
+    def divide(self, servers: int) -> list[RowGradient]:
+        """The part of each server; looked for anew where others have been added since."""
+        if len(self.sizes) != servers or sum(self.sizes) != len(self.ids):
+            return RowGradient(self.ids, self.rows, self.statistics).divide(servers)
+        sizes = list(self.sizes)
+        counted = (
+            [None] * servers if self.statistics is None else torch.split(self.statistics, sizes)
+        )
+        parts = zip(
+            torch.split(self.ids, sizes), torch.split(self.rows, sizes), counted, strict=True
+        )
+        return [RowGradient(*part) for part in parts]
+
+
+class ServedTables:
+    """See the module's docstring.
+
+    Args:
+        plan: of the job.
+        storage: the program's.
+        communicator: gives the connection, joined on first use.
+
+    Attributes:
+        handles: the values of the tables' variables, by name.
+    """
+
+    def __init__(
+        self, plan: Plan, storage: Storage, communicator: Callable[[], Communicator]
+    ) -> None:
+        self._plan = plan
+        self._storage = storage
+        self._communicator = communicator
+        self._sources: dict[str, RowSource] = {}
+        self.handles = {table.name: self._handle(table) for table in plan.tables}
+        self._arithmetic = NativeRowKernels()
+
+    def _handle(self, table: Table) -> ServedRows:
+        def send(name: str, gradient: RowGradient) -> None:
+            self._communicator().send_rows(name, gradient)
+
+        return ServedRows(table.name, table.rows, lambda: self._source(table.name), send)
+
+    def _source(self, name: str) -> RowSource:
+        if name not in self._sources:
+            self._communicator()
+        return self._sources[name]
+
+    def start_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """What servers begin with, where this process has rows: ids, int64 [n], and values, [n,
+        dim].
+        """
+        held = {table.name: self._storage.tables.get(table.name, ()) for table in self._plan.tables}
+        found = {
+            name: self._storage.rows.get(name) or start_rows(modules)
+            for name, modules in held.items()
+        }
+        return {name: rows for name, rows in found.items() if rows is not None}
+
+    def connect(self, communicator: Communicator) -> None:
+        """From here on rows are pulled from the servers, by the model's embeddings as well."""
+        self._sources = {
+            table.name: communicator.rows_of(table.name) for table in self._plan.tables
+        }
+        for name, source in self._sources.items():
+            for module in live(self._storage, name):
+                module.connect(source)
+                module.initial_rows = None
+
+    def numbers(self) -> dict[int, Mapping[str, Number]]:
+        """The present numbers of the tables' own optimizers, by the group of the plan."""
+        own = self._storage.own
+        first = len(self._plan.groups) - len(own)
+        return {first + index: each.rule().numbers for index, each in enumerate(own)}
+
+    def write_back(self, communicator: Communicator) -> None:
+        """Weights of torch's own get their rows back, as the servers hold them."""
+        held = {
+            name: modules[0]
+            for name, modules in self._storage.tables.items()
+            if name in self.handles
+        }
+        weights = {name: module.weight for name, module in held.items() if is_sparse(module)}
+        if not weights or communicator.lookups is None:
+            return
+        communicator.flush()
+        for name, weight in weights.items():
+            assert isinstance(weight, Tensor), "an embedding of torch's"
+            for ids in torch.split(torch.arange(len(weight)), CHUNK_ROWS):
+                weight.detach()[ids] = communicator.lookups.pull(name, ids).to(weight.device)
+
+    # ---- kernels ----
+
+    def kernels(self) -> Mapping[str, Callable[..., Any]]:
+        """By op type."""
+        return {
+            "split_ids": self._split,
+            "prefetch": self._prefetch,
+            "merge_ids": self._merge,
+            "distributed_lookup_table": self._pull,
+        }
+
+    def send(self, name: str, parts: Sequence[SparseRows]) -> None:
+        """Queues a table's gradient, whole or in parts by server."""
+        if len(parts) == 1:
+            gradient = as_gradient(parts[0])
+        else:
+            counted = [part.statistics for part in parts if part.statistics is not None]
+            ids, rows = (
+                torch.cat([part.ids for part in parts]),
+                torch.cat([part.rows for part in parts]),
+            )
+            sizes = tuple(len(part.ids) for part in parts)
+            gradient = DividedGradient(ids, rows, torch.cat(counted) if counted else None, sizes)
+        self._communicator().send_rows(name, gradient)
+
+    def _split(self, op: Op, x: Sequence[Any], padding_idx: int | None = None) -> list[Any]:
+        servers = len(op.outputs)
+        if isinstance(x[0], SparseRows):
+            return [
+                SparseRows(part.ids, part.rows, part.statistics)
+                for part in as_gradient(x[0]).divide(servers)
+            ]
+        wanted, _ = self._arithmetic.wanted(x, padding_idx)
+        unique, _ = self._arithmetic.unique(wanted)
+        if servers == 1:
+            return [unique]
+        order, offsets = id_arithmetic.partition(unique.numpy(), servers)
+        return [
+            unique[torch.from_numpy(order[offsets[server] : offsets[server + 1]])]
+            for server in range(servers)
+        ]
+
+    def _prefetch(self, op: Op, w: ServedRows, ids: Sequence[Tensor], **_: Any) -> list[Tensor]:
+        source = w.source()
+        if isinstance(source, Served):
+            return source.pull_divided([InRange.checked(w, part) for part in ids])
+        rows = w.pull(torch.cat(list(ids)))  # of a k-step lane: most of them are here
+        return list(torch.split(rows, [len(part) for part in ids]))
+
+    def _merge(
+        self,
+        op: Op,
+        x: Sequence[Tensor],
+        ids: Sequence[Tensor],
+        rows: Sequence[Tensor],
+        padding_idx: int | None = None,
+    ) -> list[Tensor]:
+        wanted, stays = self._arithmetic.wanted(x, padding_idx)
+        known = torch.cat(list(ids))
+        # in order of occurrence: the known ones first
+        _, places = self._arithmetic.unique(torch.cat([known, wanted]))
+        return self._arithmetic.spread(torch.cat(list(rows)), places[len(known) :], stays, x)
+
+    def _pull(
+        self, op: Op, w: ServedRows, ids: Sequence[Tensor], padding_idx: int | None = None, **_: Any
+    ) -> list[Tensor]:
+        wanted, stays = self._arithmetic.wanted(ids, padding_idx)
+        unique, inverse = self._arithmetic.unique(wanted)
+        return self._arithmetic.spread(w.pull(unique), inverse, stays, ids)

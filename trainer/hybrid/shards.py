@@ -1,0 +1,126 @@
+"""What of each parameter this rank's optimizer steps, where torch's DTensors say how parameters are
+cut; on any mesh.
+
+The optimizer sees plain local tensors: parameters on different meshes (cut in two directions, in
+one, in none) can share a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trainer.sharding.shards import Pieces, Values
+from trainer.sharding.units import whole_of
+
+
+class LocalPieces(Pieces):
+    """The local parts of a model's parameters.
+
+    Args:
+        parameters: of this rank's model or stage.
+        mesh: ("pp", "replicas", "sharding", "mp").
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], mesh: DeviceMesh) -> None:
+        self.group, self._mesh = mesh["mp"].get_group(), mesh
+        self.whole = {parameter for parameter in parameters if not isinstance(parameter, DTensor)}
+        self.former = {}
+        self.of = {}
+        for parameter in parameters:
+            self.of[parameter] = (
+                parameter if parameter in self.whole else nn.Parameter(_local(parameter.detach()))
+            )
+            if parameter not in self.whole:
+                parameter.register_post_accumulate_grad_hook(self._hand)  # type: ignore[no-untyped-call]  # torch's own
+
+    def _hand(self, parameter: Tensor) -> None:
+        """The parameter's gradient is the piece's, after what ranks have only summands of was
+        summed.
+        """
+        assert isinstance(parameter, nn.Parameter) and isinstance(parameter, DTensor)
+        gradient = parameter.grad
+        if gradient is None:
+            self.of[parameter].grad = None
+            return
+        assert isinstance(gradient, DTensor)
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
+        self.of[parameter].grad = _local(gradient.detach())
+
+    def refresh(self) -> None:
+        for parameter in self.of:
+            if parameter not in self.whole:
+                self._hand(parameter)
+
+    def publish(self) -> None:
+        """The pieces are the parameters' memory."""
+
+    def drop_gradients(self, to_none: bool) -> None:
+        for parameter, piece in self.of.items():
+            for tensor in (parameter, piece):
+                if to_none:
+                    tensor.grad = None
+                elif tensor.grad is not None:
+                    tensor.grad.zero_()
+
+    def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor):
+            return value.detach().to(parameter.device, copy=True)
+        whole = value.detach().to(self.of[parameter].device)
+        return _local(
+            distribute_tensor(
+                whole, parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
+        ).clone()
+
+    def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
+        return {parameter: self._join(parameter, value) for parameter, value in values.items()}
+
+    def _join(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor):
+            return value.clone()
+        form = (value, parameter.device_mesh, parameter.placements)
+        return whole_of(
+            DTensor.from_local(
+                *form, run_check=False, shape=parameter.shape, stride=parameter.stride()
+            )
+        )
+
+    def full(self, tensor: Tensor) -> Tensor:
+        return whole_of(tensor)
+
+    def summed(self, parameters: Sequence[nn.Parameter], squares: Tensor) -> Tensor:
+        for name in ("sharding", "mp"):
+            cut = torch.tensor(
+                [self._cut_in(parameter, name) for parameter in parameters], device=squares.device
+            )
+            total = squares * cut
+            dist.all_reduce(total, group=self._mesh[name].get_group())
+            squares = torch.where(cut, total, squares)
+        return squares
+
+    def everywhere(self, total: Tensor) -> Tensor:
+        total = total.clone()
+        dist.all_reduce(total, group=self._mesh["pp"].get_group())  # the other stages' parameters
+        return total
+
+    @staticmethod
+    def _cut_in(parameter: nn.Parameter, name: str) -> bool:
+        if not isinstance(parameter, DTensor):
+            return False
+        names = parameter.device_mesh.mesh_dim_names or ()
+        return any(
+            one == name and not how.is_replicate()
+            for one, how in zip(names, parameter.placements, strict=True)
+        )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()

@@ -1,0 +1,139 @@
+"""fleet's job with ``hybrid_configs``: its model is made parallel when it is registered, its
+optimizer steps this rank's parts.
+
+::
+
+    strategy.hybrid_configs = {"dp_degree": -1, "mp_degree": 2}
+    fleet.init(is_collective=True, strategy=strategy)
+    model = fleet.distributed_model(Net(), tensor_plan={"*.up": "colwise", "*.down": "rowwise"})
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters()))     # made after distributed_model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.hybrid.mesh import data_place, hybrid_mesh
+from trainer.hybrid.parallel import hybrid_optimizer, hybrid_parallel, hybrid_state_dict
+from trainer.job.collective_job import CollectiveJob, CollectiveOptimizer, Together
+from trainer.job.data_shard import shard
+from trainer.optimizer import DistributedOptimizer
+from trainer.role import RoleMaker
+from transpiler.clip import GradClip
+from transpiler.strategy import DistributedStrategy
+
+SUPPORTED = frozenset(
+    {
+        "a_sync",
+        *(f"hybrid_configs.{axis}_degree" for axis in ("dp", "pp", "sharding", "sep", "mp")),
+        "hybrid_configs.order",
+        "pipeline_configs.accumulate_steps",
+        "pipeline_configs.micro_batch_size",
+    }
+)
+
+
+class HybridJob(CollectiveJob):
+    """One trainer's part of a job in several directions.
+
+    Raises:
+        ValueError: the degrees' product is not the number of trainers, or a switch has no effect
+            here.
+    """
+
+    supported = SUPPORTED
+    divided = True
+
+    def __init__(self, role: RoleMaker, strategy: DistributedStrategy) -> None:
+        super().__init__(role, strategy)
+        self._strategy = strategy
+        try:
+            if strategy.hybrid_configs["pp_degree"] == 1 and any(
+                s.startswith("pipeline_configs") for s in strategy.unsupported(())
+            ):
+                raise ValueError(
+                    "strategy.pipeline_configs: has an effect with a pp_degree above 1 only"
+                )
+            self.mesh = hybrid_mesh(strategy)
+        except ValueError:
+            self.close()
+            raise
+
+    def register(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+        """See :func:`trainer.hybrid.hybrid_parallel`.
+
+        Raises:
+            ValueError: a second model.
+        """
+        if self.models:
+            raise ValueError(
+                "fleet.distributed_model: expected one model with hybrid_configs, got a second one"
+            )
+        return hybrid_parallel(model, self._strategy, **options)
+
+    def distribute(
+        self,
+        optimizer: torch.optim.Optimizer,
+        grad_clip: GradClip | None,
+        compression: Mapping[str, str] | None,
+    ) -> DistributedOptimizer:
+        """See :func:`trainer.hybrid.hybrid_optimizer`.
+
+        Raises:
+            ValueError: ``compression`` is given, another strategy, or the optimizer was made before
+                ``fleet.distributed_model``.
+        """
+        if compression is not None:
+            raise ValueError("compression: has no effect in the collective mode; leave it out")
+        if self.strategy != self._strategy:
+            raise ValueError(
+                "strategy: expected that of fleet.init, which made the model parallel, got "
+                "another one"
+            )
+        if not self.models:
+            raise RuntimeError("call fleet.distributed_model first")
+        inner = hybrid_optimizer(optimizer, self.models[0], grad_clip)
+        names = {parameter: name for name, parameter in self.models[0].named_parameters()}
+        return HybridOptimizer(
+            inner,
+            {inner.pieces.of[p]: name for p, name in names.items() if p in inner.pieces.of},
+            None,
+        )
+
+    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """Whole on every trainer."""
+        return hybrid_state_dict(model)
+
+    def shard(self, loader: Iterable[Any], seed: int | None) -> Iterable[Any]:
+        """Trainers that differ only in the pipeline, tensor or sequence direction get the same
+        batches.
+        """
+        place, parts = data_place(self.mesh)
+        return Together(shard(loader, parts, place, seed), self.role.trainers, self.role.trainer_id)
+
+
+class HybridOptimizer(CollectiveOptimizer):
+    """What fleet returns: the sharded optimizer, with fleet's calls.
+
+    With AMP use ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler``: an overflow on
+    one rank is then everybody's.
+    """
+
+    _step_supports_amp_scaling = False  # the scaler unscales, and asks the others
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of the pieces, and the model's own."""
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole tensors, of this rank's stage.  All ranks call this."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up what :meth:`state_dict` of the same stage gave."""
+        self.inner.load_state_dict(state_dict)
+        self._share()

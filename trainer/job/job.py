@@ -1,0 +1,204 @@
+"""What ``fleet.init`` begins and ``fleet.finish`` ends: a process's role, its models, its
+optimizer, its connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pserver.checkpoint.checkpoint import Saved
+from trainer.collective.dense_allreduce import Averaging
+from trainer.communicator.communicator import Communicator
+from trainer.embedding.proxy_parameter import Anchor
+from trainer.optimizer import DistributedOptimizer
+from trainer.role import Connection, Role, RoleMaker
+from transpiler.distribute import plan_parameters
+from transpiler.lanes import describe
+from transpiler.modes import lanes_of
+from transpiler.optimizers import rule_of
+from transpiler.plan import Deployment, Plan
+from transpiler.strategy import DistributedStrategy
+
+if TYPE_CHECKING:
+    from trainer.communicator.tables import Tables
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """See the module's docstring.
+
+    Attributes:
+        compression: how gradients travel, by pattern of parameter names; None: as they are.
+    """
+
+    divided = False  # whether no trainer has a whole model
+
+    def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
+        self.role = role
+        self.strategy = strategy
+        self.compression: Mapping[str, str] | None = None
+        self.models: list[nn.Module] = []
+        self.optimizer: DistributedOptimizer | None = None
+        self.saved: Saved | None = None  # the last checkpoint that was written or read here
+        # once the optimizer is distributed, where a model has embeddings of ours
+        self.tables: Tables | None = None
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The connection to the servers; None before there is one, and in a process that trains
+        alone.
+        """
+        return None if self.optimizer is None else self.optimizer.communicator
+
+    @property
+    def carrier(self) -> str:
+        """How tensors travel; "local" in a process that trains alone."""
+        return "local" if self.communicator is None else self.communicator.carrier
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Every module of every registered model, by name; several models are numbered."""
+        for index, model in enumerate(self.models):
+            prefix = f"model{index}." if len(self.models) > 1 else ""
+            yield from ((prefix + name, module) for name, module in model.named_modules())
+
+    def find_tables(self) -> Tables | None:
+        """The tables that the models' embeddings look up, if there are any.
+
+        Raises:
+            ValueError: two embeddings of one name differ.
+        """
+        if not any(
+            isinstance(parameter, Anchor)
+            for model in self.models
+            for parameter in model.parameters()
+        ):
+            return None
+        from trainer.communicator.tables import (
+            Tables,  # which imports what compiles the kernels of rows
+        )
+
+        self.tables = Tables(self.modules()) or None
+        return self.tables
+
+    def register(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+        """Makes a model what this job trains, where it is ``divided``."""
+        raise NotImplementedError
+
+    def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """The model's, whole; where the job is ``divided`` every trainer calls this."""
+        return {name: value for name, value in model.state_dict().items() if torch.is_tensor(value)}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of every registered model, by name, but the anchors of tables;
+        several models are numbered.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for index, model in enumerate(self.models):
+            prefix = f"model{index}." if len(self.models) > 1 else ""
+            found.update(
+                {
+                    prefix + name: p
+                    for name, p in model.named_parameters()
+                    if not isinstance(p, Anchor)
+                }
+            )
+            found.update({prefix + name: b for name, b in model.named_buffers()})
+        return found
+
+    def connect(self, distributed: DistributedOptimizer) -> Communicator | None:
+        """Joins the servers, with the plan for the optimizer as it is now; None in a process that
+        trains alone.
+        """
+        plan = self._plan(distributed)
+        if self.role.role is Role.SINGLE:
+            return None
+        strategy = self.strategy
+        for lane in plan.lanes:
+            note = "" if strategy is not None else " (no strategy given)"
+            log.info("training %s: %s%s", lane.mode, describe(lane, plan.trainers), note)
+        wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
+        deployment = Deployment(
+            plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait
+        )
+        start_rows = None if self.tables is None else self.tables.start_rows()
+        late = strategy is not None and strategy.a_sync_configs["runtime_split_send_recv"]
+        communicator = Communicator(
+            deployment, self.tensors(), distributed.inner, start_rows=start_rows, split_late=late
+        )
+        communicator.start()
+        if plan.averaged:
+            log.info("training collectively, beside: %s", ", ".join(plan.averaged))
+            patience = Connection.from_environment().start_deadline_seconds
+            communicator.averaging = Averaging(
+                communicator.clients, self.role.trainer_id, plan.trainers, patience
+            )
+        if self.tables is not None and communicator.lookups is not None:
+            self.tables.connect(communicator.rows_of)
+        if any(lane.independent_recv_thread for lane in plan.lanes):
+            for model in self.models:
+                model.register_forward_pre_hook(lambda *_: _refresh(communicator))
+        return communicator
+
+    def _plan(self, distributed: DistributedOptimizer) -> Plan:
+        tensors, groups = self.tensors(), self._groups(distributed)
+        tables, own_rules = (
+            ([], []) if self.tables is None else self.tables.described(distributed.param_groups)
+        )
+        listed = [
+            (
+                name,
+                tuple(tensors[name].shape),
+                str(tensors[name].dtype).removeprefix("torch."),
+                groups.get(name),
+            )
+            for name in (*groups, *(name for name in tensors if name not in groups))
+        ]
+        return plan_parameters(
+            listed,
+            [rule_of(distributed.inner, group) for group in distributed.param_groups] + own_rules,
+            lanes=lanes_of(self.strategy),
+            trainers=self.role.trainers,
+            servers=max(1, len(self.role.server_endpoints)),
+            clip=None if distributed.grad_clip is None else distributed.grad_clip.to_clip(),
+            compression=self.compression,
+            tables=tables,
+        )
+
+    @staticmethod
+    def _groups(distributed: DistributedOptimizer) -> dict[str, int]:
+        """The index of each parameter's group, by name, in the optimizer's order.
+
+        Raises:
+            ValueError: a parameter is in no registered model.
+        """
+        groups: dict[str, int] = {}
+        for index, group in enumerate(distributed.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                name = distributed.names.get(parameter)
+                if isinstance(parameter, Anchor):
+                    continue
+                if name is None:
+                    raise ValueError(
+                        f"parameter {number} of group {index}, of shape {list(parameter.shape)}, "
+                        "is in no registered model "
+                        "(where an embedding has moved, make the optimizer after "
+                        "fleet.distributed_model): "
+                        "pass every model to fleet.distributed_model first"
+                    )
+                groups[name] = index
+        return groups
+
+
+def _refresh(communicator: Communicator) -> None:
+    """At the entry of a forward: parameters that have arrived by themselves.
+
+    Not in a backward that calls a forward again.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        communicator.refresh()

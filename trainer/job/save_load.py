@@ -1,0 +1,150 @@
+"""A job's files: saved and gone on from, or exported for plain PyTorch.  See trainer/fleet.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pserver.checkpoint import checkpoint
+from trainer.checkpoint import resume
+from trainer.checkpoint.export import export as _export
+from trainer.job.current import distributed, present
+from trainer.job.job import Job
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.export import TableRows
+    from trainer.checkpoint.table_store import TableStore
+    from trainer.communicator.tables import Tables
+
+
+def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
+    """Writes parameters, buffers, tables, optimizer state and step to the directory ``path``:
+    whole, or not at all.
+
+    Every trainer calls this, between steps; trainer 0 writes.  What is written is one point of each
+    trainer: all steps before its call have been applied, and none after it.
+
+    Args:
+        scheduler: of torch.optim.lr_scheduler, whose state is written too.
+        delta: of tables, only what changed since the last save or load of this job, whose
+            checkpoint must stay where it is relative to this one: ``load`` reads the whole chain.
+            Without an earlier one everything is written.
+
+    Raises:
+        OSError: the directory cannot be written; the checkpoint that was there stays.
+        ValueError: ``delta``, and the checkpoint before was removed or replaced.
+    """
+    job = _whole(present())
+    optimizer = distributed(job)
+    optimizer.flush()
+    optimizer.barrier("save")
+    if job.role.trainer_id == 0:
+        optimizer.flush()  # the others' last steps too
+        base = job.saved if delta else None
+        job.saved = resume.save(path, job.tensors(), optimizer, scheduler, _store(job), base)
+    optimizer.barrier("saved")
+
+
+def load(path: str, scheduler: Any | None = None) -> int:
+    """Reads what :func:`save` wrote; the job goes on from there.  Every trainer calls this, between
+    steps, and can read ``path``.
+
+    Args:
+        scheduler: takes up the state that was saved with it.
+
+    Returns:
+        The step at which it was saved.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it is torn, or of another model or optimizer; nothing is changed.
+    """
+    job = _whole(present())
+    optimizer = distributed(job)
+    optimizer.flush()
+    optimizer.barrier("load")
+    store = _store(job)
+    resume.load(
+        path, job.tensors(), optimizer, scheduler, store, loads_tables=job.role.trainer_id == 0
+    )
+    if job.tables is not None:
+        job.tables.forget()
+    if job.communicator is not None:
+        job.communicator.push()
+    if job.role.trainer_id == 0:
+        if store is not None:
+            for name in store.names():
+                store.saved(name)
+        job.saved = checkpoint.present(path)
+    optimizer.barrier("loaded")
+    return optimizer.steps
+
+
+def _store(job: Job) -> TableStore | None:
+    """Where the rows of the job's tables are."""
+    if job.tables is None:
+        return None
+    from trainer.checkpoint.table_store import store_of
+
+    return store_of(job.tables, job.communicator)
+
+
+def _whole(job: Job) -> Job:
+    if job.divided:
+        raise ValueError(
+            "fleet.save, fleet.load: expected a model that is whole on every trainer, got one "
+            "divided by hybrid_configs: export "
+            "it with fleet.export, and keep each trainer's optimizer.state_dict()"
+        )
+    return job
+
+
+def export(path: str) -> None:
+    """Writes the model, with every step that was taken, to one file that torch alone can read: a
+    plain state_dict.
+
+    A table becomes its module's ``weight``, whole; or, where it has no range of ids or the weight
+    would be larger than 4 GiB, ``ids`` and the ``weight`` of those.
+    ``trainer.serving.load_embedding`` looks rows up in the file.
+
+    Every trainer calls this, between steps; trainer 0 writes.  The names are those of the model's
+    own ``state_dict()``; several models are numbered: ``model0.fc.weight``.
+
+    Args:
+        path: "NAME.safetensors" is written for ``safetensors.torch.load_file``, any other name for
+            ``torch.load``.
+
+    Raises:
+        RuntimeError: no model is registered.
+        OSError: the file cannot be written; the one that was there stays.
+    """
+    job = present()
+    if not job.models:
+        raise RuntimeError("call fleet.distributed_model first")
+    if job.optimizer is not None:
+        job.optimizer.flush()
+        job.optimizer.barrier("export")
+    if job.role.trainer_id == 0 or job.divided:
+        prefixes = [
+            f"model{index}." if len(job.models) > 1 else "" for index in range(len(job.models))
+        ]
+        # others' last steps too
+        states = zip(prefixes, (job.state_dict(model) for model in job.models), strict=True)
+        whole = {prefix + name: value for prefix, state in states for name, value in state.items()}
+        if job.role.trainer_id == 0:
+            _export(path, whole, None if job.tables is None else _table_rows(job, job.tables))
+    if job.optimizer is not None:
+        job.optimizer.barrier("exported")
+
+
+def _table_rows(job: Job, tables: Tables) -> dict[str, TableRows]:
+    """The tables to export, by the names of the modules that look them up."""
+    from trainer.checkpoint.export import TableRows
+
+    store = _store(job)
+    assert store is not None, "a job with tables has a place for them"
+    return {
+        path: TableRows(
+            module.table(name), store.settled(name), module.padding_idx, module.padding_row
+        )
+        for path, name, module in tables.by_module()
+    }

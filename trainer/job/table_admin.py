@@ -1,0 +1,78 @@
+"""What a script asks of its tables between steps: how they are, and to forget what nobody needs.
+
+See trainer/fleet.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from trainer.job.current import distributed, present
+
+
+def table_status() -> dict[str, dict[str, int]]:
+    """Of every table, over all servers: rows, bytes_held, and what was counted since the start
+    (admitted, evicted, ...).
+
+    Any trainer may ask at any time; nobody waits for others.  Empty where there are no tables.
+
+    Raises:
+        PServerError: a server does not answer.
+    """
+    job = present()
+    if job.tables is None:
+        return {}
+    if job.communicator is None:
+        return job.tables.status()
+    found: dict[str, Counter[str]] = {}
+    for client in job.communicator.clients:
+        for table in client.status().tables:
+            held = {"bytes_held": table.bytes_held, **table.counters, "rows": table.rows}
+            found.setdefault(table.name, Counter()).update(held)
+    return {name: dict(sorted(counted.items())) for name, counted in sorted(found.items())}
+
+
+def shrink(
+    threshold: float | None = None, days: float = 1.0, tables: Sequence[str] = ()
+) -> dict[str, int]:
+    """Days pass: rows that score too low, were not seen for too long or have outlived their time
+    are forgotten.
+
+    Every trainer calls this, between steps; when it returns, all servers have done it.
+
+    Args:
+        threshold: in place of each table's own ``delete_threshold``.
+        days: that have passed since the last call.
+        tables: only these.
+
+    Returns:
+        How many rows went, by table (on trainer 0; elsewhere none).
+
+    Raises:
+        TypeError: ``tables`` is no list.
+        ValueError: a table that the job does not have, or fewer than 0 days.
+        PServerError: a server is lost.
+    """
+    job = present()
+    known = [] if job.tables is None else job.tables.names
+    if isinstance(tables, str):
+        raise TypeError(f"shrink: tables: expected a list of names, got {tables!r}")
+    for name in tables:
+        if name not in known:
+            raise ValueError(
+                f"shrink: expected tables among {', '.join(known) or 'none'}, got {name!r}"
+            )
+    if not days >= 0:
+        raise ValueError(f"shrink: days: expected 0 or more, got {days}")
+    optimizer = distributed(job)
+    optimizer.flush()
+    optimizer.barrier("shrink")
+    removed: Counter[str] = Counter()
+    if job.communicator is None and job.tables is not None:
+        removed.update(job.tables.shrink(days, threshold, tables or known))
+    elif job.communicator is not None and job.role.trainer_id == 0:
+        for client in job.communicator.clients:
+            removed.update(client.shrink(days, threshold, tables))
+    optimizer.barrier("shrunk")
+    return dict(sorted(removed.items()))
