@@ -33,8 +33,10 @@ FORBIDDEN_THERE = {
     "asyncio",
 }
 EXCEPT = {
-    "transpiler/serialize.py": {"os"},  # Program.save syncs and renames
-    "transpiler/rehearsal.py": {"random"},  # what a rehearsed step draws is put back
+    "transpiler/formats/serialize.py": {"os"},  # Program.save syncs and renames
+    "transpiler/tracing/equivalence_check.py": {
+        "random"
+    },  # what a rehearsed step draws is put back
 }
 TABLES = (
     "eviction ids index initial kernels missed missed_adam presence records row_optimizer "

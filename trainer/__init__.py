@@ -19,12 +19,12 @@ from trainer.hybrid import split_sequence as split_sequence
 from trainer.parallel_executor import ParallelExecutor as ParallelExecutor
 from trainer.sharding import group_sharded_parallel as group_sharded_parallel
 from trainer.sharding import save_group_sharded_model as save_group_sharded_model
-from transpiler.tables import Constant as Constant
-from transpiler.tables import CountFilterEntry as CountFilterEntry
-from transpiler.tables import Normal as Normal
-from transpiler.tables import ProbabilityEntry as ProbabilityEntry
-from transpiler.tables import ShowClickEntry as ShowClickEntry
-from transpiler.tables import Uniform as Uniform
+from transpiler.ir.tables import Constant as Constant
+from transpiler.ir.tables import CountFilterEntry as CountFilterEntry
+from transpiler.ir.tables import Normal as Normal
+from transpiler.ir.tables import ProbabilityEntry as ProbabilityEntry
+from transpiler.ir.tables import ShowClickEntry as ShowClickEntry
+from transpiler.ir.tables import Uniform as Uniform
 
 if TYPE_CHECKING:
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding

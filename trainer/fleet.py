@@ -52,8 +52,8 @@ from trainer.job.table_admin import shrink, table_status
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from transpiler.clip import GradClip
-from transpiler.modes import SUPPORTED, lanes_of
-from transpiler.strategy import DistributedStrategy
+from transpiler.strategy.from_strategy import SUPPORTED, lanes_of
+from transpiler.strategy.strategy import DistributedStrategy
 
 __all__ = [
     "barrier_worker",

@@ -12,7 +12,7 @@ import torch
 from trainer.collective.dense_allreduce import Averaging
 from trainer.communicator.communicator import Communicator
 from transpiler.clip import ClipGradByValue, GradClip, apply
-from transpiler.optimizers import row_of, rule_of
+from transpiler.ir.rules import row_of, rule_of
 
 if TYPE_CHECKING:
     from trainer.communicator.tables import Tables

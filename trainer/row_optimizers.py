@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from transpiler.plan import Rule
-from transpiler.table_planning import group_rule as group_rule
-from transpiler.tables import ROW_RULES
+from transpiler.ir.tables import ROW_RULES
+from transpiler.plan.plan import Rule
+from transpiler.plan.table_planner import group_rule as group_rule
 
 __all__ = [
     "Adagrad",

@@ -51,7 +51,7 @@ class InitialRows(nn.Module):
     float64's last bits may differ.
 
     Args:
-        kind, low, high: of the table's :class:`transpiler.tables.Initial`.
+        kind, low, high: of the table's :class:`transpiler.ir.tables.Initial`.
         seed: of the table.
         dim, dtype: of a row.
     """

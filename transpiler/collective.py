@@ -3,11 +3,11 @@ checked, and the passes run.
 
 ::
 
-    deployment_of        who takes part, and how they share       (rings.py: names and rows)
+    deployment_of        who takes part, and how they share       (comm_rings.py: names and rows)
     MAIN_PASSES          by mode: scale_loss_gradient, part_gradients, sum_gradients, fuse_by_size, wait_before_use; or
-                         average_parameters, fuse_by_size, wait_before_use; or nothing           (collective_passes.py)
+                         average_parameters, fuse_by_size, wait_before_use; or nothing           (collective.py)
     ..._STARTUP_PASSES   draw_ids, begin_rings, hand_on_parameters, wait_before_use
-    verify               the laws that hold after each pass       (collective_laws.py)
+    verify               the laws that hold after each pass       (collective.py)
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transpiler.collective_passes import (
+from transpiler.distribute_config import DistributeTranspilerConfig
+from transpiler.ir.graph import Op, Program
+from transpiler.passes.collective import (
     COLLECTIVE_STARTUP_PASSES,
     GRADIENT_PASSES,
     MAIN_PASSES,
     NCCL2_STARTUP_PASSES,
 )
-from transpiler.distribute_config import DistributeTranspilerConfig
-from transpiler.plan import Collective, Deployment
-from transpiler.planning import plan_collective
-from transpiler.program import Op, Program
-from transpiler.rings import row_length
-from transpiler.verify import run
+from transpiler.plan.comm_rings import row_length
+from transpiler.plan.plan import Collective, Deployment
+from transpiler.plan.planner import plan_collective
+from transpiler.verify.verify import run
 
 # what ``transpile`` has as pservers and as current_endpoint unless it is given others
 ENDPOINT = "127.0.0.1:6174"

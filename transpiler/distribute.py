@@ -3,13 +3,13 @@ the four programs.
 
 ::
 
-    plan_program          who holds what                        (planning.py)
+    plan_program          who holds what                        (planner.py)
     TRAINER_PASSES        leave_clipping_to_servers, send_gradients, drop_updates, send_changes, receive_parameters
-                                                                (trainer_passes.py)
-                          pull_rows, send_row_gradients         of sparse tables (table_passes.py)
+                                                                (trainer.py)
+                          pull_rows, send_row_gradients         of sparse tables (trainer_tables.py)
     STARTUP_PASSES        receive_everything
-    PSERVER_PASSES        define_slices, append_optimize_blocks, listen                                 (pserver_passes.py)
-                          define_tables, append_table_blocks    of sparse tables (table_server.py)
+    PSERVER_PASSES        define_slices, append_optimize_blocks, listen                                 (pserver.py)
+                          define_tables, append_table_blocks    of sparse tables (pserver_tables.py)
     verify                the laws that hold after each pass    (verify.py)
 
 Modes without servers have their own passes: ``collective.py``.
@@ -29,14 +29,18 @@ from transpiler.collective import (
     deployment_of,
 )
 from transpiler.distribute_config import DistributeTranspilerConfig
-from transpiler.modes import uniform
-from transpiler.naming import default_main_program, default_startup_program, set_default_trainer
-from transpiler.plan import Deployment, Lane, Plan
-from transpiler.planning import MODES, plan_parameters, plan_program
-from transpiler.program import Block, Op, Program, Role, Storage, freeze
-from transpiler.pserver_passes import PSERVER_PASSES, pserver_program, pserver_startup
-from transpiler.trainer_passes import STARTUP_PASSES, TRAINER_PASSES, startup_passes, trainer_passes
-from transpiler.verify import run, verify_servers
+from transpiler.ir.graph import Block, Op, Program, Role, Storage, freeze
+from transpiler.passes.pserver import PSERVER_PASSES, pserver_program, pserver_startup
+from transpiler.passes.trainer import STARTUP_PASSES, TRAINER_PASSES, startup_passes, trainer_passes
+from transpiler.plan.plan import Deployment, Lane, Plan
+from transpiler.plan.planner import MODES, plan_parameters, plan_program
+from transpiler.strategy.from_strategy import uniform
+from transpiler.tracing.default_programs import (
+    default_main_program,
+    default_startup_program,
+    set_default_trainer,
+)
+from transpiler.verify.verify import run, verify_servers
 
 __all__ = [
     "DistributeTranspiler",

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from transpiler.placement import Dispatcher, RoundRobin
-from transpiler.plan import Lane
+from transpiler.plan.placement import Dispatcher, RoundRobin
+from transpiler.plan.plan import Lane
 
 
 class UnknownField(AttributeError, ValueError):
@@ -140,7 +140,7 @@ class DistributeTranspilerConfig:
         collective_mode: of "collective": "grad_allreduce" averages gradients at every step,
             "local_sgd" parameters after it.
         nccl_comm_num: how many process groups ("rings") buckets of gradients take in turn.
-        use_hierarchical_allreduce: reduce within each host, then between hosts (``rings.py``).
+        use_hierarchical_allreduce: reduce within each host, then between hosts (``comm_rings.py``).
         hierarchical_allreduce_inter_nranks: trainers in a row that reduce among themselves first; 0
             or 1: those of each host.
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, fx
 
 from transpiler.clip import KERNELS as CLIP_KERNELS
-from transpiler.ops import aten_overload
-from transpiler.program import Argument, Literal, Op, Ref, Symbol
-from transpiler.rows import RowKernels
-from transpiler.schema import DTYPES
-from transpiler.table_ops import SEVERAL as SEVERAL_OF_TABLES
+from transpiler.ir.graph import Argument, Literal, Op, Ref, Symbol
+from transpiler.ir.ops import aten_overload
+from transpiler.ir.schema import DTYPES
+from transpiler.ir.sparse_rows import RowKernels
+from transpiler.ir.table_ops import SEVERAL as SEVERAL_OF_TABLES
 
 SEVERAL = frozenset({"split", "recv"}) | SEVERAL_OF_TABLES  # whose results are a list, also of one
 

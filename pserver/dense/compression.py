@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 import torch
 
-from transpiler.plan import COMPRESSIONS as COMPRESSIONS
+from transpiler.plan.plan import COMPRESSIONS as COMPRESSIONS
 
 BLOCK = 1024  # elements that share a scale
 LARGEST = 127

@@ -16,10 +16,10 @@ import torch
 from pserver.dense.slice_update import Entry, OuterEntry, join_small
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.transport.codec import DTYPES, NAMES
-from transpiler.laws import table_of_block
-from transpiler.ops import rule_of_op, states_of_op
-from transpiler.optimizers import RULES, SliceUpdater
-from transpiler.program import Block, Op, Program, Ref, Role, Variable
+from transpiler.ir.graph import Block, Op, Program, Ref, Role, Variable
+from transpiler.ir.ops import rule_of_op, states_of_op
+from transpiler.ir.rules import RULES, SliceUpdater
+from transpiler.verify.invariants import table_of_block
 
 
 class DenseTable:

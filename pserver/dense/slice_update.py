@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from transpiler.optimizers import SliceUpdater, SmallSlices
-from transpiler.plan import Number
+from transpiler.ir.rules import SliceUpdater, SmallSlices
+from transpiler.plan.plan import Number
 
 # of slices that step in one call: enough for its cost, and for waking who receives them, not to
 # count

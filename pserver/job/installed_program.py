@@ -18,8 +18,8 @@ from pserver.job.membership import Member, Members, Wait
 from pserver.job.quiesce import Gate
 from pserver.job.workers import Workers
 from pserver.table.gradient import RowGradient
-from transpiler.plan import Plan
-from transpiler.program import Program, Storage
+from transpiler.ir.graph import Program, Storage
+from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:
     from pserver.job.locked_table import HeldTable

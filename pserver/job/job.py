@@ -39,9 +39,9 @@ from pserver.job.lane import Outcome
 from pserver.job.membership import Member, Members, State
 from pserver.job.status_report import held_report, shrink, trainer_reports
 from pserver.transport.byte_counters import Traffic
-from transpiler.ops import check_server_program
-from transpiler.plan import differences
-from transpiler.program import Program, Storage
+from transpiler.ir.graph import Program, Storage
+from transpiler.ir.ops import check_server_program
+from transpiler.plan.plan import differences
 
 PROTOCOL = 1
 

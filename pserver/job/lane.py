@@ -34,7 +34,7 @@ from pserver.job.snapshot import Snapshot
 from pserver.job.sync_round import Contribution, Phase, Round
 from pserver.job.update_task import Batch, Progress
 from pserver.job.workers import Workers
-from transpiler.plan import Lane
+from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
     from pserver.job.locked_table import HeldTable

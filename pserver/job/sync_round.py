@@ -27,7 +27,7 @@ from pserver.dense.slice_update import Entry, update_all
 from pserver.errors import FingerprintMismatch
 from pserver.job.update_task import Progress
 from pserver.table.gradient import RowGradient, total_of
-from transpiler.plan import Number
+from transpiler.plan.plan import Number
 
 if TYPE_CHECKING:
     from pserver.job.locked_table import HeldTable

@@ -35,7 +35,7 @@ from pserver.transport.endpoint import spell
 from pserver.transport.grpc_stream import Exchanges
 from pserver.transport.stream import Listener, Stream
 from pserver.wire_pb2 import StatusRequest
-from transpiler.program import Program, Storage
+from transpiler.ir.graph import Program, Storage
 
 log = logging.getLogger(__name__)
 

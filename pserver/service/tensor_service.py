@@ -34,7 +34,7 @@ from pserver.transport.array_assembler import NamedArrays, row_gradients
 from pserver.transport.sequenced import Numbered
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms
-from transpiler.plan_message import numbers_from_proto
+from transpiler.formats.plan_message import numbers_from_proto
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pserver.table.index import Index
 from pserver.table.initializers import chance, seed_word
 from pserver.table.kernels import Array, kernel
 from pserver.table.memory import Memory
-from transpiler.tables import CountFilterEntry, ProbabilityEntry, ShowClickEntry, Table
+from transpiler.ir.tables import CountFilterEntry, ProbabilityEntry, ShowClickEntry, Table
 
 
 @kernel

@@ -13,7 +13,7 @@ import numpy as np
 
 from pserver.table.ids import mix, plain
 from pserver.table.kernels import Array, kernel
-from transpiler.tables import Initial
+from transpiler.ir.tables import Initial
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2
 KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL}

@@ -14,7 +14,7 @@ from pserver.table.eviction import victims
 from pserver.table.kernels import Array
 from pserver.table.rows import BLOCK
 from pserver.table.updater import Stepper
-from transpiler.tables import ShowClickEntry, Table
+from transpiler.ir.tables import ShowClickEntry, Table
 
 COUNTED = ("pushes", "admitted", "refused", "evicted", "expired", "shrunk")
 

@@ -12,7 +12,7 @@ from pserver.table.initializers import numbers, seed_word, start_rows, write_ini
 from pserver.table.kernels import Array, copy, kernel, prefetch
 from pserver.table.memory import Layout, Memory
 from pserver.table.update_kernels import AHEAD, LINE
-from transpiler.tables import Table
+from transpiler.ir.tables import Table
 
 BLOCK = 65536  # rows that are handled at a time where all are
 FLOATS = ("pushed", "show", "click", "unseen")  # words that are numbers; the others are counts

@@ -20,8 +20,8 @@ from pserver.table.index import outside
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import Presence, words_of
 from pserver.table.updater import Stepper
-from transpiler.plan import Number, Rule
-from transpiler.tables import Table
+from transpiler.ir.tables import Table
+from transpiler.plan.plan import Number, Rule
 
 
 class SparseTable:

@@ -190,7 +190,7 @@ def ftrl_solution(
 def ftrl(
     rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
 ) -> None:
-    """transpiler.ftrl.Ftrl.  Scalars: rate, l1, l2, -lr_power, beta."""
+    """transpiler.optim.ftrl.Ftrl.  Scalars: rate, l1, l2, -lr_power, beta."""
     rate, l1, l2, exponent, beta = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
     for i in range(len(slots)):

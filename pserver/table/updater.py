@@ -24,8 +24,8 @@ from pserver.table.deferred_updates import History
 from pserver.table.kernels import Array
 from pserver.table.optimizers import ROW_OPTIMIZERS, first_numbers
 from pserver.table.rows import Rows
-from transpiler.plan import Number, Rule
-from transpiler.tables import Table
+from transpiler.ir.tables import Table
+from transpiler.plan.plan import Number, Rule
 
 Numbers = list[dict[str, Any]]
 KEPT, PERIOD = 4096, 16384

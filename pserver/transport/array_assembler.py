@@ -16,7 +16,7 @@ from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.transport.stream import Buffer
 from pserver.wire_pb2 import Frame, Part
-from transpiler.tables import ShowClickEntry, Table
+from transpiler.ir.tables import ShowClickEntry, Table
 
 IDS, ROWS, STATISTICS = "@ids", "@rows", "@statistics"
 

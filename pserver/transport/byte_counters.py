@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from pserver.wire_pb2 import Frame, StatusReply, VariableBytes
-from transpiler.plan import Plan
+from transpiler.plan.plan import Plan
 
 Bytes = tuple[int, int]  # received, sent
 

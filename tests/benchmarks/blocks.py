@@ -12,7 +12,7 @@ from torch import nn
 
 from trainer import Executor
 from transpiler import capture
-from transpiler.optimizers import SliceUpdater, row_of, rule_of
+from transpiler.ir.rules import SliceUpdater, row_of, rule_of
 
 SETTING = "one process, 1 thread, 16 M elements of float32"
 FUSED = Promise(

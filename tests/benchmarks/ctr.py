@@ -19,8 +19,8 @@ from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
 from trainer.role import Connection
 from transpiler.distribute import plan_parameters
-from transpiler.plan import Deployment, Rule
-from transpiler.tables import Segment, Table, Uniform
+from transpiler.ir.tables import Segment, Table, Uniform
+from transpiler.plan.plan import Deployment, Rule
 
 COUNT = SLOTS * BATCH
 MODEL = (

@@ -13,7 +13,7 @@ from torch import nn
 from trainer.communicator.communicator import Communicator
 from trainer.role import Connection
 from transpiler.distribute import plan_parameters
-from transpiler.plan import Deployment, Rule
+from transpiler.plan.plan import Deployment, Rule
 
 SGD = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 

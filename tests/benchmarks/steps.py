@@ -130,9 +130,7 @@ def _threads(count: int, runs: int) -> Row:
             ]
             list(pool.map(lambda trainer: trainer.communicator.start(), job))
             stack.callback(
-                lambda job=job: list(
-                    pool.map(lambda trainer: trainer.communicator.leave(), job)
-                )
+                lambda job=job: list(pool.map(lambda trainer: trainer.communicator.leave(), job))
             )
             contenders[f"{trainers}"] = timed(lambda job=job: list(pool.map(Trainer.step, job)))
         medians = alternate(contenders, runs)

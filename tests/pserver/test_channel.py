@@ -36,9 +36,9 @@ from pserver.wire_pb2 import (
     SaveRequest,
 )
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.modes import LanePlan
-from transpiler.plan import Deployment, Lane, Plan, Rule
-from transpiler.plan_message import numbers_to_proto
+from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.plan.plan import Deployment, Lane, Plan, Rule
+from transpiler.strategy.from_strategy import LanePlan
 
 SGD = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 

@@ -17,8 +17,8 @@ from pserver.job.locked_table import HeldTable
 from pserver.job.quiesce import Gate
 from pserver.table.gradient import RowGradient
 from pserver.table.ids import owners
-from transpiler.plan import Lane, Plan, Rule
-from transpiler.tables import CountFilterEntry, Segment, Table
+from transpiler.ir.tables import CountFilterEntry, Segment, Table
+from transpiler.plan.plan import Lane, Plan, Rule
 
 DIM = 3
 # of the ids that are looked up, those of server 0

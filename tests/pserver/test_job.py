@@ -41,9 +41,9 @@ from pserver.wire_pb2 import (
     StatusRequest,
 )
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.plan import Clip, Deployment, Plan, Rule
-from transpiler.plan_message import numbers_to_proto
-from transpiler.program import Program
+from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.ir.graph import Program
+from transpiler.plan.plan import Clip, Deployment, Plan, Rule
 
 DEADLINE = 20.0
 

@@ -11,8 +11,7 @@ import pytest
 
 from pserver.table import eviction
 from pserver.table.sparse_table import SparseTable
-from transpiler.plan import Rule
-from transpiler.tables import (
+from transpiler.ir.tables import (
     Constant,
     CountFilterEntry,
     ProbabilityEntry,
@@ -21,6 +20,7 @@ from transpiler.tables import (
     Table,
     Uniform,
 )
+from transpiler.plan.plan import Rule
 
 SGD = Rule("sgd", {"lr": 1.0})
 CTR = ShowClickEntry(

@@ -32,9 +32,9 @@ from pserver.transport.registry import connect
 from pserver.transport.shm_ring import SEGMENT_BYTES
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, JoinRequest, Kind, Part, Row, StatusRequest
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.plan import Deployment, Plan, Rule
-from transpiler.plan_message import numbers_to_proto
-from transpiler.program import Storage
+from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.ir.graph import Storage
+from transpiler.plan.plan import Deployment, Plan, Rule
 
 SECONDS = 20.0
 CARRIERS = ("shm", "flight", "grpc")

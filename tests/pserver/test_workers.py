@@ -18,8 +18,8 @@ from pserver.job.workers import Workers
 from pserver.service.server import Server
 from pserver.wire_pb2 import Commit, Done, Kind, Part, Row
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.plan import Deployment, Plan, Rule
-from transpiler.plan_message import numbers_to_proto
+from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.plan.plan import Deployment, Plan, Rule
 
 SECONDS = 10.0
 NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}

@@ -14,8 +14,8 @@ from torch import nn
 
 from trainer import Executor
 from transpiler import ClipGradByGlobalNorm, capture
+from transpiler.ir.graph import Block, Op, Program, Ref, Role, Variable
 from transpiler.lower import Kernel
-from transpiler.program import Block, Op, Program, Ref, Role, Variable
 
 
 def classify(model, x, y):

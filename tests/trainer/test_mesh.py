@@ -29,7 +29,7 @@ from trainer.hybrid.mesh import directions, parameter_mesh
 from trainer.hybrid.stages import stages_of
 from trainer.hybrid.tensor import planned
 from transpiler import ClipGradByGlobalNorm
-from transpiler.strategy import DistributedStrategy
+from transpiler.strategy.strategy import DistributedStrategy
 
 WIDTH, HEADS, TIME, SYMBOLS = 16, 4, 8, 12
 PLAN = {

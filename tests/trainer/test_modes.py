@@ -27,8 +27,8 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.parameter_slices import LiveSlices
 from transpiler import DistributedStrategy
 from transpiler.distribute import plan_parameters
-from transpiler.modes import lanes_of
-from transpiler.plan import Deployment, Rule
+from transpiler.plan.plan import Deployment, Rule
+from transpiler.strategy.from_strategy import lanes_of
 
 Servers = Callable[[int], str]
 

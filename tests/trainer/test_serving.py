@@ -21,7 +21,7 @@ from pserver.table.initializers import initial_rows
 from trainer.checkpoint.export import TableRows, export
 from trainer.embedding.embedding import DistributedEmbedding
 from trainer.serving import InitialRows, LookupModule, load_embedding
-from transpiler.tables import Constant, Initial, Normal, Segment, Table, Uniform
+from transpiler.ir.tables import Constant, Initial, Normal, Segment, Table, Uniform
 
 DIM = 5
 

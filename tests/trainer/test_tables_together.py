@@ -424,9 +424,7 @@ def test_in_k_step_only_touched_rows_travel_both_ways(join: Any) -> None:
     trainer.optimizer.flush()
 
     assert trainer.bytes == {"bytes_out": 3 * 8 + 3 * (8 + 4 * DIM), "bytes_in": 3 * 4 * DIM}
-    assert trainer.job.communicator.lookups.pull("emb", torch.tensor([1, 3, 4]))[
-        :, 0
-    ].tolist() == [
+    assert trainer.job.communicator.lookups.pull("emb", torch.tensor([1, 3, 4]))[:, 0].tolist() == [
         4.0,
         8.0,
         0.0,

@@ -14,11 +14,11 @@ import torch
 from google.protobuf.message import DecodeError
 
 from transpiler import program_pb2 as pb
-from transpiler.ops import check_server_program
-from transpiler.optimizers import RULES, rule_of
-from transpiler.plan import Clip, Deployment, Lane, Placement, Plan, Rule, Slice
-from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
-from transpiler.pserver_passes import pserver_program
+from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze
+from transpiler.ir.ops import check_server_program
+from transpiler.ir.rules import RULES, rule_of
+from transpiler.passes.pserver import pserver_program
+from transpiler.plan.plan import Clip, Deployment, Lane, Placement, Plan, Rule, Slice
 
 RULE = Rule(
     "momentum",

@@ -42,7 +42,7 @@ from transpiler import (
     name_scope,
     program_guard,
 )
-from transpiler.program import Role
+from transpiler.ir.graph import Role
 
 HERE = Path(__file__).name
 CLIPS = {

@@ -24,17 +24,17 @@ from transpiler import (
     DistributeTranspiler,
     DistributeTranspilerConfig,
     capture,
-    collective_laws,
     program_guard,
 )
 from transpiler.collective import collective_program, deployment_of, handing_on, parallel_program
-from transpiler.naming import default_main_program, default_trainer_program
-from transpiler.ops import check_server_program
-from transpiler.plan import Collective
-from transpiler.plan_text import plan_text
-from transpiler.program import Argument, Op, Program, Ref, Role
-from transpiler.rings import heads, row_length, row_of
-from transpiler.verify import IllegalProgram, laws_of, verify
+from transpiler.formats.plan_text import plan_text
+from transpiler.ir.graph import Argument, Op, Program, Ref, Role
+from transpiler.ir.ops import check_server_program
+from transpiler.plan.comm_rings import heads, row_length, row_of
+from transpiler.plan.plan import Collective
+from transpiler.tracing.default_programs import default_main_program, default_trainer_program
+from transpiler.verify import collective as collective_invariants
+from transpiler.verify.verify import IllegalProgram, laws_of, verify
 
 TWO, FOUR = "h:1,h:2", "a:1,a:2,b:1,b:2"
 GRAD: dict[str, Any] = {"mode": "collective", "collective_mode": "grad_allreduce"}
@@ -639,9 +639,9 @@ def test_a_broken_law_is_named(
     broken = edited(program, change)
     verify(program, plan)
     sentence = " ".join(
-        (inspect.getdoc(getattr(collective_laws, law)) or "").split("\n\n")[0].split()
+        (inspect.getdoc(getattr(collective_invariants, law)) or "").split("\n\n")[0].split()
     ).rstrip(".")
-    faults = list(getattr(collective_laws, law)(broken, plan))
+    faults = list(getattr(collective_invariants, law)(broken, plan))
     assert faults and all(fault.why for fault in faults)
     with pytest.raises(IllegalProgram) as caught:
         verify(broken, plan)
@@ -651,7 +651,11 @@ def test_a_broken_law_is_named(
 
 def test_every_law_has_a_program_that_breaks_it() -> None:
     """No law stands untested."""
-    laws = {name for name, law in vars(collective_laws).items() if inspect.isgeneratorfunction(law)}
+    laws = {
+        name
+        for name, law in vars(collective_invariants).items()
+        if inspect.isgeneratorfunction(law)
+    }
     assert laws == {law for *_, law in BREAKS}
 
 
@@ -662,5 +666,5 @@ def test_a_bucket_that_is_too_full_breaks_the_law(single: Single) -> None:
     plan = replace(
         main.deployment.plan, collective=replace(main.deployment.plan.collective, bucket_bytes=8)
     )
-    faults = list(collective_laws.buckets_in_bounds(main, plan))
+    faults = list(collective_invariants.buckets_in_bounds(main, plan))
     assert "expected 8 bytes a bucket at most" in faults[0].why

@@ -27,13 +27,13 @@ from transpiler.distribute import (
     pserver_startup,
     trainer_program,
 )
-from transpiler.laws import IllegalProgram
-from transpiler.modes import LanePlan, uniform
-from transpiler.ops import check, check_server_program
-from transpiler.optimizers import RULES, rule_of, state_of
-from transpiler.placement import Piece
-from transpiler.plan import Clip, Deployment, Lane, Plan, Rule
-from transpiler.program import Block, Op, Program, Ref, Role, Storage, Variable, freeze
+from transpiler.ir.graph import Block, Op, Program, Ref, Role, Storage, Variable, freeze
+from transpiler.ir.ops import check, check_server_program
+from transpiler.ir.rules import RULES, rule_of, state_of
+from transpiler.plan.placement import Piece
+from transpiler.plan.plan import Clip, Deployment, Lane, Plan, Rule
+from transpiler.strategy.from_strategy import LanePlan, uniform
+from transpiler.verify.invariants import IllegalProgram
 
 ONE, TWO, THREE = "h:1", "h:1,h:2", "h:1,h:2,h:3"
 

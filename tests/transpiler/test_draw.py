@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from transpiler.draw import svg
-from transpiler.plan import Deployment, Lane, Placement, Plan, Rule, Slice
-from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
+from transpiler.formats.svg import svg
+from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze
+from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Rule, Slice
 
 SVG = "{http://www.w3.org/2000/svg}"
 RULE = Rule(

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from transpiler import DistributedStrategy
-from transpiler.lanes import MODES, check_lane, describe
-from transpiler.modes import SUPPORTED, lanes_of
-from transpiler.optimizers import state_of
-from transpiler.plan import Lane, Rule
-from transpiler.planning import plan_parameters
-from transpiler.strategy_fields import CONFIGS
+from transpiler.ir.rules import state_of
+from transpiler.plan.lanes import MODES, check_lane, describe
+from transpiler.plan.plan import Lane, Rule
+from transpiler.plan.planner import plan_parameters
+from transpiler.strategy.fields import CONFIGS
+from transpiler.strategy.from_strategy import SUPPORTED, lanes_of
 
 SGD = Rule("sgd", {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
 ADAM = Rule("adam", {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})

@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 
+from transpiler.ir.graph import Literal, Op, Ref, Symbol
 from transpiler.lower import free_inputs, lower
-from transpiler.program import Literal, Op, Ref, Symbol
 
 CPU = torch.device("cpu")
 

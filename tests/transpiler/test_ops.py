@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from transpiler.ops import COMMUNICATION, SERVER_OPS, allowed_on_server, aten_overload, check
-from transpiler.program import Argument, Literal, Op, Ref, Symbol
+from transpiler.ir.graph import Argument, Literal, Op, Ref, Symbol
+from transpiler.ir.ops import COMMUNICATION, SERVER_OPS, allowed_on_server, aten_overload, check
 
 ADAM = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 
@@ -257,7 +257,7 @@ def test_every_optimizer_op_checks_with_the_arguments_that_its_rule_asks_for() -
     """For each rule: its defaults' numbers, and the states that torch keeps for them, make an op
     that passes.
     """
-    from transpiler.optimizers import RULES, rule_of, state_of
+    from transpiler.ir.rules import RULES, rule_of, state_of
 
     for op_type, spec in RULES.items():
         w = torch.zeros(2, requires_grad=True)

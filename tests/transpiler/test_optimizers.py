@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from transpiler.decayed_adagrad import DecayedAdagrad
-from transpiler.ftrl import Ftrl
-from transpiler.optimizers import (
+from transpiler.ir.rules import (
     CHUNK,
     RULES,
     SliceUpdater,
@@ -22,7 +20,9 @@ from transpiler.optimizers import (
     slice_state,
     state_of,
 )
-from transpiler.plan import Rule
+from transpiler.optim.decayed_adagrad import DecayedAdagrad
+from transpiler.optim.ftrl import Ftrl
+from transpiler.plan.plan import Rule
 
 # Where a parameter of three rows is cut: at odd places, with an empty slice, and one of more than a
 # chunk.
@@ -349,7 +349,7 @@ def test_every_optimizer_of_torch_is_decided_upon() -> None:
     """Each class in torch.optim either has a rule or is refused by name: none falls through as
     unknown.
     """
-    from transpiler.optimizers import _REFUSED
+    from transpiler.ir.rules import _REFUSED
 
     classes = {
         c for c in vars(optim).values() if isinstance(c, type) and issubclass(c, optim.Optimizer)

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from transpiler.placement import HashName, Piece, RoundRobin, SizeBalanced, place, slice_variable
+from transpiler.plan.placement import (
+    HashName,
+    Piece,
+    RoundRobin,
+    SizeBalanced,
+    place,
+    slice_variable,
+)
 
 GOLDEN = [  # shape, the slices on 2, 3 and 4 servers with min_block_size 8192
     ((1000,), [1000], [1000], [1000]),
@@ -84,7 +91,7 @@ def test_hashing_is_stable_across_processes() -> None:
     only.
     """
     code = (
-        "from transpiler.placement import HashName, Piece;"
+        "from transpiler.plan.placement import HashName, Piece;"
         "print(HashName(7).dispatch([Piece(f'layer{i}.weight', i) for i in range(20)]))"
     )
     answers = set()

@@ -14,8 +14,14 @@ import torch
 from safetensors.torch import save_file
 
 from transpiler import program_pb2 as pb
-from transpiler.plan import Clip, Deployment, Lane, Placement, Plan, Rule, Slice
-from transpiler.program import (
+from transpiler.formats.serialize import (
+    argument_from_proto,
+    argument_to_proto,
+    canonical,
+    numbers_from_proto,
+    numbers_to_proto,
+)
+from transpiler.ir.graph import (
     Argument,
     Block,
     Literal,
@@ -28,13 +34,7 @@ from transpiler.program import (
     Variable,
     freeze,
 )
-from transpiler.serialize import (
-    argument_from_proto,
-    argument_to_proto,
-    canonical,
-    numbers_from_proto,
-    numbers_to_proto,
-)
+from transpiler.plan.plan import Clip, Deployment, Lane, Placement, Plan, Rule, Slice
 
 RULE = Rule(
     "adam",

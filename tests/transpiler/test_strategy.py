@@ -12,7 +12,7 @@ import pytest
 
 from transpiler import DistributedStrategy
 from transpiler import strategy_pb2 as pb
-from transpiler.strategy_fields import CONFIGS, OUTER_OPTIMIZER, SWITCHES, Field
+from transpiler.strategy.fields import CONFIGS, OUTER_OPTIMIZER, SWITCHES, Field
 
 DEFAULTS = {
     "a_sync": True,

@@ -17,14 +17,12 @@ from google.protobuf.message import DecodeError
 from torch import nn
 
 from trainer import DistributedEmbedding, row_optimizers
-from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture, table_laws
+from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
 from transpiler import program_pb2 as pb
-from transpiler.laws import IllegalProgram
-from transpiler.ops import check_server_program
-from transpiler.planning import tables_of
-from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
-from transpiler.table_ops import declared, table_of
-from transpiler.tables import (
+from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze
+from transpiler.ir.ops import check_server_program
+from transpiler.ir.table_ops import declared, table_of
+from transpiler.ir.tables import (
     CountFilterEntry,
     Initial,
     ProbabilityEntry,
@@ -32,7 +30,10 @@ from transpiler.tables import (
     ShowClickEntry,
     Table,
 )
-from transpiler.verify import laws_of, verify
+from transpiler.plan.planner import tables_of
+from transpiler.verify import tables as table_invariants
+from transpiler.verify.invariants import IllegalProgram
+from transpiler.verify.verify import laws_of, verify
 
 ENDPOINTS = "127.0.0.1:6174,127.0.0.1:6175"
 Edit = Callable[[Program], Program]
@@ -566,7 +567,7 @@ def test_each_law_of_tables_is_kept(
     broken = edit(whole)
     with pytest.raises(IllegalProgram):
         verify(broken, whole.deployment.plan)
-    faults = list(getattr(table_laws, law)(broken, whole.deployment.plan))
+    faults = list(getattr(table_invariants, law)(broken, whole.deployment.plan))
 
     assert any(words in fault.why for fault in faults), faults
 
@@ -574,7 +575,7 @@ def test_each_law_of_tables_is_kept(
 def test_every_law_of_tables_has_a_test_that_breaks_it() -> None:
     """All that complete programs are held against."""
     used = {law for mode in MODES for program in job(mode).values() for law in laws_of(program)}
-    names = {law.__name__ for law in used if inspect.getmodule(law) is table_laws}
+    names = {law.__name__ for law in used if inspect.getmodule(law) is table_invariants}
 
     assert names == {case[0] for case in BROKEN}
 

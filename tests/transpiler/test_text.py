@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from dataclasses import replace
 
-from transpiler.plan import Deployment, Lane, Placement, Plan, Rule, Slice
-from transpiler.program import (
+from transpiler.formats.text import call
+from transpiler.ir.graph import (
     Argument,
     Block,
     Literal,
@@ -18,7 +18,7 @@ from transpiler.program import (
     Variable,
     freeze,
 )
-from transpiler.text import call
+from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Rule, Slice
 
 RULE = Rule(
     "sgd",

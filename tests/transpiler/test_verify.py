@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from transpiler import laws, pserver_laws, trainer_laws
 from transpiler.distribute import (
     plan_program,
     pserver_program,
@@ -14,11 +13,14 @@ from transpiler.distribute import (
     trainer_program,
     trainer_startup,
 )
-from transpiler.laws import Fault, IllegalProgram
-from transpiler.modes import LanePlan, uniform
-from transpiler.plan import Clip, Deployment, Lane, Plan, Rule, Slice
-from transpiler.program import Argument, Block, Op, Program, Ref, Role, Variable, freeze
-from transpiler.verify import Stage, laws_of, run, verify, verify_servers
+from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze
+from transpiler.plan.plan import Clip, Deployment, Lane, Plan, Rule, Slice
+from transpiler.strategy.from_strategy import LanePlan, uniform
+from transpiler.verify import invariants
+from transpiler.verify import pserver as pserver_invariants
+from transpiler.verify import trainer as trainer_invariants
+from transpiler.verify.invariants import Fault, IllegalProgram
+from transpiler.verify.verify import Stage, laws_of, run, verify, verify_servers
 
 SGD = {
     "lr": 0.1,
@@ -732,7 +734,9 @@ def test_a_broken_law_is_named(case: tuple[str, str, str, str, Edit, str]) -> No
     program = job(mode)[which]
     verify(program, plan_of(program))  # lawful before the edit
     broken = edit(program)
-    module = next(m for m in (laws, trainer_laws, pserver_laws) if hasattr(m, law))
+    module = next(
+        m for m in (invariants, trainer_invariants, pserver_invariants) if hasattr(m, law)
+    )
     faults = list(getattr(module, law)(broken, plan_of(program)))
     assert faults, "the law sees nothing"
     assert any(words in fault.why for fault in faults)
@@ -752,7 +756,7 @@ def test_every_law_has_a_test_that_breaks_it() -> None:
         for program in programs.values()
         for law in laws_of(program)
     }
-    used = {law.__name__ for law in laws if law.__module__ != "transpiler.table_laws"}
+    used = {law.__name__ for law in laws if law.__module__ != "transpiler.verify.tables"}
     assert used == broken
 
 
@@ -839,7 +843,7 @@ def test_laws_are_checked_after_every_pass() -> None:
         seen.append("never")
         return program
 
-    stages = [Stage(harmless, (trainer_laws.sent_exactly_once,)), Stage(careless), Stage(never)]
+    stages = [Stage(harmless, (trainer_invariants.sent_exactly_once,)), Stage(careless), Stage(never)]
     with pytest.raises(IllegalProgram, match="b@GRAD: it is never sent"):
         run(program, plan_of(program), stages)
     assert seen == ["harmless", "careless"]

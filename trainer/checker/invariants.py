@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from trainer.checker.scenario import Scenario
-from transpiler.plan import Lane
+from transpiler.plan.plan import Lane
 
 Ladder = list[Fraction]
 

@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from transpiler.distribute import plan_parameters
-from transpiler.modes import lanes_of
-from transpiler.plan import Clip, Plan, Rule
-from transpiler.strategy import DistributedStrategy
-from transpiler.tables import Constant, Segment, Table
+from transpiler.ir.tables import Constant, Segment, Table
+from transpiler.plan.plan import Clip, Plan, Rule
+from transpiler.strategy.from_strategy import lanes_of
+from transpiler.strategy.strategy import DistributedStrategy
 
 CARRIERS = ("inprocess", "grpc", "flight", "shm")
 RULE = Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})

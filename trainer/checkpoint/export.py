@@ -30,7 +30,7 @@ import safetensors.torch
 import torch
 
 from pserver.table.initializers import initial_rows
-from transpiler.tables import Table
+from transpiler.ir.tables import Table
 
 MOST_BYTES = 1 << 32
 _BLOCK = 1 << 16  # rows that are handled at a time

@@ -17,9 +17,9 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.lookups import Lookups
 from trainer.communicator.tables import Tables
 from trainer.embedding.local_rows import LocalRows
-from transpiler.plan import Plan, Rule
-from transpiler.table_planning import rules_of
-from transpiler.tables import Table
+from transpiler.ir.tables import Table
+from transpiler.plan.plan import Plan, Rule
+from transpiler.plan.table_planner import rules_of
 
 Chunk = dict[str, np.ndarray]
 

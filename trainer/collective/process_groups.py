@@ -45,7 +45,7 @@ from pserver.errors import (
     Unreachable,
 )
 from trainer.collective.membership import Event, Presence
-from transpiler.plan import differences
+from transpiler.plan.plan import differences
 
 SAY_SECONDS = 3.0  # a wait that lasts longer says for whom, once
 # seconds between two looks at the watch; an operation that is done ends a wait at once

@@ -30,7 +30,7 @@ from trainer.communicator.device_copy import Crossed, crosses
 from trainer.communicator.lane import Rows
 from trainer.communicator.parameter_slices import LiveSlices
 from trainer.communicator.request_pipeline import Buffers, Stage, Tensors, Wire
-from transpiler.plan import Lane
+from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)
 

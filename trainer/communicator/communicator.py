@@ -37,9 +37,9 @@ from trainer.communicator.state_transfer import Transfer
 from trainer.communicator.sync_sender import Together
 from trainer.role import Connection
 from transpiler.distribute import pserver_program
-from transpiler.plan import Deployment, Placement, Plan
-from transpiler.plan_text import plan_text
-from transpiler.program import Program
+from transpiler.formats.plan_text import plan_text
+from transpiler.ir.graph import Program
+from transpiler.plan.plan import Deployment, Placement, Plan
 
 if TYPE_CHECKING:
     from trainer.communicator.lookups import Lookups

@@ -22,9 +22,9 @@ from pserver.table.gradient import RowGradient, total_of
 from pserver.table.index import Index
 from pserver.table.sparse_table import SparseTable
 from pserver.transport.codec import DTYPES
-from transpiler.plan import Number, Plan, Rule
-from transpiler.table_planning import rules_of
-from transpiler.tables import Segment, ShowClickEntry, Table
+from transpiler.ir.tables import Segment, ShowClickEntry, Table
+from transpiler.plan.plan import Number, Plan, Rule
+from transpiler.plan.table_planner import rules_of
 
 Pull = Callable[[torch.Tensor], torch.Tensor]
 Array = np.ndarray

@@ -20,7 +20,7 @@ from pserver.wire_pb2 import Done, Part
 from trainer.communicator.lane import Rows
 from trainer.communicator.parameter_slices import LiveSlices
 from trainer.communicator.request_pipeline import Buffers, Stage, Tensors, Wire
-from transpiler.plan import Lane
+from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
     from trainer.communicator.geo_rows import GeoRows

@@ -26,8 +26,8 @@ from pserver.client.channel import Channel
 from pserver.table.gradient import RowGradient
 from pserver.transport.array_assembler import row_parts
 from pserver.wire_pb2 import Commit, Done, Kind, Part, Row
-from transpiler.plan import Number
-from transpiler.plan_message import numbers_to_proto
+from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.plan.plan import Number
 
 Rows = Mapping[int, Mapping[str, Number]]
 

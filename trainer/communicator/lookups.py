@@ -24,7 +24,7 @@ from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.wire_pb2 import Commit, Done, Frame, Kind, Part, Scan
 from trainer.communicator.lane import Request
-from transpiler.tables import Table
+from transpiler.ir.tables import Table
 
 CHUNK_ROWS = 65536
 

@@ -16,7 +16,7 @@ import torch
 from pserver.dense.compression import Compressor
 from pserver.transport.codec import DTYPES
 from trainer.communicator.device_copy import Crossed, Crossing, crosses, pinned
-from transpiler.plan import Placement, Slice
+from transpiler.plan.plan import Placement, Slice
 
 LARGE_BYTES = 2**20  # a buffer of its own pages wastes next to nothing of them
 

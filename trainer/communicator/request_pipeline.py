@@ -27,7 +27,7 @@ from pserver.transport.array_assembler import row_parts
 from pserver.wire_pb2 import Done, Kind
 from trainer.communicator.lane import Request, Rows, commit_of
 from trainer.communicator.parameter_slices import LiveSlices
-from transpiler.plan import Lane
+from transpiler.plan.plan import Lane
 
 Tensors = dict[str, torch.Tensor]  # by slice, where nothing else is said
 

@@ -17,10 +17,10 @@ from pserver.transport.codec import DTYPES
 from pserver.wire_pb2 import Commit, Done, Kind, Part
 from trainer.communicator.lane import LaneSender, Request
 from trainer.communicator.parameter_slices import LiveSlices
-from transpiler.optimizers import RULES, slice_state
-from transpiler.plan import Placement, Plan
-from transpiler.program import Program, Ref
-from transpiler.table_ops import updates_rows
+from transpiler.ir.graph import Program, Ref
+from transpiler.ir.rules import RULES, slice_state
+from transpiler.ir.table_ops import updates_rows
+from transpiler.plan.plan import Placement, Plan
 
 
 class Transfer:

@@ -16,7 +16,7 @@ from pserver.wire_pb2 import Done, Kind, Part
 from trainer.communicator.device_copy import Crossed, crosses
 from trainer.communicator.lane import Request, Rows, commit_of, post_rows
 from trainer.communicator.parameter_slices import LiveSlices
-from transpiler.plan import Clip
+from transpiler.plan.plan import Clip
 
 
 class Together:

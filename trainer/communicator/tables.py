@@ -19,8 +19,8 @@ from trainer.embedding.embedding import DistributedEmbedding, RowSource
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.proxy_parameter import Anchor
 from trainer.row_optimizers import RowOptimizer
-from transpiler.plan import Number, Rule
-from transpiler.tables import Table
+from transpiler.ir.tables import Table
+from transpiler.plan.plan import Number, Rule
 
 
 @runtime_checkable

@@ -25,9 +25,7 @@ from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.proxy_parameter import Anchor
 from trainer.embedding.row_cache import RowCache
 from trainer.embedding.table_settings import DTYPES, TableModule
-from transpiler.plan import Rule
-from transpiler.table_trace import Lookup, table_of
-from transpiler.tables import (
+from transpiler.ir.tables import (
     CountFilterEntry,
     Initial,
     Normal,
@@ -35,6 +33,8 @@ from transpiler.tables import (
     ShowClickEntry,
     TableEntry,
 )
+from transpiler.plan.plan import Rule
+from transpiler.tracing.embedding_lookup import Lookup, table_of
 
 
 class RowSource(Protocol):

@@ -32,11 +32,11 @@ from pserver.errors import JobFailed, PServerError, TrainerLost
 from trainer.collective.process_groups import World, bring_up, open_store
 from trainer.executor.comm_ring import Flight, Ring
 from trainer.role import Connection
-from transpiler.collective_passes import ID_BYTES
+from transpiler.formats.plan_text import plan_text
+from transpiler.ir.graph import Op, Program
 from transpiler.lower import Kernel
-from transpiler.plan import Deployment
-from transpiler.plan_text import plan_text
-from transpiler.program import Op, Program
+from transpiler.passes.collective import ID_BYTES
+from transpiler.plan.plan import Deployment
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Sums and values over one ring of trainers: started at once, finished where somebody needs them.
 
 A bucket of tensors travels as one flat copy, so what backward goes on computing with is never
-touched.  In rows (see ``transpiler/rings.py``) a sum has three parts, one after another, on a
+touched.  In rows (see ``transpiler/plan/comm_rings.py``) a sum has three parts, one after another, on a
 thread of the ring's own.
 """
 
@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.collective.process_groups import World
-from transpiler.plan import Collective
-from transpiler.rings import flat_id, heads, heads_id, row_id, row_of
+from transpiler.plan.comm_rings import flat_id, heads, heads_id, row_id, row_of
+from transpiler.plan.plan import Collective
 
 
 class Flight:

@@ -26,12 +26,12 @@ from trainer.executor.feed import Feed, check_feed, close_names
 from trainer.executor.optimizer_segment import Update
 from trainer.executor.pserver_runtime import ClusterRuntime
 from trainer.role import Connection
+from transpiler.ir.graph import PERSISTENT, Op, Program, Role, Storage
+from transpiler.ir.ops import is_optimizer
+from transpiler.ir.sparse_rows import SparseRows
 from transpiler.lower import Kernel, Lowered, free_inputs, lower
-from transpiler.naming import default_main_program
-from transpiler.ops import is_optimizer
-from transpiler.plan import Deployment
-from transpiler.program import PERSISTENT, Op, Program, Role, Storage
-from transpiler.rows import SparseRows
+from transpiler.plan.plan import Deployment
+from transpiler.tracing.default_programs import default_main_program
 
 if TYPE_CHECKING:
     from trainer.executor.table_runtime import HeldRows

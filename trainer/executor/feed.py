@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transpiler.program import Program, Role, Variable
+from transpiler.ir.graph import Program, Role, Variable
 
 Feed = Sequence[Tensor] | Mapping[str, Tensor] | None
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transpiler.ops import rule_of_op
-from transpiler.optimizers import make
-from transpiler.plan import Rule
-from transpiler.program import Op, Ref
-from transpiler.table_ops import updates_rows
+from transpiler.ir.graph import Op, Ref
+from transpiler.ir.ops import rule_of_op
+from transpiler.ir.rules import make
+from transpiler.ir.table_ops import updates_rows
+from transpiler.plan.plan import Rule
 
 if TYPE_CHECKING:
     from trainer.executor.table_runtime import HeldRows

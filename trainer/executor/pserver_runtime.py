@@ -17,11 +17,11 @@ import torch
 
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.lane import Rows
+from transpiler.ir.graph import Op, Program, Storage, refs
+from transpiler.ir.rules import RULES, row_of
+from transpiler.ir.tables import ROW_RULES
 from transpiler.lower import Kernel
-from transpiler.optimizers import RULES, row_of
-from transpiler.plan import Deployment, Number
-from transpiler.program import Op, Program, Storage, refs
-from transpiler.tables import ROW_RULES
+from transpiler.plan.plan import Deployment, Number
 
 if TYPE_CHECKING:
     from trainer.executor.served_tables import ServedTables

@@ -22,12 +22,12 @@ from trainer.communicator.lookups import CHUNK_ROWS
 from trainer.communicator.lookups import ServedRows as Served
 from trainer.embedding.embedding import RowSource
 from trainer.executor.table_runtime import InRange, NativeRowKernels, ServedRows, as_gradient, live
-from transpiler.plan import Number, Plan
-from transpiler.program import Op, Storage
-from transpiler.rows import SparseRows
-from transpiler.table_capture import start_rows
-from transpiler.table_trace import is_sparse
-from transpiler.tables import Table
+from transpiler.ir.graph import Op, Storage
+from transpiler.ir.sparse_rows import SparseRows
+from transpiler.ir.tables import Table
+from transpiler.plan.plan import Number, Plan
+from transpiler.tracing.embedding_lookup import is_sparse
+from transpiler.tracing.embedding_tables import start_rows
 
 
 @dataclass(slots=True)

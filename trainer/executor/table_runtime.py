@@ -19,11 +19,11 @@ from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.embedding.embedding import DistributedEmbedding, RowSource
 from trainer.embedding.local_rows import LocalRows
-from transpiler.plan import Rule
-from transpiler.planning import tables_of
-from transpiler.program import Op, Program, Role, Storage
-from transpiler.rows import RowKernels, SparseRows
-from transpiler.table_ops import row_rule_of_op, segment_of, table_name, updates_rows
+from transpiler.ir.graph import Op, Program, Role, Storage
+from transpiler.ir.sparse_rows import RowKernels, SparseRows
+from transpiler.ir.table_ops import row_rule_of_op, segment_of, table_name, updates_rows
+from transpiler.plan.plan import Rule
+from transpiler.plan.planner import tables_of
 
 ByColumns = list[tuple[int, int, Rule]]
 
@@ -32,12 +32,12 @@ class NativeRowKernels(RowKernels):
     """The kernels of lookups over this system's own arithmetic of ids."""
 
     def unique(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`~transpiler.rows.RowKernels`."""
+        """See :class:`~transpiler.ir.sparse_rows.RowKernels`."""
         found, inverse = id_arithmetic.unique(ids.contiguous().numpy())
         return torch.from_numpy(found), torch.from_numpy(inverse)
 
     def merge(self, inverse: Tensor, values: Tensor, count: int) -> Tensor:
-        """See :class:`~transpiler.rows.RowKernels`."""
+        """See :class:`~transpiler.ir.sparse_rows.RowKernels`."""
         return torch.from_numpy(
             id_arithmetic.merge(inverse.numpy(), values.contiguous().numpy(), count)
         )

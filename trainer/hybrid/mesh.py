@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.collective.rendezvous import environment
-from transpiler.strategy import DistributedStrategy
+from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

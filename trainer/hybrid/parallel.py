@@ -33,8 +33,8 @@ from trainer.hybrid.tensor import cut_tensors, planned
 from trainer.sharding.agreement import agree, facts_of
 from trainer.sharding.optimizer import ShardedOptimizer
 from transpiler.clip import GradClip
-from transpiler.optimizers import rule_of
-from transpiler.strategy import DistributedStrategy
+from transpiler.ir.rules import rule_of
+from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -23,7 +23,7 @@ from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Role, RoleMaker
 from transpiler.clip import GradClip
-from transpiler.strategy import DistributedStrategy
+from transpiler.strategy.strategy import DistributedStrategy
 
 # ``a_sync`` is on in every new strategy, so that it says nothing here: trainers without servers
 # always step together.

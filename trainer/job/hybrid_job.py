@@ -24,7 +24,7 @@ from trainer.job.data_shard import shard
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import RoleMaker
 from transpiler.clip import GradClip
-from transpiler.strategy import DistributedStrategy
+from transpiler.strategy.strategy import DistributedStrategy
 
 SUPPORTED = frozenset(
     {

@@ -18,11 +18,11 @@ from trainer.embedding.proxy_parameter import Anchor
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
 from transpiler.distribute import plan_parameters
-from transpiler.lanes import describe
-from transpiler.modes import lanes_of
-from transpiler.optimizers import rule_of
-from transpiler.plan import Deployment, Plan
-from transpiler.strategy import DistributedStrategy
+from transpiler.ir.rules import rule_of
+from transpiler.plan.lanes import describe
+from transpiler.plan.plan import Deployment, Plan
+from transpiler.strategy.from_strategy import lanes_of
+from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
     from trainer.communicator.tables import Tables

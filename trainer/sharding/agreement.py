@@ -14,7 +14,7 @@ from torch import nn
 
 from pserver.errors import FingerprintMismatch
 from trainer.collective.rendezvous import environment
-from transpiler.plan import differences
+from transpiler.plan.plan import differences
 
 _made: Counter[str] = Counter()  # agreements, by group: each has a topic of its own
 

@@ -39,7 +39,7 @@ from trainer.sharding.agreement import agree, facts_of
 from trainer.sharding.optimizer import ShardedOptimizer
 from trainer.sharding.shards import Pieces, Slices
 from transpiler.clip import GradClip
-from transpiler.optimizers import rule_of
+from transpiler.ir.rules import rule_of
 
 LEVELS = ("os", "os_g", "p_g_os")
 SEGMENT_SIZE = 2**20

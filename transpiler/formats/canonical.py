@@ -1,0 +1,59 @@
+"""What a program's fingerprint covers: the same bytes in every process, on every host and with
+every version of protobuf.
+
+[Note: what a fingerprint covers]  Everything that a program means: blocks, variables, ops with all
+their arguments, the plan. Not where it runs (arguments and fields named endpoint, endpoints), not
+which trainer runs it (trainer_id), nor the process's own part of the deployment, nor source lines,
+nor values of variables.  Arguments are compared by name: their order has no meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from hashlib import blake2b
+
+from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Symbol
+
+# see [Note: what a fingerprint covers]
+_ELSEWHERE = frozenset({"endpoint", "endpoints", "trainer_id"})
+
+
+def _plain(value: Argument) -> object:
+    """An argument as JSON that keeps every type and every bit apart."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return {"real": "nan" if math.isnan(value) else value.hex()}
+    if isinstance(value, str):
+        return value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Ref):
+        return {"variable": value.name}
+    if isinstance(value, Symbol):
+        return {"symbol": [value.kind, value.value]}
+    return {
+        "tensor": [value.dtype, list(value.shape), blake2b(value.data, digest_size=16).hexdigest()]
+    }
+
+
+def _plain_op(op: Op) -> object:
+    arguments = {
+        name: _plain(value) for name, value in op.arguments.items() if name not in _ELSEWHERE
+    }
+    return [op.type, arguments, list(op.outputs)]
+
+
+def _plain_block(block: Block) -> object:
+    variables = [
+        [v.name, list(v.shape), v.dtype, v.role.name, v.of] for v in block.variables.values()
+    ]
+    return [variables, [_plain_op(op) for op in block.ops]]
+
+
+def canonical(program: Program) -> bytes:
+    """What the program's fingerprint covers; see [Note: what a fingerprint covers]."""
+    plan = None if program.deployment is None else program.deployment.plan.manifest()
+    facts = {"blocks": [_plain_block(block) for block in program.blocks], "plan": plan}
+    return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()

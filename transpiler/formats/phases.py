@@ -1,0 +1,57 @@
+"""Which part of a step an op belongs to: what a reader wants to see first, in text and in
+pictures.
+"""
+
+from __future__ import annotations
+
+from transpiler.ir.graph import Block, Op, Role
+from transpiler.ir.ops import COMMUNICATION, is_optimizer
+
+FORWARD = "forward"
+BACKWARD = "backward"
+EXCHANGE = "exchange"  # with servers or trainers
+MERGE = "merge"  # of gradients: sum, scale, clip
+UPDATE = "update"
+
+_EXCHANGE = COMMUNICATION | {"split", "concat", "split_ids", "merge_ids"}
+_MERGE = frozenset(
+    {
+        "sum",
+        "scale",
+        "clip",
+        "clip_by_norm",
+        "global_norm_scale",
+        "scale_by",
+        "norm_scale",
+        "dc_compensate",
+    }
+)
+
+
+def _own(op: Op) -> str | None:
+    if op.type in _EXCHANGE:
+        return EXCHANGE
+    if op.type in _MERGE:
+        return MERGE
+    return UPDATE if is_optimizer(op.type) else None
+
+
+def _last_output(block: Block) -> int:
+    """The number of the op that computes the loss: the first that defines an output."""
+    outputs = {variable.name for variable in block.variables_of(Role.OUTPUT)}
+    loss = outputs & {"loss"} or outputs
+    return next(
+        (number for number, op in enumerate(block.ops) if loss & set(op.outputs)), len(block.ops)
+    )
+
+
+def phases(block: Block) -> list[str]:
+    """The phase of every op of a block.
+
+    Compute is forward up to the loss and backward after it, if there are gradients.
+    """
+    trains = bool(block.variables_of(Role.GRADIENT))
+    end = _last_output(block) if trains else len(block.ops)
+    return [
+        _own(op) or (FORWARD if number <= end else BACKWARD) for number, op in enumerate(block.ops)
+    ]

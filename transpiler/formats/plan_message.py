@@ -1,0 +1,192 @@
+"""Plans, deployments and rows of hyper-parameters as protobuf messages, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+
+from transpiler import program_pb2 as pb
+from transpiler.formats.table_message import table_from_proto, table_to_proto
+from transpiler.plan.plan import (
+    Clip,
+    Collective,
+    Deployment,
+    Lane,
+    Number,
+    Placement,
+    Plan,
+    Rule,
+    Slice,
+)
+
+
+def numbers_to_proto(numbers: Mapping[str, Number]) -> dict[str, pb.Numbers]:
+    """A row of hyper-parameters, as the values of a ``map<string, Numbers>`` field (pass it to the
+    message's constructor).
+    """
+    return {
+        name: pb.Numbers(values=value, pair=True)
+        if isinstance(value, tuple)
+        else pb.Numbers(values=[value])
+        for name, value in numbers.items()
+    }
+
+
+def numbers_from_proto(fields: Mapping[str, pb.Numbers]) -> dict[str, Number]:
+    """The row of hyper-parameters of a ``map<string, Numbers>`` field, sorted by name.
+
+    Raises:
+        ValueError: a single number that is none or several.
+    """
+    row: dict[str, Number] = {}
+    for name in sorted(fields):
+        values = tuple(fields[name].values)
+        if not fields[name].pair and len(values) != 1:
+            raise ValueError(f"number {name!r}: expected one value, got {len(values)}")
+        row[name] = values if fields[name].pair else values[0]
+    return row
+
+
+def plan_to_proto(plan: Plan) -> pb.Plan:
+    """The message of a plan."""
+    return pb.Plan(
+        lanes=[_lane_to_proto(lane) for lane in plan.lanes],
+        trainers=plan.trainers,
+        servers=plan.servers,
+        groups=[_rule_to_proto(rule) for rule in plan.groups],
+        placements=[_placement_to_proto(placement) for placement in plan.placements],
+        clip=None
+        if plan.clip is None
+        else pb.Clip(kind=plan.clip.kind, low=plan.clip.low, high=plan.clip.high),
+        graph=plan.graph,
+        tables=list(map(table_to_proto, plan.tables)),
+        averaged=plan.averaged,
+        collective=None if plan.collective is None else pb.Collective(**asdict(plan.collective)),
+    )
+
+
+def _rule_to_proto(rule: Rule) -> pb.Rule:
+    return pb.Rule(type=rule.type, numbers=numbers_to_proto(rule.numbers), flags=rule.flags)
+
+
+def _rule_from_proto(message: pb.Rule) -> Rule:
+    return Rule(
+        message.type, numbers_from_proto(message.numbers), dict(sorted(message.flags.items()))
+    )
+
+
+def _lane_to_proto(lane: Lane) -> pb.Lane:
+    plain = {
+        field.name: getattr(lane, field.name) for field in fields(lane) if field.name != "outer"
+    }
+    return pb.Lane(**plain, outer=None if lane.outer is None else _rule_to_proto(lane.outer))
+
+
+def _lane_from_proto(message: pb.Lane) -> Lane:
+    plain = {
+        field.name: getattr(message, field.name)
+        for field in fields(Lane)
+        if field.name not in ("outer", "staleness")
+    }
+    outer = _rule_from_proto(message.outer) if message.HasField("outer") else None
+    return Lane(
+        **plain, staleness=message.staleness if message.HasField("staleness") else None, outer=outer
+    )
+
+
+def _placement_to_proto(placement: Placement) -> pb.Placement:
+    slices = [
+        pb.Slice(name=s.name, begin=s.begin, end=s.end, shape=s.shape, server=s.server)
+        for s in placement.slices
+    ]
+    group = -1 if placement.group is None else placement.group
+    return pb.Placement(
+        name=placement.name,
+        shape=placement.shape,
+        dtype=placement.dtype,
+        group=group,
+        slices=slices,
+        lane=placement.lane,
+        compression=placement.compression,
+    )
+
+
+def plan_from_proto(message: pb.Plan) -> Plan:
+    """The plan of a message, as it is: whether it makes sense is for ``plan_admission.check_plan``
+    to say.
+
+    Raises:
+        ValueError: a number that is none or several.
+    """
+    placements = tuple(
+        Placement(
+            item.name,
+            tuple(item.shape),
+            item.dtype,
+            None if item.group == -1 else item.group,
+            tuple(Slice(s.name, s.begin, s.end, tuple(s.shape), s.server) for s in item.slices),
+            item.lane,
+            item.compression,
+        )
+        for item in message.placements
+    )
+    groups, lanes = (
+        tuple(map(_rule_from_proto, message.groups)),
+        tuple(map(_lane_from_proto, message.lanes)),
+    )
+    clip = (
+        Clip(message.clip.kind, message.clip.high, message.clip.low)
+        if message.HasField("clip")
+        else None
+    )
+    tables = tuple(map(table_from_proto, message.tables))
+    collective = None
+    if message.HasField("collective"):
+        collective = Collective(
+            **{field.name: getattr(message.collective, field.name) for field in fields(Collective)}
+        )
+    averaged = tuple(message.averaged)
+    return Plan(
+        lanes,
+        message.trainers,
+        message.servers,
+        groups,
+        placements,
+        clip,
+        message.graph,
+        tables,
+        averaged,
+        collective,
+    )
+
+
+def deployment_to_proto(deployment: Deployment) -> pb.Deployment:
+    """The message of a deployment."""
+    return pb.Deployment(
+        plan=plan_to_proto(deployment.plan),
+        endpoints=deployment.endpoints,
+        trainer_id=-1 if deployment.trainer_id is None else deployment.trainer_id,
+        server_index=-1 if deployment.server_index is None else deployment.server_index,
+        wait_port=deployment.wait_port,
+    )
+
+
+def deployment_from_proto(message: pb.Deployment) -> Deployment:
+    """The deployment of a message.
+
+    Raises:
+        ValueError: a number below -1, or a plan with a number that is none or several.
+    """
+    if message.trainer_id < -1 or message.server_index < -1:
+        raise ValueError(
+            "deployment: expected numbers of 0 or more, or -1 for none, got "
+            f"trainer_id {message.trainer_id}, "
+            f"server_index {message.server_index}"
+        )
+    return Deployment(
+        plan_from_proto(message.plan),
+        tuple(message.endpoints),
+        None if message.trainer_id == -1 else message.trainer_id,
+        None if message.server_index == -1 else message.server_index,
+        message.wait_port,
+    )

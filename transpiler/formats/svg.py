@@ -1,0 +1,395 @@
+"""A program as a picture: SVG written by hand, for any browser and any documentation.
+
+Every block is a panel, every op a box in the order in which it runs, coloured by the phase of the
+step that it belongs to.  What crosses the wire is drawn as in a sequence diagram: each server of a
+trainer's program is a vertical line, and an arrow runs from a send to the servers that receive, and
+back from them to a recv.  To the left of the ops, arcs join an exchange with the op that computed
+what it sends or puts together.  In a server's program a line runs from ``listen_and_serv`` to each
+block that it runs. Without servers the vertical lines are the rings: an arrow runs to one where
+something starts on its way, and back where it is waited for.
+
+Pointing at a box shows the whole op, with types and the line of the user's code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from transpiler.formats.phases import EXCHANGE, MERGE, UPDATE, phases
+from transpiler.formats.text import call, header, results, types
+from transpiler.ir.graph import Block, Op, Program, Ref
+from transpiler.ir.ops import is_optimizer
+
+# Pixels.
+MARGIN, TITLE, ROW, BOX = 24, 30, 27, 21
+PANEL, PADDING, GUTTER, GAP = 560, 12, 44, 36
+CHARACTER = 6.65  # width of one in a box
+COLUMN = 900  # a column of panels gets no higher than this, unless block 0 is
+
+# phase -> (fill, edge, words)
+COLOURS = {
+    "forward": ("#e8f1fb", "#4a86c5", "forward"),
+    "backward": ("#efe9fa", "#8062c0", "backward"),
+    EXCHANGE: ("#fff0dc", "#e08a1e", "exchange"),
+    MERGE: ("#e0f4f2", "#2b9a8f", "merge, clip"),
+    UPDATE: ("#e6f5e3", "#4b9c3f", "update"),
+}
+SEND, RECV = "#e08a1e", "#4a86c5"
+_WIRE = frozenset(
+    {
+        "send",
+        "recv",
+        "send_barrier",
+        "fetch_barrier",
+        "c_broadcast",
+        "c_allreduce_sum",
+        "c_sync_comm_stream",
+    }
+    | {"prefetch", "distributed_lookup_table"}  # which ask and have an answer
+)
+STYLE = """
+  text { font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #24292f; }
+  .head { font-size: 15px; font-weight: bold; } .title { font-weight: bold; font-size: 12px; } .quiet { fill: #6a737d; }
+  .panel { fill: #fbfcfd; stroke: #d0d7de; } .line { fill: none; stroke-width: 1.3; } .life { stroke: #8c959f; stroke-width: 2; }
+  .wait { stroke-dasharray: 3 3; }
+"""
+# what XML cannot hold
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def quoted(text: str) -> str:
+    """Text as XML holds it, in an element or an attribute."""
+    return escape(_UNPRINTABLE.sub("\ufffd", text), {'"': "&quot;"})
+
+
+def shortened(text: str, pixels: float) -> str:
+    """The text, cut where a box of this width ends."""
+    most = int(pixels / CHARACTER)
+    return text if len(text) <= most else text[: max(most - 3, 0)] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A block and its place."""
+
+    block: Block
+    x: float
+    y: float
+
+    @property
+    def height(self) -> float:
+        """Pixels from the upper to the lower edge."""
+        return TITLE + max(len(self.block.ops), 1) * ROW + PADDING
+
+    @property
+    def left(self) -> float:
+        """Where the boxes begin."""
+        return (
+            self.x + PADDING + (GUTTER if self.block.index == 0 and len(self.block.ops) > 1 else 0)
+        )
+
+    @property
+    def right(self) -> float:
+        """Where the boxes end."""
+        return self.x + PANEL - PADDING
+
+    def middle(self, number: int) -> float:
+        """The height of an op's middle."""
+        return self.y + TITLE + number * ROW + BOX / 2
+
+
+def _panels(program: Program, top: float) -> list[Panel]:
+    """Block 0 on the left, the others in columns beside it."""
+    first = Panel(program.main, MARGIN, top)
+    found, limit = [first], top + max(first.height, COLUMN)
+    x, y = MARGIN + PANEL + GAP * 2, top
+    for block in program.blocks[1:]:
+        panel = Panel(block, x, y)
+        if y > top and y + panel.height > limit:
+            x, y = x + PANEL + GAP, top
+            panel = Panel(block, x, y)
+        found.append(panel)
+        y += panel.height + GAP / 2
+    return found
+
+
+# ---- one panel ----
+
+
+def _title(block: Block) -> str:
+    updated = [op.outputs[0] for op in block.ops if is_optimizer(op.type) and op.outputs][:1]
+    updated += [
+        f"lookups of {op.inputs[0]}" for op in block.ops if op.type == "lookup_table" and op.inputs
+    ]
+    return f"block {block.index}" + (
+        f": {', '.join(updated[:3])}" if updated and block.index else ""
+    )
+
+
+def _label(op: Op) -> str:
+    """An op in its box; arrows say where an exchange goes."""
+    if op.type in _WIRE and "endpoints" in op.arguments:
+        return f"{op.type}({', '.join([*op.inputs, *op.outputs])})"
+    return f"{results(op)} {call(op)}".strip()
+
+
+def _box(panel: Panel, number: int, op: Op, phase: str, main: Block) -> Iterator[str]:
+    fill, edge, _ = COLOURS[phase]
+    y, width = panel.middle(number) - BOX / 2, panel.right - panel.left
+    label, kind = _label(op), types(op, panel.block, main)
+    room = width - 18
+    beside = kind if (len(label) + len(kind) + 2) * CHARACTER <= room else ""
+    whole = "\n".join(
+        part for part in (f"{results(op)} {call(op)}".strip(), kind, op.location) if part
+    )
+    yield f"<g><title>{quoted(whole)}</title>"
+    edges = f'fill="{fill}" stroke="{edge}" stroke-opacity=".45"'
+    yield f'<rect x="{panel.left:g}" y="{y:g}" width="{width:g}" height="{BOX}" rx="4" {edges}/>'
+    yield f'<rect x="{panel.left:g}" y="{y:g}" width="4" height="{BOX}" rx="2" fill="{edge}"/>'
+    yield f'<text x="{panel.left + 11:g}" y="{y + 14.5:g}">{quoted(shortened(label, room))}</text>'
+    if beside:
+        yield (
+            f'<text x="{panel.right - 7:g}" y="{y + 14.5:g}" text-anchor="end" '
+            f'class="quiet">{quoted(beside)}</text>'
+        )
+    yield "</g>"
+
+
+def _panel(panel: Panel, main: Block) -> Iterator[str]:
+    yield (
+        f'<rect x="{panel.x:g}" y="{panel.y:g}" width="{PANEL}" height="{panel.height:g}" '
+        'rx="8" class="panel"/>'
+    )
+    title = shortened(_title(panel.block), PANEL - 2 * PADDING - 20)
+    yield (
+        f'<text x="{panel.x + PADDING:g}" y="{panel.y + 20:g}" class="title">{quoted(title)}</text>'
+    )
+    for number, (op, phase) in enumerate(zip(panel.block.ops, phases(panel.block), strict=True)):
+        yield from _box(panel, number, op, phase, main)
+
+
+# ---- lines ----
+
+
+def _arcs(panel: Panel) -> Iterator[str]:
+    """From the op that computed it to the exchange that needs it, in the left gutter."""
+    writer: dict[str, int] = {}
+    for number, op in enumerate(panel.block.ops):
+        if op.type in (
+            "split",
+            "send",
+            "concat",
+            "split_ids",
+            "prefetch",
+            "merge_ids",
+            "c_allreduce_sum",
+        ):
+            for source in sorted({writer[name] for name in op.inputs if name in writer}):
+                start, end, x = panel.middle(source), panel.middle(number), panel.left
+                depth = min(10 + (number - source) * 2.2, GUTTER - 4)
+                curve = (
+                    f"M{x:g} {start:g}C{x - depth:g} {start:g} {x - depth:g} {end:g} "
+                    f"{x - 2:g} {end:g}"
+                )
+                yield (
+                    f'<path d="{curve}" class="line" stroke="{_colour(op)}" '
+                    f'marker-end="url(#{_end(op)})"/>'
+                )
+        writer.update(dict.fromkeys(filter(None, op.outputs), number))
+
+
+_ARRIVES = frozenset(
+    {
+        "recv",
+        "concat",
+        "fetch_barrier",
+        "c_sync_comm_stream",
+        "prefetch",
+        "merge_ids",
+        "distributed_lookup_table",
+    }
+)
+
+
+def _end(op: Op) -> str:
+    return "blue" if op.type in _ARRIVES else "orange"
+
+
+def _colour(op: Op) -> str:
+    return RECV if _end(op) == "blue" else SEND
+
+
+def _endpoints(op: Op) -> list[str]:
+    if "ring_id" in op.arguments:
+        return [f"ring {op.arguments['ring_id']}"]
+    value = op.arguments.get("endpoints", ())
+    items = value if isinstance(value, tuple) else (value,)
+    return list(dict.fromkeys(item.name if isinstance(item, Ref) else str(item) for item in items))
+
+
+def _servers(program: Program) -> list[str]:
+    """What a trainer's program exchanges with: its servers, or its rings."""
+    if program.deployment is not None and program.deployment.plan.collective is not None:
+        rings = program.deployment.plan.collective.rings
+        return (
+            [f"ring {ring}" for ring in range(rings)]
+            if any(op.type in _WIRE for op in program.main.ops)
+            else []
+        )
+    named = [
+        endpoint
+        for op in program.main.ops
+        if op.type in ("send", "recv", "prefetch")
+        for endpoint in _endpoints(op)
+    ]
+    planned = (
+        program.deployment.endpoints
+        if program.deployment and program.deployment.trainer_id is not None
+        else ()
+    )
+    return list(dict.fromkeys([*planned, *named]))
+
+
+def _lifelines(panel: Panel, servers: list[str]) -> tuple[dict[str, float], float]:
+    """Where each server's line stands, and where the last one's label ends."""
+    step = max(16.0, min(170.0, 1000 / max(len(servers), 1)))
+    first = panel.x + PANEL + 90
+    return {name: first + index * step for index, name in enumerate(servers)}, first + len(
+        servers
+    ) * step
+
+
+def _sequence(panel: Panel, servers: list[str], trainers: int) -> Iterator[str]:
+    """The servers of a trainer's program, and what goes to and comes from them; or its rings, of so
+    many trainers.
+    """
+    places, _ = _lifelines(panel, servers)
+    bottom = panel.y + panel.height
+    few = len(servers) <= 7
+    for index, (name, x) in enumerate(places.items()):
+        title = f"<title>{quoted(name)}</title>"
+        yield (
+            f'<line x1="{x:g}" y1="{panel.y + 26:g}" x2="{x:g}" y2="{bottom:g}" '
+            f'class="life">{title}</line>'
+        )
+        if few:
+            above = f"{trainers} trainers" if trainers else f"server {index}"
+            yield (
+                f'<text x="{x:g}" y="{panel.y + 4:g}" text-anchor="middle" '
+                f'class="quiet">{above}</text>'
+            )
+        label = shortened(name, 166) if few else str(index)
+        yield (
+            f'<text x="{x:g}" y="{panel.y + 19:g}" text-anchor="middle" '
+            f'class="title">{quoted(label)}</text>'
+        )
+    for number, op in enumerate(panel.block.ops):
+        targets = (
+            [places[name] for name in _endpoints(op) if name in places] if op.type in _WIRE else []
+        )
+        for order, x in enumerate(sorted(targets, reverse=True)):
+            y = panel.middle(number) + (order - (len(targets) - 1) / 2) * min(5, BOX / len(targets))
+            yield _arrow(op, panel.right, x, y)
+
+
+def _arrow(op: Op, box: float, server: float, y: float) -> str:
+    start, end = (
+        (server - 1, box + 2) if op.type in _ARRIVES - {"fetch_barrier"} else (box, server - 2)
+    )
+    waits = " wait" if op.type.endswith("barrier") else ""
+    return (
+        f'<path d="M{start:g} {y:g}H{end:g}" class="line{waits}" stroke="{_colour(op)}" '
+        f'marker-end="url(#{_end(op)})"/>'
+    )
+
+
+def _branches(panels: list[Panel]) -> Iterator[str]:
+    """From listen_and_serv to the blocks that it runs."""
+    main = panels[0]
+    for number, op in enumerate(main.block.ops):
+        lists = [op.arguments.get(key, ()) for key in ("optimize_blocks", "prefetch_blocks")]
+        named = {index for each in lists if isinstance(each, tuple) for index in each}
+        for panel in panels[1:]:
+            if panel.block.index in named:
+                x, y, to = main.right, main.middle(number), panel.y + 16
+                middle = main.x + PANEL + GAP
+                curve = (
+                    f"M{x:g} {y:g}C{middle:g} {y:g} {middle:g} {to:g} {middle + GAP / 2:g} "
+                    f"{to:g}H{panel.x - 3:g}"
+                )
+                yield (
+                    f'<path d="{curve}" class="line" stroke="{SEND}" stroke-opacity=".6" '
+                    'marker-end="url(#orange)"/>'
+                )
+
+
+# ---- the whole ----
+
+
+def _legend(program: Program, y: float) -> Iterator[str]:
+    present = {phase for block in program.blocks for phase in phases(block)}
+    x = float(MARGIN)
+    for phase, (fill, edge, words) in COLOURS.items():
+        if phase in present:
+            yield (
+                f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" rx="3" fill="{fill}" '
+                f'stroke="{edge}"/>'
+            )
+            yield f'<text x="{x + 18:g}" y="{y:g}">{words}</text>'
+            x += 18 + len(words) * CHARACTER + 22
+
+
+def _markers() -> Iterator[str]:
+    yield "<defs>"
+    for name, colour in (("orange", SEND), ("blue", RECV)):
+        yield f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        yield f'<path d="M0 0.5L8 4L0 7.5z" fill="{colour}"/></marker>'
+    yield "</defs>"
+
+
+def _of_a_ring(program: Program) -> int:
+    """The trainers of each ring; 0 where there are servers."""
+    deployment = program.deployment
+    return (
+        0 if deployment is None or deployment.plan.collective is None else deployment.plan.trainers
+    )
+
+
+def svg(program: Program) -> str:
+    """The picture as text; see the module's docstring."""
+    panels = _panels(program, MARGIN + 66)
+    servers = _servers(program)
+    width = max(panel.x + PANEL for panel in panels) + MARGIN
+    if servers:
+        width = max(width, _lifelines(panels[0], servers)[1])
+    height = max(panel.y + panel.height for panel in panels) + MARGIN
+    # its letters are larger
+    head = shortened(header(program.deployment), (width - 2 * MARGIN) * 0.72)
+    parts = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}">',
+        f"<style>{STYLE}</style>",
+        *_markers(),
+        f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
+        f'<text x="{MARGIN}" y="{MARGIN + 14}" class="head">{quoted(head)}</text>',
+        *_legend(program, MARGIN + 40),
+        *(_branches(panels) if len(panels) > 1 else ()),
+        *(part for panel in panels for part in _panel(panel, program.main)),
+        *_arcs(panels[0]),
+        *(_sequence(panels[0], servers, _of_a_ring(program)) if servers else ()),
+        "</svg>",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def draw(program: Program, path: Path) -> None:
+    """Writes the picture to a file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.write_text(svg(program), encoding="utf-8")

@@ -1,0 +1,393 @@
+"""The op catalogue: every op that a program may hold, with the names and kinds of its arguments.
+
+Three families.  ``aten.*`` is torch's own, with torch's schemas (``aten_ops.py``).  Optimizer ops
+(``adam``) are those of ``optimizers.RULES``: a parameter, its gradient, its states, the group's
+numbers and flags.  The rest are ours and stand in the table below.  ``check`` holds one op against
+its schema; what a whole program must obey is in ``verify.py``, and what a server asks of a program
+that came over the wire in ``untrusted_program.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from transpiler.ir.aten_ops import aten_overload as aten_overload
+from transpiler.ir.aten_ops import aten_schema
+from transpiler.ir.graph import Argument, Op, Program
+from transpiler.ir.schema import (
+    BOOLEAN,
+    BOUND,
+    COUNT,
+    INDEX,
+    INTEGER,
+    LITERAL,
+    NAME,
+    NUMBER,
+    REAL,
+    SIZE,
+    TEXT,
+    VARIABLE,
+    VARIABLES,
+    Kind,
+    Parameter,
+    Schema,
+    check_against,
+    describe,
+    either,
+    fixed,
+    many,
+    optional,
+    where,
+)
+from transpiler.ir.table_ops import (
+    LOOKUPS,
+    expect_counts,
+    row_rule_of_op,
+    update_schema,
+    updates_rows,
+)
+from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
+from transpiler.ir.tables import ROW_RULES
+from transpiler.plan.plan import Number, Rule
+
+
+def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:
+    return Schema(
+        MappingProxyType({name: Parameter(kind) for name, kind in kinds.items()}), results, least
+    )
+
+
+def _with(schema: Schema, **kinds: Kind) -> Schema:
+    """The schema with arguments that may be left out."""
+    extra = {name: Parameter(kind, required=False) for name, kind in kinds.items()}
+    return Schema(MappingProxyType({**schema.parameters, **extra}), schema.results, schema.least)
+
+
+_EXTENT = either(SIZE, REAL)  # a size, or a number made of sizes
+_ENDPOINTS = many(NAME)
+_NAMES = many(NAME)
+_SECTIONS = many(INDEX)
+
+# fmt: off
+_OWN: dict[str, Schema] = {
+    # sizes (python arithmetic on them); every result is a variable of role SIZE
+    "sym.size": _schema(1, x=VARIABLE, dim=INTEGER),
+    **{f"sym.{name}": _schema(1, a=_EXTENT, b=_EXTENT)
+       for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "max", "min")},
+    **{f"sym.{name}": _schema(1, a=_EXTENT) for name in ("neg", "float", "int", "ceil", "floor", "sqrt")},
+    # values
+    "assign_value":     _schema(1, value=LITERAL),
+    "assign":           _schema(1, x=VARIABLE),                    # a second name
+    # bind the value that the process holds
+    "init":             _schema(1),
+    "fake_init":        _schema(1),                                # declared, never held
+    "sum":              _schema(1, x=VARIABLES),
+    "scale":            _schema(1, x=VARIABLE, scale=NUMBER),
+    # clipping
+    "clip":             _schema(1, x=VARIABLE, min=BOUND, max=BOUND),
+    "clip_by_norm":     _schema(1, x=VARIABLE, max_norm=BOUND),
+    "global_norm_scale": _schema(1, x=VARIABLES, max_norm=BOUND),  # the coefficient
+    "scale_by":         _schema(1, x=VARIABLE, coefficient=VARIABLE),
+    # by a parameter's coefficient, or "" for the common one
+    "norm_scale":       _schema(1, x=VARIABLE, by=TEXT),
+    # delay compensation: grad + factor * (param - the one trainer's backup) * grad * grad; one
+    # backup for each trainer
+    "dc_compensate":    _schema(1, grad=VARIABLE, param=VARIABLE, backups=VARIABLES, factor=NUMBER),
+    # communication: one endpoint for each variable (or, split at run time, for each section)
+    "split":            _schema(None, 1, x=VARIABLE, sections=_SECTIONS),
+    "concat":           _schema(1, x=VARIABLES, axis=INTEGER),
+    # (with delta: what k steps changed of every x leaves, slice by slice under these names; of a
+    # table, which has sections of 0, the rows that they touched; with table: a gradient of its
+    # rows)
+    "send":             _with(_schema(0, x=VARIABLES, endpoints=_ENDPOINTS, trainer_id=INDEX),
+                              sections=_SECTIONS, delta=_NAMES, mode=NAME, k_steps=COUNT, table=NAME),
+    "send_barrier":     _with(_schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX), half_async=BOOLEAN),
+    "recv":             _with(_schema(None, 1, param=NAME, endpoints=_ENDPOINTS), trainer_id=INDEX, sections=_SECTIONS),
+    "fetch_barrier":    _schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
+    "listen_and_serv":  _with(_schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT, mode=NAME,
+                                      optimize_blocks=many(INDEX)), prefetch_blocks=many(INDEX)),
+    # among trainers without servers (trainer 0 tells the others its ids); a result of one marked *
+    # is on its way until c_sync_comm_stream has it
+    "gen_nccl_id":      _schema(None, 1, endpoints=_ENDPOINTS, trainer_id=INDEX, nccl_comm_num=COUNT,
+                                use_hierarchical_allreduce=BOOLEAN, hierarchical_allreduce_inter_nranks=INDEX),
+    "c_comm_init":      _schema(0, x=VARIABLES, ring_id=INDEX, nranks=COUNT, trainer_id=INDEX),
+    "c_broadcast":      _schema(1, x=VARIABLE, root=INDEX, ring_id=INDEX),  # *
+    # * those of a bucket travel together
+    "c_allreduce_sum":  _schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),
+    "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
+    **TABLE_SCHEMAS,
+}
+# fmt: on
+
+COLLECTIVE = frozenset(
+    {"gen_nccl_id", "c_comm_init", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream"}
+)
+COMMUNICATION = (
+    frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"})
+    | COLLECTIVE
+    | LOOKUPS - {"lookup_table"}
+)
+SERVER_OPS = frozenset(
+    {
+        "listen_and_serv",
+        "sum",
+        "scale",
+        "dc_compensate",
+        "clip",
+        "norm_scale",
+        "init",
+        "lookup_table",
+    }
+)  # and every optimizer op
+
+
+@functools.cache
+def _rules() -> Mapping[str, Mapping[str, Parameter]]:
+    """The numbers and flags of every optimizer op.
+
+    A number is a pair where the class's default is one.
+    """
+    from transpiler.ir.rules import RULES
+
+    table: dict[str, Mapping[str, Parameter]] = {}
+    for op_type, spec in RULES.items():
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(spec.cls).parameters.items()
+        }
+        numbers = {name: _number_parameter(defaults.get(name)) for name in spec.numbers}
+        table[op_type] = {
+            **numbers,
+            **{name: Parameter(BOOLEAN, required=False) for name in spec.flags},
+        }
+    return MappingProxyType(table)
+
+
+def _number_parameter(default: object) -> Parameter:
+    kind = fixed(NUMBER, len(default)) if isinstance(default, tuple) else NUMBER
+    return Parameter(kind if default is not None else optional(kind), required=default is not None)
+
+
+def is_optimizer(op_type: str) -> bool:
+    """Whether the op is an update rule, of parameters or of rows."""
+    return op_type in _rules() or op_type in ROW_RULES
+
+
+def allowed_on_server(op_type: str) -> bool:
+    """Whether a pserver's program may hold the op."""
+    return op_type in SERVER_OPS or is_optimizer(op_type)
+
+
+def known(op_type: str) -> bool:
+    """Whether the catalogue has the op."""
+    if op_type in _OWN or is_optimizer(op_type):
+        return True
+    try:
+        aten_schema(op_type)
+    except ValueError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _states(
+    op_type: str, numbers: tuple[tuple[str, Number], ...], flags: tuple[tuple[str, bool], ...]
+) -> Mapping[str, bool]:
+    from transpiler.ir.rules import state_of
+
+    return MappingProxyType(state_of(Rule(op_type, dict(numbers), dict(flags))))
+
+
+def rule_of_op(op: Op) -> Rule:
+    """The numbers and flags of an optimizer op, as a rule."""
+    if updates_rows(op):
+        return row_rule_of_op(op)
+    from transpiler.ir.rules import RULES
+
+    spec = RULES[op.type]
+    numbers = {
+        name: _number(op.arguments[name])
+        for name in spec.numbers
+        if op.arguments.get(name) is not None
+    }
+    return Rule(
+        op.type,
+        numbers,
+        {name: bool(op.arguments[name]) for name in spec.flags if name in op.arguments},
+    )
+
+
+def _number(value: Argument) -> Number:
+    if isinstance(value, tuple):
+        return tuple(float(item) for item in value if isinstance(item, int | float))
+    assert isinstance(value, int | float), "checked against the schema"
+    return float(value)
+
+
+def states_of_op(op: Op) -> dict[str, bool]:
+    """The states that an optimizer op keeps: True for those with the parameter's shape, False for
+    scalars; of rows none.
+
+    Raises:
+        ValueError: torch refuses the numbers.
+    """
+    rule = rule_of_op(op)
+    if updates_rows(op):
+        return {}
+    try:
+        return dict(_states(rule.type, tuple(rule.numbers.items()), tuple(rule.flags.items())))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{where(op)}: expected numbers and flags that torch accepts, got {rule}: {error}"
+        ) from error
+
+
+def check_rule(rule: Rule) -> None:
+    """Holds a rule's numbers and flags against the catalogue.
+
+    Raises:
+        ValueError: naming the rule, the number or flag, what was expected and what came.
+    """
+    if rule.type not in _rules():
+        raise ValueError(f"rule {rule.type!r}: expected one of {', '.join(_rules())}")
+    _optimizer_schema(Op(rule.type, {**rule.numbers, **rule.flags, "group": 0}))
+
+
+def _optimizer_schema(op: Op) -> Schema:
+    if updates_rows(op):
+        return update_schema(op.type)
+    if op.type not in _rules():
+        raise ValueError(f"{where(op)}: it is a rule for rows: expected columns")
+    attributes = {"group": Parameter(INDEX), **_rules()[op.type]}
+    check_against(Op(op.type, op.attributes, (), op.location), Schema(attributes, 0))
+    tensors = {name: Parameter(VARIABLE) for name in ("param", "grad", *states_of_op(op))}
+    return Schema({**tensors, **attributes}, 1)
+
+
+def schema_of(op: Op) -> Schema:
+    """The schema that an op must meet.  An optimizer op's depends on its flags, which decide what
+    states it has.
+
+    Raises:
+        ValueError: the op is not in the catalogue.
+    """
+    if op.type in _OWN:
+        return _OWN[op.type]
+    if is_optimizer(op.type):
+        return _optimizer_schema(op)
+    if op.type.startswith("aten."):
+        return aten_schema(op.type)
+    raise ValueError(f"{where(op)}: the catalogue has no such op")
+
+
+def _count(op: Op, name: str) -> int:
+    value = op.arguments.get(name)
+    return len(value) if isinstance(value, tuple) else 1
+
+
+def _expect_counts(op: Op) -> str:
+    """What is wrong with how many endpoints, sections and results an op of ours has; nothing for
+    most.
+    """
+    results = len(op.outputs)
+    if op.type in TABLE_SCHEMAS:
+        return expect_counts(op)
+    if op.type == "split" and _count(op, "sections") != results:
+        return (
+            f"argument 'sections': expected one for each of the {results} results, got "
+            f"{_count(op, 'sections')}"
+        )
+    if op.type in ("send", "recv"):
+        if "table" in op.arguments:
+            # every server has a part, cut before or by the send
+            wanted, got = _count(op, "endpoints"), _count(op, "x")
+            return (
+                ""
+                if got in (1, wanted)
+                else f"argument 'x': expected 1 or {wanted}, one for each server, got {got}"
+            )
+        parts = (
+            _count(op, "sections")
+            if "sections" in op.arguments
+            else _count(op, "x")
+            if op.type == "send"
+            else results
+        )
+        for name in ("endpoints", *({"delta"} & set(op.arguments))):
+            if _count(op, name) != parts:
+                return (
+                    f"argument {name!r}: expected {parts}, one for each slice, got "
+                    f"{_count(op, name)}"
+                )
+        told = {"sections", "delta", "mode", "k_steps"} & set(op.arguments)
+        if "delta" in told and len(told) < 4 or "delta" not in told and told - {"sections"}:
+            return (
+                "expected sections, delta, mode and k_steps together, got "
+                f"{', '.join(sorted(told))}"
+            )
+    if op.type == "c_sync_comm_stream" and op.outputs != op.inputs:
+        return (
+            f"expected its arguments as its results ({', '.join(op.inputs[:8])}), got "
+            f"{', '.join(op.outputs[:8])}"
+        )
+    if is_optimizer(op.type) and op.outputs != tuple(op.inputs[:1]) and op.outputs:
+        param = op.arguments["param"]
+        if op.outputs[0] != getattr(param, "name", ""):
+            return (
+                f"expected the parameter as its result ({describe(param)}), got {op.outputs[0]!r}"
+            )
+    if not op.type.startswith("aten.") and "" in op.outputs:
+        return "expected results with names, got an empty one"
+    return ""
+
+
+def check(op: Op) -> None:
+    """Holds an op against the catalogue.
+
+    Raises:
+        ValueError: the op is not in the catalogue, or an argument is missing, unknown or of another
+            kind than its schema asks for, or the number of results is wrong; the message names op,
+            argument, what was expected and what came.
+    """
+    check_against(op, schema_of(op))
+    if wrong := _expect_counts(op):
+        raise ValueError(f"{where(op)}: {wrong}")
+
+
+def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argument]:
+    """The arguments in the order of the op's schema (param, grad, states, group, numbers, flags for
+    an optimizer op).
+
+    A message's map has no order; what reads the inputs of an op needs the same one everywhere.
+    Unknown names come last, sorted.
+    """
+    if op_type in _OWN:
+        order = list(_OWN[op_type].parameters)
+    elif op_type in ROW_RULES and ("columns" in arguments or op_type not in _rules()):
+        order = list(update_schema(op_type).parameters)
+    elif op_type in _rules():
+        attributes = ["group", *_rules()[op_type]]
+        order = [
+            "param",
+            "grad",
+            *sorted(set(arguments) - {"param", "grad", *attributes}),
+            *attributes,
+        ]
+    else:
+        order = list(aten_schema(op_type).parameters) if known(op_type) else []
+    ordered = {name: arguments[name] for name in order if name in arguments}
+    return {**ordered, **{name: arguments[name] for name in sorted(set(arguments) - set(ordered))}}
+
+
+def check_server_program(program: Program) -> None:
+    """What a server asks of a program before it believes a word of it; see ``untrusted_program.py``.
+
+    Raises:
+        ValueError: naming block, op and argument.
+    """
+    from transpiler.verify.untrusted_program import check_server_program as admit
+
+    admit(program)

@@ -1,0 +1,214 @@
+"""What an op's argument may be: kinds, and schemas made of them.
+
+A kind is a predicate with words for it.  Nothing here looks at variables: an argument of kind
+``variable`` is a ``Ref``, and whether the name is defined is a law of programs, not of ops.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from transpiler.ir.graph import Argument, Literal, Op, Ref, Symbol
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        name: getattr(torch, name)
+        for name in (
+            *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
+            *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
+        )
+    }
+)
+LAYOUTS = frozenset({"strided"})
+MEMORY_FORMATS = frozenset(
+    {"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}
+)
+LARGEST = 2**63 - 1  # what an integer of the protobuf, and torch's sizes, can hold
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A set of arguments, and what to call it in a message."""
+
+    words: str
+    accepts: Callable[[Argument], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One named argument of an op."""
+
+    kind: Kind
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """An op's arguments in their order, and the number of its results (None: any number from
+    ``least`` on).
+    """
+
+    parameters: Mapping[str, Parameter]
+    results: int | None
+    least: int = 0
+
+
+def _is_int(value: Argument) -> bool:
+    return (
+        isinstance(value, int) and not isinstance(value, bool) and -LARGEST - 1 <= value <= LARGEST
+    )
+
+
+def _is_real(value: Argument) -> bool:
+    return _is_int(value) or isinstance(value, float)
+
+
+def _is_device(value: str) -> bool:
+    return re.fullmatch(r"executor|cpu|cuda(:\d{1,3})?", value) is not None
+
+
+def _is_literal(value: Argument) -> bool:
+    if (
+        not isinstance(value, Literal)
+        or value.dtype not in DTYPES
+        or any(size < 0 for size in value.shape)
+    ):
+        return False
+    return len(value.data) == math.prod(value.shape) * DTYPES[value.dtype].itemsize
+
+
+def optional(kind: Kind) -> Kind:
+    """The kind, or None."""
+    return Kind(f"{kind.words} or None", lambda value: value is None or kind.accepts(value))
+
+
+def either(first: Kind, second: Kind) -> Kind:
+    """One kind or the other."""
+    return Kind(
+        f"{first.words} or {second.words}",
+        lambda value: first.accepts(value) or second.accepts(value),
+    )
+
+
+def many(kind: Kind) -> Kind:
+    """A list of the kind, maybe empty."""
+    return Kind(
+        f"list of ({kind.words})",
+        lambda value: isinstance(value, tuple) and all(map(kind.accepts, value)),
+    )
+
+
+def fixed(kind: Kind, length: int) -> Kind:
+    """A list of so many of the kind."""
+    items = many(kind).accepts
+    words = f"list of {length} ({kind.words})"
+    return Kind(
+        words, lambda value: isinstance(value, tuple) and len(value) == length and items(value)
+    )
+
+
+def word(kind: str, allowed: Callable[[str], bool]) -> Kind:
+    """A symbol of torch's vocabulary."""
+    return Kind(
+        f"a {kind}",
+        lambda value: isinstance(value, Symbol) and value.kind == kind and allowed(value.value),
+    )
+
+
+VARIABLE = Kind("a variable", lambda value: isinstance(value, Ref) and value.name != "")
+VARIABLES = Kind(
+    "a list of one or more variables",
+    lambda value: isinstance(value, tuple) and len(value) > 0 and all(map(VARIABLE.accepts, value)),
+)
+INTEGER = Kind("an integer", _is_int)
+INDEX = Kind(
+    "an integer of 0 or more",
+    lambda value: isinstance(value, int) and _is_int(value) and value >= 0,
+)
+COUNT = Kind(
+    "an integer of 1 or more",
+    lambda value: isinstance(value, int) and _is_int(value) and value >= 1,
+)
+NUMBER = Kind(
+    "a finite number",
+    lambda value: isinstance(value, int | float) and _is_real(value) and math.isfinite(value),
+)
+BOUND = Kind(
+    "a number other than nan",
+    lambda value: isinstance(value, int | float) and _is_real(value) and value == value,
+)
+REAL = Kind("a number", _is_real)
+SCALAR = Kind("a number or a bool", lambda value: isinstance(value, bool) or _is_real(value))
+BOOLEAN = Kind("a bool", lambda value: isinstance(value, bool))
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+NAME = Kind("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+LITERAL = Kind("a constant tensor (known dtype, as many bytes as its shape asks for)", _is_literal)
+DTYPE = word("dtype", DTYPES.__contains__)
+DEVICE = word("device", _is_device)
+LAYOUT = word("layout", LAYOUTS.__contains__)
+MEMORY_FORMAT = word("memory_format", MEMORY_FORMATS.__contains__)
+SIZE = either(INTEGER, VARIABLE)
+NOTHING = Kind("nothing that a program can hold", lambda value: False)
+
+
+def describe(value: Argument) -> str:
+    """An argument in a message: short, with its type."""
+    if isinstance(value, Literal):
+        return f"a constant {value.dtype}{list(value.shape)} of {len(value.data)} bytes"
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"a list of {len(value)}, beginning with {', '.join(map(describe, value[:3]))}"
+    shown = repr(value)
+    return f"{shown if len(shown) <= 200 else shown[:200] + '...'} ({type(value).__name__})"
+
+
+def where(op: Op) -> str:
+    """An op in a message."""
+    return f"op {op.type!r}" + (f" ({op.location})" if op.location else "")
+
+
+def check_against(op: Op, schema: Schema) -> None:
+    """Checks an op's argument names, their kinds and the number of its results.
+
+    Raises:
+        ValueError: naming the op, the argument, what its schema asks for and what came.
+    """
+    for name in op.arguments:
+        if name not in schema.parameters:
+            known = ", ".join(schema.parameters) or "none"
+            raise ValueError(
+                f"{where(op)}: expected arguments among: {known}; got an argument {name!r}"
+            )
+    for name, parameter in schema.parameters.items():
+        if name not in op.arguments:
+            if parameter.required:
+                raise ValueError(
+                    f"{where(op)}, argument {name!r}: expected {parameter.kind.words}, got none"
+                )
+        elif not parameter.kind.accepts(op.arguments[name]):
+            raise ValueError(
+                f"{where(op)}, argument {name!r}: expected {parameter.kind.words}, got "
+                f"{describe(op.arguments[name])}"
+            )
+    _check_results(op, schema)
+
+
+def _check_results(op: Op, schema: Schema) -> None:
+    count = len(op.outputs)
+    if schema.results is None and count < schema.least:
+        raise ValueError(f"{where(op)}: expected {schema.least} or more results, got {count}")
+    if schema.results is not None and count != schema.results:
+        raise ValueError(
+            f"{where(op)}: expected {schema.results} results, got {count}: "
+            f"{', '.join(op.outputs[:8])}"
+        )
+    named = [name for name in op.outputs if name]
+    if len(named) != len(set(named)):
+        raise ValueError(
+            f"{where(op)}: expected results with names of their own, got {', '.join(named[:8])}"
+        )

@@ -1,0 +1,252 @@
+"""The ops of sparse tables: their schemas, and how a table and its settings are an op.
+
+::
+
+    single-node   sparse_table        declares a table: the settings that a plan needs
+                  lookup_table        the rows of some ids
+                  lookup_table_grad   of all lookups of a table: the gradient of the rows that they read, each id once
+                  an optimizer op     with ``columns``: those of every row that it updates, by a rule for rows
+    trainer       split_ids           ids of lookups, or a gradient of rows -> one part for each server
+                  prefetch            ids, part by part -> their rows
+                  merge_ids           parts of rows -> the rows of each lookup
+                  distributed_lookup_table     the three in one, split at run time
+                  send, fake_init     as for parameters
+    server        lookup_table        answers what trainers ask for
+                  sum, scale, clip, norm_scale, an optimizer op     on gradients of rows, as on those of parameters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from types import MappingProxyType
+from typing import Any
+
+from transpiler.ir.graph import Argument, Op, Ref
+from transpiler.ir.schema import (
+    BOOLEAN,
+    COUNT,
+    INDEX,
+    INTEGER,
+    NAME,
+    NUMBER,
+    VARIABLE,
+    VARIABLES,
+    Kind,
+    Parameter,
+    Schema,
+    either,
+    fixed,
+    many,
+    optional,
+)
+from transpiler.ir.tables import (
+    ROW_RULES,
+    CountFilterEntry,
+    Initial,
+    ProbabilityEntry,
+    Segment,
+    ShowClickEntry,
+    Table,
+    TableEntry,
+)
+from transpiler.plan.plan import Number, Rule
+
+ENTRIES: Mapping[str, type[CountFilterEntry] | type[ProbabilityEntry] | type[ShowClickEntry]] = (
+    MappingProxyType(
+        {cls.__name__: cls for cls in (CountFilterEntry, ProbabilityEntry, ShowClickEntry)}
+    )
+)
+
+
+def _schema(
+    results: int | None, least: int = 0, may: Mapping[str, Kind] | None = None, **must: Kind
+) -> Schema:
+    extra = {name: Parameter(kind, required=False) for name, kind in (may or {}).items()}
+    return Schema(
+        MappingProxyType({name: Parameter(kind) for name, kind in must.items()} | extra),
+        results,
+        least,
+    )
+
+
+_PADDING: Mapping[str, Kind] = {"padding_idx": INTEGER}
+_SETTINGS: Mapping[str, Kind] = {
+    "rows": COUNT,
+    "seed": INTEGER,
+    "initial": many(either(NAME, NUMBER)),
+    "entry": many(either(NAME, NUMBER)),
+    "ttl": NUMBER,
+    "capacity": COUNT,
+    "eviction": NAME,
+    "memory_bytes": COUNT,
+}
+
+# fmt: off
+SCHEMAS: Mapping[str, Schema] = MappingProxyType({
+    "sparse_table":      _schema(1, dim=COUNT, dtype=NAME, may=_SETTINGS),
+    # the padding's id is not looked up: it reads zeros
+    "lookup_table":      _schema(1, w=VARIABLE, ids=VARIABLE, may=_PADDING),
+    # one of each, and a padding, for each lookup
+    "lookup_table_grad": _schema(1, w=VARIABLE, ids=VARIABLES, grads=VARIABLES,
+                                 may={"counted": VARIABLES, "padding_idx": many(optional(INTEGER))}),
+    "split_ids":         _schema(None, 1, x=VARIABLES, may=_PADDING),
+    "prefetch":          _schema(None, 1, w=VARIABLE, ids=VARIABLES, endpoints=many(NAME), trainer_id=INDEX),
+    "merge_ids":         _schema(None, 1, x=VARIABLES, ids=VARIABLES, rows=VARIABLES, may=_PADDING),
+    "distributed_lookup_table": _schema(None, 1, w=VARIABLE, ids=VARIABLES, endpoints=many(NAME), trainer_id=INDEX,
+                                        may=_PADDING),
+})
+# fmt: on
+# whose results are a list
+SEVERAL = frozenset({"split_ids", "prefetch", "merge_ids", "distributed_lookup_table"})
+# that ask a table for rows
+LOOKUPS = frozenset({"lookup_table", "prefetch", "distributed_lookup_table"})
+
+
+def updates_rows(op: Op) -> bool:
+    """Whether an optimizer op updates columns of rows."""
+    return "columns" in op.arguments
+
+
+def table_name(op: Op) -> str:
+    """The table that an op looks up, declares or updates."""
+    value = op.arguments.get("w", op.arguments.get("param"))
+    return value.name if isinstance(value, Ref) else op.outputs[0]
+
+
+def expect_counts(op: Op) -> str:
+    """What is wrong with how many arguments and results an op of these has; "" for nothing."""
+    counted = {name: len(value) for name, value in op.arguments.items() if isinstance(value, tuple)}
+    if op.type == "lookup_table_grad":
+        wanted = counted["ids"]
+        for name in {"grads", "counted", "padding_idx"} & counted.keys():
+            if counted[name] != wanted:
+                return (
+                    f"argument {name!r}: expected {wanted}, one for each lookup, got "
+                    f"{counted[name]}"
+                )
+    if op.type == "prefetch" and not counted["ids"] == counted["endpoints"] == len(op.outputs):
+        return (
+            f"expected ids and a result for each of {counted['endpoints']} endpoints, got "
+            f"{counted['ids']} and {len(op.outputs)}"
+        )
+    if op.type == "merge_ids" and (
+        counted["x"] != len(op.outputs) or counted["ids"] != counted["rows"]
+    ):
+        return (
+            f"expected a result for each of {counted['x']} lookups, and rows for each of "
+            f"{counted['ids']} parts of ids"
+        )
+    if op.type == "distributed_lookup_table" and counted["ids"] != len(op.outputs):
+        return f"expected a result for each of {counted['ids']} lookups, got {len(op.outputs)}"
+    if "" in op.outputs:
+        return "expected results with names, got an empty one"
+    return ""
+
+
+# ---- the table ----
+
+
+def declared(table: Table) -> Op:
+    """The op that declares a table: what is not as a table has it by default."""
+    usual = {field.name: field.default for field in fields(Table) if field.default is not MISSING}
+    arguments: dict[str, Argument] = {"dim": table.dim, "dtype": table.dtype}
+    for name in _SETTINGS:
+        value = getattr(table, name)
+        if value == usual[name]:
+            continue
+        if name == "initial":
+            value = (value.kind, value.low, value.high)
+        elif name == "entry":
+            value = (type(value).__name__, *(getattr(value, field.name) for field in fields(value)))
+        arguments[name] = value
+    return Op("sparse_table", arguments, (table.name,))
+
+
+def table_of(op: Op, segments: Sequence[Segment]) -> Table:
+    """The table that an op declares, with these segments.
+
+    Raises:
+        ValueError: its settings make no sense.
+    """
+    given = dict(op.arguments)
+    if "initial" in given:
+        given["initial"] = _made("initial", Initial, given["initial"])
+    if "entry" in given:
+        given["entry"] = _entry(given["entry"])  # type: ignore[assignment]
+    return Table(name=op.outputs[0], segments=tuple(segments), **given)  # type: ignore[arg-type]  # checked by Table
+
+
+def _made(what: str, cls: type[Any], value: Argument) -> Any:
+    assert isinstance(value, tuple), "as the schema says"
+    try:
+        return cls(*value)
+    except TypeError as error:
+        raise ValueError(f"sparse_table: {what}: {error}") from error
+
+
+def _entry(value: Argument) -> TableEntry:
+    assert isinstance(value, tuple), "as the schema says"
+    name = value[0] if value else ""
+    if not isinstance(name, str) or name not in ENTRIES:
+        raise ValueError(f"sparse_table: entry: expected one of {', '.join(ENTRIES)}, got {name!r}")
+    entry: TableEntry = _made("entry", ENTRIES[name], value[1:])
+    return entry
+
+
+# ---- updates ----
+
+
+def update_op(name: str, grad: str, segment: Segment, rule: Rule) -> Op:
+    """The optimizer op of one segment of a table."""
+    arguments: dict[str, Argument] = {
+        "param": Ref(name),
+        "grad": Ref(grad),
+        "columns": (segment.begin, segment.end),
+    }
+    return Op(
+        rule.type, {**arguments, "group": segment.group, **rule.numbers, **rule.flags}, (name,)
+    )
+
+
+def update_schema(op_type: str) -> Schema:
+    """The schema of an optimizer op on rows; there are no variables for its states, which are part
+    of the rows.
+
+    Raises:
+        ValueError: rows have no such rule.
+    """
+    if op_type not in ROW_RULES:
+        raise ValueError(f"op {op_type!r}: expected a rule for rows, one of {', '.join(ROW_RULES)}")
+    spec = ROW_RULES[op_type]
+    numbers: dict[str, Kind] = {
+        name: fixed(NUMBER, 2) if name == "betas" else NUMBER for name in spec.numbers
+    }
+    may: dict[str, Kind] = {**numbers, **dict.fromkeys(spec.flags, BOOLEAN)}
+    return _schema(1, param=VARIABLE, grad=VARIABLE, columns=fixed(INDEX, 2), group=INDEX, may=may)
+
+
+def row_rule_of_op(op: Op) -> Rule:
+    """The numbers and flags of an optimizer op on rows, as a rule."""
+    spec = ROW_RULES[op.type]
+    numbers = {name: _number(op.arguments[name]) for name in spec.numbers if name in op.arguments}
+    return Rule(
+        op.type,
+        numbers,
+        {name: bool(op.arguments[name]) for name in spec.flags if name in op.arguments},
+    )
+
+
+def _number(value: Argument) -> Number:
+    if isinstance(value, tuple):
+        return tuple(float(item) for item in value if isinstance(item, int | float))
+    assert isinstance(value, int | float), "checked against the schema"
+    return float(value)
+
+
+def segment_of(op: Op) -> Segment:
+    """The columns that an optimizer op updates, and its group."""
+    columns, group = op.arguments["columns"], op.arguments["group"]
+    assert isinstance(columns, tuple) and isinstance(group, int), "checked against the schema"
+    begin, end = (int(edge) for edge in columns if isinstance(edge, int))
+    return Segment(begin, end, group)

@@ -1,0 +1,122 @@
+"""Tables in a server's program: two blocks for each, one that updates its rows and one that answers
+lookups.
+
+Every server holds a part of every table: the rows whose ids it owns.  The block that updates is
+like that of a slice, on gradients of rows: sum and scale over trainers in sync mode, what clips,
+one optimizer op for each segment of columns; in geo mode one sum of the table and a delta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Storage, Variable, freeze
+from transpiler.ir.table_ops import update_op
+from transpiler.ir.tables import Table
+from transpiler.plan.plan import Plan
+from transpiler.plan.table_planner import rules_of
+from transpiler.tracing.embedding_tables import gradient_variable, start_rows, table_variable
+
+
+def arriving(table: Table, plan: Plan) -> tuple[str, ...]:
+    """The names under which what trainers send arrives: one for each trainer where a server merges,
+    otherwise one.
+    """
+    lane = plan.lanes[table.lane]
+    merged = f"{table.name}.delta" if lane.local else f"{table.name}@GRAD"
+    if not lane.rounds or plan.trainers == 1:
+        return (merged,)
+    return tuple(f"{merged}.trainer_{trainer}" for trainer in range(plan.trainers))
+
+
+def define_tables(program: Program, plan: Plan) -> Program:
+    """Block 0 defines every table, what arrives for it, and the ids that are looked up."""
+    found: dict[str, Variable] = {}
+    for table in plan.tables:
+        lane = plan.lanes[table.lane]
+        role = Role.DELTA if lane.local else Role.GRADIENT
+        names = dict.fromkeys(arriving(table, plan), role)
+        if not lane.local:
+            names |= dict.fromkeys([f"{table.name}@GRAD"], Role.GRADIENT)
+            if plan.clips_on_servers:
+                names[f"{table.name}@GRAD@CLIP"] = Role.GRADIENT
+        made = [
+            table_variable(table),
+            *(gradient_variable(table, name, role) for name, role in names.items()),
+        ]
+        made.append(
+            Variable(f"{table.name}@IDS", (f"{table.name}_asked",), "int64", Role.INPUT, table.name)
+        )
+        found |= {variable.name: variable for variable in made}
+    block = replace(program.main, variables=freeze({**program.main.variables, **found}))
+    return program.with_blocks(block, *program.blocks[1:])
+
+
+def _update_ops(table: Table, plan: Plan) -> list[Op]:
+    lane, grad = plan.lanes[table.lane], f"{table.name}@GRAD"
+    several = tuple(map(Ref, arriving(table, plan)))
+    if lane.local:
+        return [Op("sum", {"x": (Ref(table.name), *several)}, (table.name,))]
+    ops = []
+    if lane.rounds:
+        ops = [
+            Op("sum", {"x": several}, (grad,)),
+            Op("scale", {"x": Ref(grad), "scale": 1.0 / plan.trainers}, (grad,)),
+        ]
+    if plan.clips_on_servers and plan.clip is not None:
+        x, clipped = Ref(grad), f"{grad}@CLIP"
+        if plan.clip.kind == "value":
+            arguments: dict[str, Argument] = {"x": x, "min": plan.clip.low, "max": plan.clip.high}
+            ops.append(Op("clip", arguments, (clipped,)))
+        else:
+            ops.append(
+                Op(
+                    "norm_scale",
+                    {"x": x, "by": table.name if plan.clip.kind == "norm" else ""},
+                    (clipped,),
+                )
+            )
+        grad = clipped
+    rules = rules_of(table, plan.groups)
+    return [
+        *ops,
+        *(update_op(table.name, grad, *each) for each in zip(table.segments, rules, strict=True)),
+    ]
+
+
+def _lookup_block(table: Table, index: int) -> Block:
+    rows = Variable(
+        f"{table.name}@ROWS", (f"{table.name}_asked", table.dim), table.dtype, of=table.name
+    )
+    op = Op("lookup_table", {"w": Ref(table.name), "ids": Ref(f"{table.name}@IDS")}, (rows.name,))
+    return Block(index, freeze({rows.name: rows}), (op,))
+
+
+def append_table_blocks(program: Program, plan: Plan) -> Program:
+    """For each table a block that updates its rows; then for each one that looks rows up."""
+    blocks = program.blocks
+    blocks += [
+        Block(len(blocks) + at, freeze({}), tuple(_update_ops(table, plan)))
+        for at, table in enumerate(plan.tables)
+    ]
+    blocks += [_lookup_block(table, len(blocks) + at) for at, table in enumerate(plan.tables)]
+    return program.with_blocks(*blocks)
+
+
+def looks_up(block: Block) -> bool:
+    """Whether a block answers lookups."""
+    return [op.type for op in block.ops] == ["lookup_table"]
+
+
+def rows_at_start(plan: Plan, storage: Storage) -> dict[str, tuple[Tensor, Tensor]]:
+    """The rows that tables begin with, where the process that captured has some: ids, int64 [n],
+    and values, [n, dim].
+    """
+    found = {
+        table.name: start_rows(storage.tables[table.name])
+        for table in plan.tables
+        if table.name in storage.tables
+    }
+    return {name: rows for name, rows in found.items() if rows is not None}

@@ -1,0 +1,292 @@
+"""What becomes of tables in a trainer's programs: lookups ask servers for rows, gradients of rows
+go to them.
+
+In the main program, split at compile time::
+
+    split_ids       the ids of all lookups of a table that can share one pull, each id once, by server
+    prefetch        their rows, from all servers at once
+    merge_ids       the rows of each lookup
+    ...
+    split_ids       the gradient of the rows, by server, right after the op that makes it
+    send
+
+Split at run time there is one ``distributed_lookup_table`` in place of the first three, and the
+send has the whole gradient.  In a k-step lane the optimizer op stays, and the table leaves with the
+lane's changes.
+
+[Note: one pull]  Lookups of one table share a pull where the ids of all of them can be known before
+the rows of any: what computes ids is moved up if need be.  It is not where ids depend on rows,
+where something that computes them draws random numbers, or where what they depend on is changed in
+between; then there is another pull.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from transpiler.ir.graph import Argument, Op, Program, Ref, Role, Variable, freeze, refs
+from transpiler.ir.ops import aten_overload
+from transpiler.ir.table_ops import table_name, updates_rows
+from transpiler.ir.tables import Table
+from transpiler.plan.plan import Plan
+from transpiler.plan.planner import gradient_of, parameter_of, row_updates
+from transpiler.tracing.embedding_tables import gradient_variable
+
+
+def _deployed(program: Program) -> tuple[tuple[str, ...], int]:
+    deployment = program.deployment
+    assert deployment is not None and deployment.trainer_id is not None, (
+        "passes run on a program that knows its deployment"
+    )
+    return deployment.endpoints, deployment.trainer_id
+
+
+def part_names(name: str, servers: int) -> tuple[str, ...]:
+    """The names of the parts of a variable that is divided by rows: ``emb@GRAD.server_0``."""
+    return tuple(f"{name}.server_{server}" for server in range(servers))
+
+
+def table_deltas(table: Table, servers: int) -> tuple[str, ...]:
+    """The names of what k steps changed of a table's rows, by server."""
+    return part_names(f"{table.name}.delta", servers)
+
+
+# ---- lookups ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """Lookups that share one pull: ``leader`` is the first of them, before which the ``moved`` ops
+    are put.
+    """
+
+    leader: int
+    members: tuple[int, ...]
+    moved: tuple[int, ...]
+
+
+class _Order:
+    """Which ops a variable comes from.
+
+    Args:
+        ops: of block 0.
+    """
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self.ops = ops
+        self._writer: dict[str, int] = {}
+        for index, op in enumerate(ops):
+            for name in op.outputs:
+                self._writer.setdefault(name, index)
+
+    def makers(self, names: Iterable[str]) -> set[int]:
+        """The ops that variables come from, directly or not."""
+        found: set[int] = set()
+        waiting = list(names)
+        while waiting:
+            index = self._writer.get(waiting.pop())
+            if index is not None and index not in found:
+                found.add(index)
+                waiting += self.ops[index].inputs
+        return found
+
+    def sources(self, names: Iterable[str]) -> set[str]:
+        """The variables, and all that they come from."""
+        given = list(names)
+        return {
+            *given,
+            *(
+                name
+                for index in self.makers(given)
+                for op in [self.ops[index]]
+                for name in (*op.inputs, *op.outputs)
+            ),
+        }
+
+    def moved(self, leader: int, lookup: Op) -> tuple[int, ...] | None:
+        """The ops to put before ``leader`` so that the lookup's ids are known there; None: they
+        cannot.
+
+        See [Note: one pull].
+        """
+        ids = tuple(refs(lookup.arguments["ids"]))
+        moved = sorted(index for index in self.makers(ids) if index > leader)
+        if any(not _movable(self.ops[index]) for index in moved) or leader in self.makers(ids):
+            return None
+        if moved:
+            own = self.sources(ids)
+            for op in self.ops[leader : moved[-1]]:
+                if own & self.sources(_changed(op)):
+                    return None
+        return tuple(moved)
+
+
+def _movable(op: Op) -> bool:
+    if not op.type.startswith("aten."):
+        return op.type.startswith("sym.") or op.type in ("assign", "assign_value")
+    return torch.Tag.nondeterministic_seeded not in aten_overload(op.type).tags and not _changed(op)
+
+
+def _changed(op: Op) -> list[str]:
+    """The variables that an op changes in place."""
+    if not op.type.startswith("aten."):
+        return []
+    schema = aten_overload(op.type)._schema
+    written = [
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [name for key in written if key in op.arguments for name in refs(op.arguments[key])]
+
+
+def _next_pull(ops: Sequence[Op]) -> _Pull | None:
+    """The first lookup of the block, and those that share its pull."""
+    leader = next((index for index, op in enumerate(ops) if op.type == "lookup_table"), None)
+    if leader is None:
+        return None
+    order, first = _Order(ops), ops[leader]
+    members, moved = [leader], set[int]()
+    for index, op in enumerate(ops[leader + 1 :], start=leader + 1):
+        if op.type == "lookup_table" and _shares(first, op):
+            needed = order.moved(leader, op)
+            if needed is not None:
+                members.append(index)
+                moved.update(needed)
+    return _Pull(leader, tuple(members), tuple(sorted(moved)))
+
+
+def _shares(first: Op, other: Op) -> bool:
+    return table_name(first) == table_name(other) and first.arguments.get(
+        "padding_idx"
+    ) == other.arguments.get("padding_idx")
+
+
+def pull_rows(program: Program, plan: Plan, whole: bool = False) -> Program:
+    """Lookups become pulls, one for all lookups of a table that can share it; ``whole`` leaves the
+    cutting to the pull.
+    """
+    if not plan.tables:
+        return program
+    ops = [op for op in program.main.ops if op.type != "sparse_table"]
+    variables: list[Variable] = []
+    counts: dict[str, int] = {}
+    while (pull := _next_pull(ops)) is not None:
+        name = table_name(ops[pull.leader])
+        number = counts[name] = counts.get(name, -1) + 1
+        pulling, made = _pulling(
+            [ops[index] for index in pull.members], plan.table(name), number, program, whole
+        )
+        gone = {*pull.members, *pull.moved}
+        before = [*ops[: pull.leader], *(ops[index] for index in pull.moved), *pulling]
+        ops = [
+            *before,
+            *(op for index, op in enumerate(ops) if index > pull.leader and index not in gone),
+        ]
+        variables += made
+    return _with(program, ops, variables)
+
+
+def _pulling(
+    lookups: Sequence[Op], table: Table, number: int, program: Program, whole: bool
+) -> tuple[list[Op], list[Variable]]:
+    """The ops of one pull, and the parts that they define."""
+    endpoints, trainer_id = _deployed(program)
+    padding = {key: value for key, value in lookups[0].arguments.items() if key == "padding_idx"}
+    ids = tuple(Ref(name) for op in lookups for name in refs(op.arguments["ids"]))
+    outputs, line = tuple(op.outputs[0] for op in lookups), lookups[0].location
+    place: dict[str, Argument] = {"endpoints": endpoints, "trainer_id": trainer_id}
+    if whole:
+        arguments = {"w": Ref(table.name), "ids": ids, **place, **padding}
+        return [Op("distributed_lookup_table", arguments, outputs, line)], []
+    suffix = f"_{number}" if number else ""
+    parts = part_names(f"{table.name}@IDS{suffix}", len(endpoints))
+    rows = part_names(f"{table.name}@ROWS{suffix}", len(endpoints))
+    of_parts, of_rows = tuple(map(Ref, parts)), tuple(map(Ref, rows))
+    variables = []
+    for part, row in zip(parts, rows, strict=True):
+        extent = f"{part}_rows"
+        variables.append(Variable(part, (extent,), "int64"))
+        variables.append(Variable(row, (extent, table.dim), table.dtype))
+    return [
+        Op("split_ids", {"x": ids, **padding}, parts, line),
+        Op("prefetch", {"w": Ref(table.name), "ids": of_parts, **place}, rows, line),
+        Op("merge_ids", {"x": ids, "ids": of_parts, "rows": of_rows, **padding}, outputs, line),
+    ], variables
+
+
+# ---- gradients ----
+
+
+def send_row_gradients(program: Program, plan: Plan, whole: bool = False) -> Program:
+    """Right after the last op that writes it a gradient of rows is split and sent; what updates the
+    rows goes.
+    """
+    served = {table.name: table for table in plan.tables if not plan.lanes[table.lane].local}
+    sent = {
+        gradient_of(op): served[parameter_of(op)]
+        for op in row_updates(program)
+        if parameter_of(op) in served
+    }
+    last = {
+        name: index
+        for index, op in enumerate(program.main.ops)
+        for name in op.outputs
+        if name in sent
+    }
+    ops: list[Op] = []
+    variables: list[Variable] = []
+    for index, op in enumerate(program.main.ops):
+        if updates_rows(op) and parameter_of(op) in served:
+            continue
+        ops.append(op)
+        for gradient in (name for name in dict.fromkeys(op.outputs) if last.get(name) == index):
+            table, (endpoints, trainer_id) = sent[gradient], _deployed(program)
+            x: tuple[Ref, ...] = (Ref(gradient),)
+            if not whole:
+                parts = part_names(gradient, len(endpoints))
+                variables += [gradient_variable(table, part) for part in parts]
+                ops.append(Op("split_ids", {"x": x}, parts))
+                x = tuple(map(Ref, parts))
+            ops.append(
+                Op(
+                    "send",
+                    {"x": x, "endpoints": endpoints, "trainer_id": trainer_id, "table": table.name},
+                )
+            )
+    return _with(program, ops, variables)
+
+
+def _with(program: Program, ops: Iterable[Op], variables: Iterable[Variable]) -> Program:
+    added = {variable.name: variable for variable in variables}
+    block = replace(
+        program.main, ops=tuple(ops), variables=freeze({**program.main.variables, **added})
+    )
+    return program.with_blocks(block, *program.blocks[1:])
+
+
+# ---- startup ----
+
+
+def declared_tables(program: Program) -> Iterator[Op]:
+    """A trainer holds no table: it only knows that there is one."""
+    for variable in program.main.variables_of(Role.TABLE):
+        yield Op("fake_init", {}, (variable.name,))
+
+
+def table_changes(
+    tables: Sequence[Table], endpoints: Sequence[str]
+) -> Mapping[str, tuple[Argument, ...]]:
+    """What the send of a k-step lane says of the lane's tables, besides what it says of
+    parameters.
+    """
+    servers = len(endpoints)
+    return {
+        "x": tuple(Ref(table.name) for table in tables),
+        "endpoints": tuple(endpoint for _ in tables for endpoint in endpoints),
+        "sections": (0,) * (servers * len(tables)),  # as many rows as were touched
+        "delta": tuple(name for table in tables for name in table_deltas(table, servers)),
+    }

@@ -1,0 +1,93 @@
+"""Rings: the process groups of a job without servers, by name, and which trainers are in them.
+
+A flat ring has all trainers and the id ``NCCLID``, ``NCCLID_1``, ...  Where trainers stand in rows
+(those of one host, say), ring i has two further ids: ``Hierarchical_inter_NCCLID_i`` of each row by
+itself, ``Hierarchical_exter_NCCLID_i`` of the first of every row.  A sum is reduced within each
+row, then among the first ones, and handed on within each row, so that only one trainer of a row
+talks to other hosts (Jia et al.: Highly scalable deep learning training system with
+mixed-precision, 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from transpiler.plan.plan import Collective
+
+
+def flat_id(ring: int) -> str:
+    """The id of a ring of all trainers."""
+    return f"NCCLID_{ring}" if ring else "NCCLID"
+
+
+def row_id(ring: int) -> str:
+    """The id of a ring's rows; each row is a group of its own."""
+    return f"Hierarchical_inter_NCCLID_{ring}"
+
+
+def heads_id(ring: int) -> str:
+    """The id of a ring's first trainers of every row."""
+    return f"Hierarchical_exter_NCCLID_{ring}"
+
+
+def ids_of(collective: Collective, ring: int) -> tuple[str, ...]:
+    """The ids of one ring."""
+    return (flat_id(ring), row_id(ring), heads_id(ring)) if collective.inner else (flat_id(ring),)
+
+
+def all_ids(collective: Collective) -> tuple[str, ...]:
+    """The ids of all rings, the flat ones first."""
+    flat = tuple(flat_id(ring) for ring in range(collective.rings))
+    return flat + tuple(
+        name for ring in range(collective.rings) for name in ids_of(collective, ring)[1:]
+    )
+
+
+def row_of(rank: int, inner: int) -> tuple[int, ...]:
+    """The trainers of this trainer's row."""
+    return tuple(range(rank - rank % inner, rank - rank % inner + inner))
+
+
+def heads(trainers: int, inner: int) -> tuple[int, ...]:
+    """The first trainer of every row."""
+    return tuple(range(0, trainers, inner))
+
+
+def row_length(asked: int, endpoints: Sequence[str]) -> int:
+    """How many trainers stand in a row.
+
+    Args:
+        asked: ``hierarchical_allreduce_inter_nranks``; 0 or 1: as many as stand on each host.
+        endpoints: the trainers', by number.
+
+    Raises:
+        ValueError: hosts have different numbers of trainers, or these are not in a row; or the
+            trainers do not divide into several rows of this length.
+    """
+    name, trainers = "hierarchical_allreduce_inter_nranks", len(endpoints)
+    if asked <= 1:
+        hosts = [
+            (host, len(list(group)))
+            for host, group in groupby(endpoint.rpartition(":")[0] for endpoint in endpoints)
+        ]
+        counts = {count for _, count in hosts}
+        if len(counts) > 1 or len(dict(hosts)) < len(hosts):
+            said = ", ".join(f"{count} on {host}" for host, count in hosts)
+            raise ValueError(
+                f"{name}={asked}: expected the same number of trainers in a row on every host, "
+                f"got {said}; say it"
+            )
+        asked = counts.pop()
+    if not 1 < asked < trainers:
+        raise ValueError(
+            f"{name}: expected from 2 to less than the number of trainers, {trainers}, got "
+            f"{asked}; "
+            "leave use_hierarchical_allreduce off"
+        )
+    if trainers % asked:
+        raise ValueError(
+            f"{name}: expected a divisor of the number of trainers, got {trainers} trainers and "
+            f"{asked}"
+        )
+    return asked

@@ -1,0 +1,282 @@
+"""``DistributedStrategy``: which of a distributed job's switches a user sets, as plain data.
+
+Assignment checks name, type and range, and nothing else: the order of assignments never matters,
+and what a switch does, or that it does nothing here, is said by who reads it (``fleet.init``,
+``distributed_optimizer``, ``transpile``), naming what :meth:`DistributedStrategy.unsupported`
+found.
+
+[Note: defaults]  Where the documentation and the code that it described differed, the
+documentation's default holds: ``amp_configs["decr_ratio"]`` 0.5, ``dgc_configs["sparsity"]``
+[0.999], ``lars_configs["lars_coeff"]`` 0.001 (one page's example writes 0.01, the other page names
+the default), ``cudnn_exhaustive_search`` and ``cudnn_batchnorm_spatial_persistent`` True,
+``conv_workspace_size_limit`` 4000, an ``order`` without "cp". The number of ranks of a hierarchical
+all-reduce is documented as the machine's number of GPUs, which data cannot know: 0 stands for it.
+``a_sync_configs["k_steps"]`` has no documented default and is 0. ``checkpoints`` is a list of names
+(one page types it as a number), ``avg`` a bool that may be written "avg" or "sum".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from transpiler import strategy_pb2 as pb
+from transpiler.strategy.fields import (
+    ALIASES,
+    CONFIGS,
+    OUTER_OPTIMIZER,
+    SWITCHES,
+    check_keys,
+    refuse_name,
+    refuse_type,
+)
+
+_SECRET = frozenset({"fs_client_param.passwd"})  # never printed
+
+
+def _refuse_change(self: object, *args: object, **kwargs: object) -> NoReturn:
+    raise TypeError(
+        "this is a copy of the strategy's settings: assign a whole dict (strategy.amp_configs = "
+        "{...}) to change them"
+    )
+
+
+class Settings(dict[str, Any]):
+    """The settings of one switch, as read from a strategy: a dict that refuses changes, because
+    nothing would see them.
+    """
+
+    __setitem__ = __delitem__ = __ior__ = _refuse_change
+    clear = pop = popitem = setdefault = update = _refuse_change
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self),)  # a copy is the user's own
+
+
+class Items(list[Any]):
+    """A list among settings; it refuses changes as :class:`Settings` does."""
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse_change
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse_change
+
+    def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
+        return list, (list(self),)
+
+
+# ---- one setting <-> its field of a message ----
+
+
+def _write(message: Message, name: str, value: Any) -> None:
+    if value is None:
+        message.ClearField(name)
+    elif isinstance(value, tuple):
+        getattr(message, name).extend(value)
+    elif name == "modes":
+        message.modes.extend(pb.Mode(pattern=pattern, mode=mode) for pattern, mode in value.items())  # type: ignore[attr-defined]  # ASyncConfigs
+    elif isinstance(value, dict):
+        getattr(message, name).CopyFrom(pb.OuterOptimizer(**value))
+    else:
+        setattr(message, name, value)
+
+
+def _read(message: Message, name: str, default: Any) -> Any:
+    value = getattr(message, name)
+    if name == "modes":
+        return {mode.pattern: mode.mode for mode in value}
+    if hasattr(value, "extend"):
+        return tuple(value) or default
+    if not message.HasField(name):
+        return default
+    if isinstance(value, pb.OuterOptimizer):
+        return {key: _read(value, key, field.default) for key, field in OUTER_OPTIMIZER.items()}
+    return value
+
+
+def _shown(value: Any) -> Any:
+    """A setting as a reader gets it."""
+    if isinstance(value, tuple):
+        return Items(value)
+    return Settings(value) if isinstance(value, Mapping) else value
+
+
+class DistributedStrategy:
+    """The switches of a distributed job; see the module's docstring.
+
+    ``strategy.amp = True`` turns a switch on, ``strategy.amp_configs = {"incr_ratio": 4.0}``
+    replaces its settings as a whole: keys that the dict does not name return to their defaults, and
+    the dict itself is neither kept nor changed.  What is read is a copy that refuses changes.  All
+    names, types and ranges: ``transpiler/strategy/fields.py``.
+
+    Two strategies are equal if every switch and setting is.
+
+    Raises:
+        UnknownField (an AttributeError and a ValueError): there is no such switch or key; the
+            message has the closest ones.
+        TypeError: a value of another type than the switch's, or settings that are no dict.
+        ValueError: a value out of range, or two spellings of one key that contradict each other.
+    """
+
+    __slots__ = ("_message",)
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_message", pb.DistributedStrategy())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in SWITCHES:
+            setattr(self._message, name, SWITCHES[name].check(name, value))
+        elif name in CONFIGS:
+            if not isinstance(value, Mapping):
+                refuse_type(name, "a dict", value)
+            checked = check_keys(name, CONFIGS[name], ALIASES.get(name, {}), value)
+            self._message.ClearField(name)
+            for key, kept in checked.items():
+                _write(getattr(self._message, name), key, kept)
+        else:
+            refuse_name(type(self).__name__, name, [*SWITCHES, *CONFIGS])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        if name in SWITCHES:
+            return _read(self._message, name, SWITCHES[name].default)
+        if name not in CONFIGS:
+            refuse_name(type(self).__name__, name, [*SWITCHES, *CONFIGS])
+        message = getattr(self._message, name)
+        return Settings(
+            {
+                key: _shown(_read(message, key, field.default))
+                for key, field in CONFIGS[name].items()
+            }
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name}: a switch cannot be deleted; assign its default")
+
+    def __dir__(self) -> list[str]:
+        return sorted([*super().__dir__(), *SWITCHES, *CONFIGS])
+
+    # ---- what differs from the defaults ----
+
+    def _differences(self) -> Iterator[tuple[str, Any]]:
+        """The dotted name and the value of everything that is not as it is by default."""
+        for name, field in SWITCHES.items():
+            if getattr(self, name) != field.default:
+                yield name, getattr(self, name)
+        for name, fields in CONFIGS.items():
+            message = getattr(self._message, name)
+            for key, field in fields.items():
+                value = _read(message, key, field.default)
+                if value != field.default:
+                    yield f"{name}.{key}", value
+
+    def unsupported(self, supported: Collection[str]) -> list[str]:
+        """The switches and settings that are not as by default and have no effect where only
+        ``supported`` have one.
+
+        Args:
+            supported: names as ``"a_sync"`` and ``"a_sync_configs.k_steps"``.
+        """
+        return [name for name, _ in self._differences() if name not in supported]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DistributedStrategy):
+            return NotImplemented
+        return self._compact() == other._compact()
+
+    def __str__(self) -> str:
+        found = [
+            (name, "***" if name in _SECRET else _plain(value))
+            for name, value in self._differences()
+        ]
+        if not found:
+            return f"{type(self).__name__}: all defaults"
+        width = max(len(name) for name, _ in found)
+        return "\n".join(
+            [
+                f"{type(self).__name__}: defaults, but",
+                *(f"  {name:<{width}}  {value!r}" for name, value in found),
+            ]
+        )
+
+    __repr__ = __str__
+
+    # ---- files and copies ----
+
+    def _compact(self) -> pb.DistributedStrategy:
+        """The message with nothing in it but what differs from the defaults."""
+        message = pb.DistributedStrategy()
+        for name, value in self._differences():
+            owner, _, key = name.rpartition(".")
+            _write(getattr(message, owner) if owner else message, key, value)
+        return message
+
+    def __getstate__(self) -> bytes:
+        return self._compact().SerializeToString()
+
+    def __setstate__(self, state: bytes) -> None:
+        object.__setattr__(self, "_message", pb.DistributedStrategy.FromString(state))
+
+    def save_to_prototxt(self, output: str | Path) -> None:
+        """Writes what differs from the defaults as protobuf text
+        (``protos/transpiler/strategy.proto``).
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        Path(output).write_text(text_format.MessageToString(self._compact()), encoding="utf-8")
+
+    def load_from_prototxt(self, pb_file: str | Path) -> None:
+        """Becomes what the file says: what it does not name returns to its default.  A file that is
+        refused changes nothing.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: an unknown field, a value of another type or out of range; the message names
+                the file, and the line of what is no protobuf text of a strategy.
+        """
+        content = Path(pb_file).read_bytes()
+        try:
+            parsed = text_format.Parse(content.decode(), pb.DistributedStrategy())
+        except text_format.ParseError as error:
+            line = "" if error.GetLine() is None else f", line {error.GetLine()}"
+            raise ValueError(
+                f"{str(pb_file)!r}{line}: expected a strategy as protobuf text, got {error}"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{str(pb_file)!r}: expected a strategy as protobuf text, got bytes that are no "
+                "UTF-8"
+            ) from error
+        try:
+            checked = _checked(parsed)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{str(pb_file)!r}: {error}") from error
+        object.__setattr__(self, "_message", checked._message)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _checked(message: pb.DistributedStrategy) -> DistributedStrategy:
+    """The strategy of a message that someone else wrote, through every check."""
+    strategy = DistributedStrategy()
+    for field, value in message.ListFields():
+        if field.name in SWITCHES:
+            setattr(strategy, field.name, value)
+        else:
+            fields = CONFIGS[field.name]
+            setattr(
+                strategy,
+                field.name,
+                {
+                    key.name: _read(value, key.name, fields[key.name].default)
+                    for key, _ in value.ListFields()
+                },
+            )
+    return strategy

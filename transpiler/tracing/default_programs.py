@@ -1,0 +1,158 @@
+"""Names: the default programs of this process, and the names that a step gives to its own
+intermediate tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from transpiler.ir.graph import Program
+from transpiler.ir.source_location import here
+
+
+class _Defaults:
+    """One level of default programs."""
+
+    def __init__(self, main: Program | None = None, startup: Program | None = None) -> None:
+        self.main = main
+        self.startup = startup
+        # what transpile made of main, in a mode without servers
+        self.trainer: Program | None = None
+
+
+_defaults = [_Defaults()]
+_scopes: list[str] = []
+_recorders: list[dict[str, Tensor]] = []
+
+
+def default_main_program() -> Program:
+    """The main program of the last ``capture``, or that of the innermost ``program_guard``.
+
+    Raises:
+        ValueError: nothing has been captured yet.
+    """
+    if (main := _defaults[-1].main) is None:
+        raise ValueError(
+            "default_main_program: expected a captured program, got none; call capture first"
+        )
+    return main
+
+
+def default_startup_program() -> Program:
+    """The startup program of the last ``capture``, or that of the innermost ``program_guard``.
+
+    Raises:
+        ValueError: nothing has been captured yet.
+    """
+    if (startup := _defaults[-1].startup) is None:
+        raise ValueError(
+            "default_startup_program: expected a captured program, got none; call capture first"
+        )
+    return startup
+
+
+def set_defaults(main: Program, startup: Program) -> None:
+    """Makes these the default programs, at the present level."""
+    _defaults[-1].main, _defaults[-1].startup, _defaults[-1].trainer = main, startup, None
+
+
+def set_default_trainer(program: Program) -> None:
+    """Notes what ``transpile`` made of the default main program, for ``ParallelExecutor``; the
+    defaults stay as they are.
+    """
+    _defaults[-1].trainer = program
+
+
+def default_trainer_program() -> Program:
+    """What ``transpile`` made of the default main program in a mode without servers; if it made
+    nothing, the default itself.
+
+    Raises:
+        ValueError: nothing has been captured yet.
+    """
+    return _defaults[-1].trainer or default_main_program()
+
+
+@contextmanager
+def program_guard(main: Program, startup: Program | None = None) -> Iterator[None]:
+    """Scopes the default programs: these inside, the former ones again afterwards, whatever was
+    captured in between.
+
+    Raises:
+        TypeError: an argument is no program.
+    """
+    for program in (main, startup):
+        if program is not None and not isinstance(program, Program):
+            raise TypeError(f"program_guard: expected a Program, got {type(program).__name__}")
+    level = _Defaults(main, startup if startup is not None else _defaults[-1].startup)
+    _defaults.append(level)
+    try:
+        yield
+    finally:
+        _defaults.remove(level)
+
+
+def name(tensor: Tensor, label: str) -> Tensor:
+    """Gives an intermediate tensor of a step a name, under which the captured program knows it;
+    returns the tensor unchanged.
+
+    Inside ``name_scope("block1")`` the name ``"x"`` is ``"block1/x"``.  Outside a capture nothing
+    happens.
+
+    Raises:
+        TypeError: not a tensor, or the label is not text.
+        ValueError: the step uses the name twice, or the label is empty or holds ``@``.
+    """
+    if not isinstance(tensor, Tensor) or not isinstance(label, str):
+        raise TypeError(
+            f"name: expected a tensor and text, got {type(tensor).__name__} and "
+            f"{type(label).__name__}"
+        )
+    _check_label("name", label)
+    if _recorders:
+        full = "/".join([*_scopes, label])
+        if full in _recorders[-1]:
+            raise ValueError(
+                f"{here()}: name {full!r} is already given to another tensor of this step; use "
+                "name_scope"
+            )
+        _recorders[-1][full] = tensor
+    return tensor
+
+
+@contextmanager
+def name_scope(label: str) -> Iterator[None]:
+    """Prefixes the names given inside with ``label/``; scopes nest.
+
+    Raises:
+        ValueError: the label is empty or holds ``@``.
+    """
+    _check_label("name_scope", label)
+    _scopes.append(label)
+    try:
+        yield
+    finally:
+        _scopes.pop()
+
+
+def _check_label(what: str, label: str) -> None:
+    if not label or "@" in label:
+        raise ValueError(
+            f"{what}: expected a label that is not empty and holds no '@', got {label!r}"
+        )
+
+
+@contextmanager
+def recording() -> Iterator[dict[str, Tensor]]:
+    """Collects the names that a step gives, and starts it outside any scope."""
+    outer, names = list(_scopes), {}  # type: tuple[list[str], dict[str, Tensor]]
+    _scopes.clear()
+    _recorders.append(names)
+    try:
+        yield names
+    finally:
+        _recorders.remove(names)
+        _scopes[:] = outer

@@ -1,0 +1,188 @@
+"""Lookups in a trace: while a step is traced, an embedding whose rows are sparse puts an op of ours
+where its rows come from.
+
+The sizes of everything that the rows go through inside of such a module (which ids differ, how many
+there are) depend on data, so a program cannot hold it.  The op stands for all of it; pooling is
+ordinary compute on its result.  Neither op is ever run: traces run on fake tensors, and programs
+have kernels of their own (sparse_rows.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LOOKUP, GRADIENT = "lookup_table", "lookup_table_grad"
+NAMESPACE = "pserver"
+
+_library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own
+_library.define(
+    f"{LOOKUP}(Tensor anchor, Tensor ids, str table, int dim, ScalarType dtype, int? padding) -> "
+    "Tensor"
+)
+_library.define(
+    f"{GRADIENT}(Tensor anchor, Tensor ids, Tensor grad, Tensor? counted, str table, int? "
+    "padding) -> Tensor"
+)
+
+# of the tables that modules look up, by the module's id; None: nothing is traced
+_names: dict[int, str] | None = None
+
+
+def _fake_lookup(
+    anchor: Tensor, ids: Tensor, table: str, dim: int, dtype: torch.dtype, padding: int | None
+) -> Tensor:
+    return ids.new_empty((*ids.shape, dim), dtype=dtype)
+
+
+def _fake_gradient(
+    anchor: Tensor,
+    ids: Tensor,
+    grad: Tensor,
+    counted: Tensor | None,
+    table: str,
+    padding: int | None,
+) -> Tensor:
+    return torch.empty_like(anchor)
+
+
+for _name, _fake in ((LOOKUP, _fake_lookup), (GRADIENT, _fake_gradient)):
+    torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_library)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """One lookup in a step.
+
+    Attributes:
+        anchor: the parameter that stands for the table in the optimizer: its gradient is the sum of
+            the lookups'.
+        skipped: an id that is not looked up: it reads zeros.
+        untrained: an id that learns nothing.
+    """
+
+    table: str
+    anchor: Tensor
+    dim: int
+    dtype: torch.dtype
+    skipped: int | None = None
+    untrained: int | None = None
+
+    def rows(self, ids: Tensor, counted: Tensor | None = None) -> Tensor:
+        """int64 ids of any shape -> [*shape, dim]."""
+        found: Tensor = _Looked.apply(self.anchor, ids, counted, self)  # type: ignore[no-untyped-call]  # torch's own
+        return found
+
+    def pooled(
+        self, ids: Tensor, weights: Tensor | None, pooling: str, counted: Tensor | None = None
+    ) -> Tensor:
+        """The rows of each bag, put together as :func:`trainer.embedding.bags.pool` does: ids [bags, size] ->
+        [bags, dim].
+
+        Raises:
+            ValueError: ids have another shape.
+        """
+        if ids.dim() != 2:
+            raise ValueError(
+                f"table {self.table!r}: a program holds bags of one size, as ids [bags, size]; "
+                f"got ids {list(ids.shape)}: fill "
+                "shorter bags up with padding_idx"
+            )
+        rows, given = self.rows(ids, counted), None if weights is None else weights.to(self.dtype)
+        counts = given
+        if self.untrained is not None:
+            stays = (ids != self.untrained).to(self.dtype)
+            counts = stays if given is None else given * stays
+        sums = rows.sum(1) if counts is None else (rows * counts.unsqueeze(2)).sum(1)
+        if pooling == "sum":
+            return sums
+        if counts is None:
+            return sums / (ids.shape[1] if pooling == "mean" else ids.shape[1] ** 0.5)
+        total = counts.sum(1) if pooling == "mean" else counts.square().sum(1)
+        # an empty bag, or one of zeros
+        total = torch.where(total == 0, torch.ones_like(total), total)
+        return sums / (total if pooling == "mean" else total.sqrt()).unsqueeze(1)
+
+
+class _Looked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, ids: Tensor, counted: Tensor | None, lookup: Lookup
+    ) -> Tensor:
+        ctx.save_for_backward(anchor, ids, counted)
+        ctx.lookup = lookup
+        found: Tensor = torch.ops.pserver.lookup_table(
+            anchor.detach(), ids, lookup.table, lookup.dim, lookup.dtype, lookup.skipped
+        )
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        anchor, ids, counted = ctx.saved_tensors
+        lookup = ctx.lookup
+        return (
+            torch.ops.pserver.lookup_table_grad(
+                anchor, ids, grad, counted, lookup.table, lookup.untrained
+            ),
+            None,
+            None,
+            None,
+        )
+
+
+def table_of(module: nn.Module) -> str | None:
+    """The table that a module looks up in the step that is being traced; None while nothing is
+    traced.
+    """
+    return None if _names is None else _names.get(id(module))
+
+
+@contextmanager
+def looking_up(tables: Mapping[str, list[nn.Module]]) -> Iterator[None]:
+    """While a step is traced: these modules look up these tables."""
+    global _names
+    before, own = (
+        _names,
+        [module for modules in tables.values() for module in modules if is_sparse(module)],
+    )
+    _names = {id(module): name for name, modules in tables.items() for module in modules}
+    for module in own:
+        module.forward = partial(_of_torch, module)
+    try:
+        yield
+    finally:
+        _names = before
+        for module in own:
+            del module.forward
+
+
+def is_sparse(module: nn.Module) -> bool:
+    """Whether it is an embedding of torch's own with ``sparse=True``."""
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and bool(module.sparse)
+
+
+def _of_torch(
+    module: Any,
+    ids: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
+    """The forward of an embedding of torch's own."""
+    table = table_of(module)
+    assert table is not None, "it is being traced"
+    lookup = Lookup(
+        table, module.weight, module.embedding_dim, module.weight.dtype, None, module.padding_idx
+    )
+    if isinstance(module, nn.Embedding):
+        return lookup.rows(ids)
+    if offsets is not None:
+        raise ValueError(
+            f"table {table!r}: a program holds bags of one size, as ids [bags, size]; got offsets"
+        )
+    return lookup.pooled(ids, per_sample_weights, module.mode)

@@ -1,0 +1,310 @@
+"""Before a captured step is handed out it runs beside the eager one, at two batch sizes or more,
+and must give the same bits.
+
+What tracing cannot see (a checkpointed dropout, a number that the module counts in Python, a hook
+on a parameter) shows here. The module, its gradients, the optimizer and every random generator are
+afterwards as they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transpiler.ir.sparse_rows import SparseRows
+from transpiler.tracing.embedding_tables import as_compared, eager_gradient
+
+LOG = logging.getLogger(__name__)
+CLOSE = 1e-6  # relative difference that kernels may have in eager form and in parts (GRU)
+CLOSE_ON_A_GPU = 1e-4  # where sums are added up in no fixed order
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one step gave: outputs and gradients, then the buffers after it.
+
+    In the order in which they are compared.
+    """
+
+    values: Mapping[str, Tensor]
+
+
+def rows(batch: Sequence[Tensor], sizes: Sequence[int | None]) -> list[Tensor]:
+    """The batch with other extents of dimension 0, by repeating its rows or leaving some out;
+    copies.
+    """
+    pairs = zip((tensor.detach() for tensor in batch), sizes, strict=True)
+    return [
+        t.clone() if size is None else t[torch.arange(size, device=t.device) % len(t)].clone()
+        for t, size in pairs
+    ]
+
+
+def outputs_of(result: Any) -> dict[str, Tensor]:
+    """What a step returned, as a dict with ``"loss"`` first.
+
+    Raises:
+        TypeError, ValueError: it is no tensor and no dict of tensors with a scalar ``"loss"``.
+    """
+    found = {"loss": result} if isinstance(result, Tensor) else result
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise TypeError(
+            "step: expected a scalar loss or a dict of tensors with the key 'loss', got "
+            f"{type(result).__name__}"
+        )
+    if "loss" not in found:
+        raise ValueError(
+            f"step: expected a dict with the key 'loss', got the keys {', '.join(found) or 'none'}"
+        )
+    for key, value in found.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"step: expected a dict of tensors, got {type(value).__name__} for {key!r}"
+            )
+    loss = found["loss"]
+    if loss.dim() and any(size != 1 for size in loss.shape):
+        raise ValueError(f"step: expected a scalar loss, got a tensor of shape {tuple(loss.shape)}")
+    if not loss.requires_grad:
+        raise ValueError(
+            "step: expected a loss that depends on a trainable parameter, got one without gradient"
+        )
+    return {"loss": loss, **{key: value for key, value in found.items() if key != "loss"}}
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Restores the module, its gradients and the random generators at the end; and, when called, in
+    between.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    members = [(vars(each), _members(each)) for each in (*model.modules(), *model.parameters())]
+    devices = sorted({tensor.get_device() for tensor in tensors.values() if tensor.is_cuda})
+    generators = (torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices])
+    others = (random.getstate(), np.random.get_state())
+
+    def restore() -> None:
+        for present, found in members:
+            _restore_members(present, found)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                if not _same(tensor.detach(), copies[name]):
+                    tensor.detach().copy_(copies[name])
+        for name, parameter in model.named_parameters():
+            parameter.grad = grads[name]
+        torch.set_rng_state(generators[0])
+        for device, state in zip(devices, generators[1], strict=True):
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(others[0])
+        np.random.set_state(others[1])
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+def _members(owner: Any) -> dict[str, tuple[Any, Any]]:
+    """The own attributes of a module or parameter, and copies of those that are plain containers (a
+    module's parameters, say).
+    """
+    containers = (dict, OrderedDict, list, set)
+    return {
+        key: (value, value.copy() if type(value) in containers else None)
+        for key, value in vars(owner).items()
+    }
+
+
+def _restore_members(present: dict[str, Any], found: Mapping[str, tuple[Any, Any]]) -> None:
+    for key in set(present) - set(found):
+        del present[key]
+    for key, (value, copy) in found.items():
+        present[key] = value
+        if isinstance(copy, list):
+            value[:] = copy
+        elif copy is not None:
+            value.clear()
+            value.update(copy)
+
+
+def plain_members(model: nn.Module) -> dict[str, Any]:
+    """The numbers and words that the modules hold as Python attributes."""
+    return {
+        f"{name}.{key}".lstrip("."): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, bool | int | float | str)
+    }
+
+
+def eager(
+    model: nn.Module, step: Callable[..., Any], trained: Sequence[str], batch: Sequence[Tensor]
+) -> Result:
+    """One step of the script that was never captured: forward and backward."""
+    parameters = dict(model.named_parameters())
+    for parameter in parameters.values():
+        parameter.grad = None
+    before = _python_generators()
+    with torch.enable_grad():
+        outputs = outputs_of(step(model, *batch))
+        kept = {name: value.detach().clone() for name, value in outputs.items()}
+        outputs["loss"].backward()  # type: ignore[no-untyped-call]  # torch's stubs
+    if before != _python_generators():
+        raise ValueError(
+            "cannot capture this step: it draws from random or numpy.random; draw from torch's "
+            "generator instead"
+        )
+    for name in trained:
+        grad = eager_gradient(parameters[name])
+        if isinstance(grad, SparseRows):
+            kept |= as_compared(name, grad)
+        elif grad is not None:
+            kept[f"{name}@GRAD"] = grad.detach().clone()
+    return Result({**kept, **buffers(model)})
+
+
+def _python_generators() -> tuple[object, ...]:
+    """The states of ``random`` and of numpy's global generator, as something that compares."""
+    state = np.random.get_state(legacy=False)
+    assert isinstance(state, dict), "asked for as a dict"
+    return (random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"])
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of what a step may change in the module without training it."""
+    frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
+    return {
+        name: value.detach().clone()
+        for name, value in {**frozen, **dict(model.named_buffers())}.items()
+    }
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if torch.equal(left, right):
+        return True
+    if not left.is_floating_point():
+        return False
+    return torch.equal(left.isnan(), right.isnan()) and torch.equal(
+        left.nan_to_num(), right.nan_to_num()
+    )
+
+
+def _distance(left: Tensor, right: Tensor) -> float:
+    if left.shape != right.shape or left.dtype != right.dtype or not left.is_floating_point():
+        return float("inf")
+    norm = float(left.double().norm())
+    distance = float((left.double() - right.double()).norm())
+    return distance / norm if norm else float("inf")
+
+
+def _bound(tensor: Tensor) -> float:
+    return CLOSE_ON_A_GPU if tensor.is_cuda else CLOSE
+
+
+def _noise(result: Result) -> float:
+    """How much rounding alone may leave in any one gradient.
+
+    Some gradients are zero in exact arithmetic (that of the bias of attention's keys): all that
+    they hold is what was lost in the cancellation, which no relative bound fits.
+    """
+    gradients = [
+        value
+        for name, value in result.values.items()
+        if name.endswith("@GRAD") and value.is_floating_point()
+    ]
+    if not gradients:
+        return 0.0
+    norm = float(torch.stack([value.double().norm() for value in gradients]).norm())
+    return norm * min(torch.finfo(value.dtype).eps for value in gradients)
+
+
+def difference(expected: Result, came: Result) -> tuple[str, float]:
+    """The first variable that differs, and by how much (relative, 2-norm); ("", 0.0) where the bits
+    are the same.
+    """
+    names = dict.fromkeys([*expected.values, *came.values])
+    first, largest, noise = "", 0.0, _noise(expected)
+    for name in names:
+        left, right = expected.values.get(name), came.values.get(name)
+        if left is None or right is None:
+            return name, float("inf")
+        if not _same(left, right):
+            distance = _distance(left, right)
+            if name.endswith("@GRAD") and distance * float(left.double().norm()) <= noise:
+                distance = min(distance, _bound(left))
+            if distance > _bound(left):
+                return name, distance
+            first, largest = first or name, max(largest, distance)
+    return first, largest
+
+
+def rehearse(
+    model: nn.Module,
+    restore: Callable[[], None],
+    batches: Sequence[Sequence[Tensor]],
+    eagerly: Callable[[Sequence[Tensor]], Result],
+    captured: Callable[[Sequence[Tensor]], Result],
+) -> tuple[str, float]:
+    """Runs the same batches, one after the other, through both forms of the step; the parameters
+    move in between.
+
+    Returns:
+        A variable that differs by no more than rounding, and by how much; ("", 0.0) where the bits
+        are the same.
+
+    Raises:
+        ValueError: they differ by more, or the module counts in Python; the message names the
+            variable.
+    """
+    expected, members = [], []
+    for batch in batches:
+        expected.append(eagerly([tensor.clone() for tensor in batch]))
+        members.append(plain_members(model))
+        _move_on(model)
+    restore()
+    for key, value in members[-1].items():
+        if len(members) > 1 and members[-2].get(key, value) != value:
+            raise ValueError(
+                f"cannot capture this step: it changes the module's attribute {key} at every "
+                "call; make it a buffer"
+            )
+    worst = ("", 0.0)
+    for batch, wanted in zip(batches, expected, strict=True):
+        name, by = difference(wanted, captured([tensor.clone() for tensor in batch]))
+        if by > (_bound(wanted.values[name]) if name in wanted.values else 0.0):
+            raise ValueError(_explain(name, by, batch))
+        worst = max(worst, (name, by), key=lambda found: found[1])
+        _move_on(model)
+    restore()
+    return worst
+
+
+def _move_on(model: nn.Module) -> None:
+    """Changes every parameter a little, so that a value that tracing took for a constant shows."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.mul_(1.015625)
+
+
+def _explain(name: str, by: float, batch: Sequence[Tensor]) -> str:
+    size = next((len(tensor) for tensor in batch if tensor.dim()), 0)
+    return (
+        f"cannot capture this step: {name} differs from eager training by {by:.1e} (relative) "
+        f"with {size} rows. Likely causes: "
+        "activation checkpointing together with dropout, a hook that changes gradients, a branch "
+        "on the batch size, "
+        "or a number that the module or the step keeps in Python"
+    )

@@ -1,0 +1,113 @@
+"""The decisions about batch sizes that tracing took, and at which sizes they would fall otherwise.
+
+See [Note: what stays free] in ``trace.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import sympy  # type: ignore[import-untyped]  # has no stubs
+
+from transpiler.tracing.trace import Guard, Trace
+
+_PROBES = sorted(
+    {
+        *range(1, 66),
+        *(2**power + near for power in range(6, 31) for near in (-1, 0, 1)),
+        100,
+        1000,
+        10_000,
+        100_000,
+    }
+)
+# rows; torch's own decisions beyond (may indices be 32 bits wide?) are taken on trust
+_LARGEST_REHEARSED = 1024
+
+Values = Mapping[sympy.Symbol, int]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A batch to rehearse: values of the free sizes, and the decision that falls otherwise there
+    (None: only another size).
+    """
+
+    values: Values
+    guard: Guard | None = None
+
+
+def _at(expression: sympy.Basic, values: Values) -> sympy.Basic:
+    return expression.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
+
+
+def sizes_at(trace: Trace, values: Values) -> list[int | None] | None:
+    """Dimension 0 of every input (None: it has no dimensions); None if these values make no whole
+    sizes of 1 or more.
+    """
+    found: list[int | None] = []
+    for size in trace.sizes:
+        value = None if size is None else _at(size, values)
+        if value is not None and (not value.is_integer or int(value) < 1):
+            return None
+        found.append(None if value is None else int(value))
+    return found
+
+
+def _points(trace: Trace, guard: Guard) -> Iterator[Values]:
+    """Values to try a guard at: all its sizes alike, then one at a time."""
+    symbols = sorted(guard.expression.free_symbols, key=str)
+    for probe in _PROBES:
+        yield {**trace.hints, **{symbol: probe for symbol in symbols if symbol in trace.hints}}
+    if len(symbols) > 1:
+        for symbol in symbols:
+            for probe in _PROBES[:80]:
+                yield {**trace.hints, symbol: probe}
+
+
+def _fails(trace: Trace, guard: Guard) -> list[Values]:
+    if not guard.expression.free_symbols:
+        return []
+    decided = [
+        values for values in _points(trace, guard) if _at(guard.expression, values) == sympy.false
+    ]
+    return [values for values in decided if sizes_at(trace, values) is not None]
+
+
+def variants(trace: Trace) -> list[Variant]:
+    """What to rehearse: the example, one row more, and a size on the other side of every decision.
+
+    Raises:
+        ValueError: a decision of the model's own code does not hold for every size of 2 or more;
+            the message names the line.
+    """
+    found = [Variant(trace.hints), _one_more(trace)]
+    for guard in trace.guards:
+        failing = _fails(trace, guard)
+        single = next((values for values in failing if 1 in values.values()), None)
+        larger = next((values for values in failing if 1 not in values.values()), None)
+        if larger is not None and not guard.internal:
+            raise branch_error(guard)
+        for values in (single, larger):
+            if values is not None and max(values.values()) <= _LARGEST_REHEARSED:
+                if not any(variant.guard and variant.values == values for variant in found):
+                    found.append(Variant(values, guard))
+    return found
+
+
+def _one_more(trace: Trace) -> Variant:
+    for more in range(1, 65):
+        values = {symbol: hint + more for symbol, hint in trace.hints.items()}
+        if sizes_at(trace, values) is not None:
+            return Variant(values)
+    return Variant(trace.hints)
+
+
+def branch_error(guard: Guard) -> ValueError:
+    """What a decision that depends on the batch size is to the user."""
+    return ValueError(
+        f"{guard.line or 'in the backward pass'}: cannot capture this step: it takes another way "
+        "for other batch sizes "
+        "(a branch on the size of dimension 0); a program has one way for all"
+    )

@@ -1,0 +1,367 @@
+"""One training step as an fx graph: forward, loss and gradients, with dimension 0 of every input
+free.
+
+[Note: what stays free]  Tracing runs the step once on fake tensors.  Dimension 0 of an input is a
+symbol there, every other extent a number.  Python code that looks at a symbol (``if x.shape[0] >
+16``) is decided for the example, and torch notes the decision as a guard.  A decision of the user's
+code must hold for every batch size, or else the graph would be one branch of the model in silence.
+torch takes decisions of its own too (is this tensor contiguous? which memory format will the
+convolution choose?).  They do not change what is computed, so they are no error by themselves, but
+a promise that ``equivalence_check.py`` tests at a size where they fail.
+
+[Note: gradients as autograd stores them]  ``p.grad`` is not always the tensor that backward
+computed: autograd copies one whose strides differ from the parameter's.  Reductions over it (a
+norm) add in the order of memory, so the copy is part of the trace.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]  # has no stubs
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.source import LocalSource
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import (  # type: ignore[attr-defined]  # SLoc is not in __all__
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    SLoc,
+    StatelessSymbolicContext,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from transpiler.ir import source_location
+from transpiler.tracing.decompositions import as_eager
+from transpiler.tracing.default_programs import recording
+from transpiler.tracing.embedding_lookup import looking_up
+from transpiler.tracing.equivalence_check import outputs_of
+
+Step = Callable[..., Any]
+_DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A decision about sizes that tracing took for the example: ``expression`` was true.
+
+    ``internal``: torch's own code asked, not the model's.
+    """
+
+    expression: sympy.Basic
+    line: str
+    internal: bool
+
+
+@dataclass
+class Trace:
+    """What tracing found.  Nodes are those of ``graph``; tensors in node metadata are fake."""
+
+    graph: fx.Graph
+    constants: Mapping[str, Tensor]  # by the target of get_attr nodes
+    placeholders: Mapping[str, str]  # node name -> variable name
+    outputs: Mapping[str, fx.Node]  # "loss" first
+    gradients: Mapping[str, fx.Node]  # by parameter
+    named: Mapping[str, fx.Node]  # by the label of name()
+    lines: Mapping[str, str]  # node name -> "train.py:12"
+    # of dimension 0 of each input; None where it has none
+    sizes: list[sympy.Basic | None] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    # the free symbols, with the example's sizes
+    hints: dict[sympy.Symbol, int] = field(default_factory=dict)
+
+
+class _Environment(ShapeEnv):
+    """A ShapeEnv that knows whose code asked about a size.
+
+    ``asked`` has every question of the model's own code, also one whose answer followed from a
+    decision that torch took before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            specialize_zero_one=False,
+            duck_shape=False,
+            allow_dynamic_output_shape_ops=False,
+            allow_scalar_outputs=False,
+        )
+        self.asked: list[Guard] = []
+
+    def _get_stack_summary(
+        self, is_debug: bool = False, framework_loc: str | None = None
+    ) -> tuple[SLoc, str]:
+        return SLoc("torch" if _internal() else "model", source_location.here()), ""
+
+    def evaluate_expr(self, orig_expr: sympy.Basic, *arguments: Any, **options: Any) -> sympy.Basic:
+        answer = super().evaluate_expr(orig_expr, *arguments, **options)
+        if (
+            isinstance(orig_expr, sympy.logic.boolalg.Boolean)
+            and orig_expr.free_symbols
+            and not _internal()
+        ):
+            self.asked.append(
+                Guard(orig_expr if answer else sympy.Not(orig_expr), source_location.here(), False)
+            )
+        return answer
+
+
+def _internal() -> bool:
+    file = source_location.deciding_file()
+    return source_location.is_torch(file) or not file
+
+
+class _Lines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stubs
+    """Notes, for every node that an op makes, the line of the step; for a backward op, that of the
+    forward op it belongs to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's stubs
+        self.lines: dict[str, str] = {}
+        self._forward: dict[int, str] = {}
+
+    def _line(self) -> str:
+        backward = torch._C._current_autograd_node()
+        if backward is not None:
+            return self._forward.get(backward._sequence_nr(), "")
+        line = source_location.short()
+        if line and torch.is_grad_enabled():
+            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, line)
+        return line
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line, mode = self._line(), get_proxy_mode()
+        if mode is None or not line:
+            return func(*args, **(kwargs or {}))
+        nodes = mode.tracer.graph.nodes
+        before = next(iter(reversed(nodes)), None)
+        result = func(*args, **(kwargs or {}))
+        for node in reversed(nodes):
+            if node is before:
+                break
+            self.lines[node.name] = line
+        return result
+
+
+class _Step(nn.Module):
+    """A step and its backward pass as a module, so that ``functional_call`` can swap the model's
+    tensors.
+
+    The backward pass belongs inside: a checkpointed part of the model runs again there, and must
+    find the swapped tensors.
+    """
+
+    def __init__(
+        self, model: nn.Module, step: Step, given: Mapping[str, Tensor], trained: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.step = step
+        self.given = dict(given)
+        self.trained = trained
+
+    def forward(self, *batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        outputs = outputs_of(source_location.gate(self.step, self.model, *batch))
+        self._keep_buffers()
+        found = torch.autograd.grad(
+            outputs["loss"], [self.given[name] for name in self.trained], allow_unused=True
+        )
+        pairs = [
+            (name, grad) for name, grad in zip(self.trained, found, strict=True) if grad is not None
+        ]
+        return outputs, {name: _as_stored(grad, self.given[name]) for name, grad in pairs}
+
+    def _keep_buffers(self) -> None:
+        """A buffer that the module replaced instead of changing it is copied into the tensor that
+        holds it.
+        """
+        for name, buffer in self.model.named_buffers():
+            held = self.given.get(name)
+            if held is None:
+                raise ValueError(
+                    f"the step makes the buffer {name}: expected it before capture; run the model "
+                    "once first"
+                )
+            if held is buffer:
+                continue
+            if (held.shape, held.dtype) != (buffer.shape, buffer.dtype) or buffer.requires_grad:
+                came = f"{buffer.dtype} {tuple(buffer.shape)}" + (
+                    " with a gradient history" if buffer.requires_grad else ""
+                )
+                raise ValueError(
+                    f"the step re-assigns the buffer {name}: expected {held.dtype} "
+                    f"{tuple(held.shape)}, got {came}"
+                )
+            with torch.no_grad():
+                held.copy_(buffer)
+
+
+def _as_stored(grad: Tensor, param: Tensor) -> Tensor:
+    """See [Note: gradients as autograd stores them]."""
+    if grad.layout != torch.strided:
+        raise ValueError(f"expected dense gradients, got a {grad.layout} one")
+    same = all(
+        size == 1 or mine == theirs
+        for size, mine, theirs in zip(param.shape, grad.stride(), param.stride(), strict=True)
+    )
+    if same or param.numel() == 0:
+        return grad
+    stored = torch.empty_strided(param.shape, param.stride(), dtype=grad.dtype, device=grad.device)
+    return stored.copy_(grad)
+
+
+def trace(
+    model: nn.Module,
+    step: Step,
+    trained: Sequence[str],
+    names: Sequence[str],
+    batch: Sequence[Tensor],
+    tables: Mapping[str, list[nn.Module]] = MappingProxyType({}),
+) -> Trace:
+    """Traces one step.  ``trained`` are the parameters whose gradients are wanted, ``names`` those
+    of the inputs.
+
+    Args:
+        tables: the modules that look up each table.
+
+    Raises:
+        ValueError: the step cannot be captured; the message names the line of the step.
+    """
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    environment = _Environment()
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    held = [
+        mode.from_tensor(tensor, static_shapes=True, source=LocalSource(key))
+        for key, tensor in state.items()
+    ]
+    fed = [_fake_input(mode, f"input_{index}", tensor) for index, tensor in enumerate(batch)]
+    keys: dict[str, list[str]] = {}
+    lines = _Lines()
+
+    def run(held: list[Tensor], fed: list[Tensor]) -> list[Tensor]:
+        given = dict(zip(state, held, strict=True))
+        with as_eager(), recording() as named, lines, torch.enable_grad(), looking_up(tables):
+            wrapped = _Step(model, step, given, trained)
+            swapped = {f"model.{key}": value for key, value in given.items()}
+            outputs, grads = torch.func.functional_call(wrapped, swapped, tuple(fed))
+        keys.update(outputs=list(outputs), gradients=list(grads), named=list(named))
+        return [*outputs.values(), *grads.values(), *named.values()]
+
+    with _explained():
+        module = make_fx(run, tracing_mode="symbolic")(held, fed)
+    made = _collect(module, keys, [*state, *names], lines.lines)
+    _close(made, environment, fed, list(names))
+    return made
+
+
+def _fake_input(mode: FakeTensorMode, name: str, tensor: Tensor) -> FakeTensor:
+    dynamic = [DimDynamic.STATIC] * tensor.dim()
+    dynamic[:1] = [DimDynamic.DYNAMIC] * min(1, tensor.dim())
+    context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
+    return mode.from_tensor(tensor.detach(), symbolic_context=context, source=LocalSource(name))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turns what tracing raises into a ValueError that names the line of the step."""
+    try:
+        yield
+    except Exception as error:
+        line = source_location.of_error(error)
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, _DATA_DEPENDENT):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            why = (
+                "control flow or a size depends on the values in a tensor, which a program "
+                "cannot express"
+            )
+            line = line or source_location.of_error(cause)
+        else:
+            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise ValueError(
+            f"{line or 'in the backward pass'}: cannot capture this step: {why}"
+        ) from error
+
+
+def _collect(
+    module: fx.GraphModule,
+    keys: Mapping[str, list[str]],
+    inputs: list[str],
+    lines: Mapping[str, str],
+) -> Trace:
+    graph = module.graph
+    placeholders = {
+        node.name: name
+        for node, name in zip(graph.find_nodes(op="placeholder"), inputs, strict=True)
+    }
+    results: list[Any] = list(graph.output_node().args[0])  # type: ignore[arg-type]  # run returns a list
+    parts: dict[str, dict[str, fx.Node]] = {}
+    for part in ("outputs", "gradients", "named"):
+        parts[part] = {key: results.pop(0) for key in keys[part]}
+    constants = {
+        str(node.target): operator.attrgetter(str(node.target))(module)
+        for node in graph.find_nodes(op="get_attr")
+    }
+    return Trace(
+        graph, constants, placeholders, parts["outputs"], parts["gradients"], parts["named"], lines
+    )
+
+
+def _close(made: Trace, environment: _Environment, fed: list[FakeTensor], names: list[str]) -> None:
+    """Reads the sizes and the guards; an extent that tracing fixed is an error."""
+    raised = [(guard.expr, guard.sloc) for guard in environment.guards]
+    decided = [
+        Guard(expression, where.maybe_user_loc or "", where.framework_loc == "torch")
+        for expression, where in raised
+    ]
+    for name, tensor in zip(names, fed, strict=True):
+        if not tensor.dim():
+            made.sizes.append(None)
+            continue
+        symbol = _symbol(tensor)
+        size = environment.replace(symbol)
+        if not size.free_symbols:
+            line = next(
+                (
+                    guard.line
+                    for guard in reversed(decided)
+                    if symbol in guard.expression.free_symbols and guard.line
+                ),
+                "",
+            )
+            line = line or next((guard.line for guard in reversed(decided) if guard.line), "")
+            raise ValueError(
+                f"{line + ': ' if line else ''}the step fixes dimension 0 of the input {name!r} "
+                f"to {size}, but it must stay "
+                "free: put the batch first, where time or another axis is; and write x.shape[0], "
+                "where len(x), int() or range() "
+                "makes a plain number of it"
+            )
+        made.sizes.append(size)
+        for free in size.free_symbols:
+            made.hints[free] = int(environment.backed_var_to_val[free])
+    for guard in [*environment.asked, *decided]:
+        made.guards.append(Guard(environment.replace(guard.expression), guard.line, guard.internal))
+
+
+def _symbol(tensor: Tensor) -> sympy.Symbol:
+    size = tensor.size(0)
+    assert isinstance(size, torch.SymInt), "dimension 0 of an input is symbolic"
+    return size.node._expr  # as made, before any replacement

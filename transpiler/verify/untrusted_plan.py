@@ -1,0 +1,201 @@
+"""Whether a plan, and a server's deployment of it, make sense by themselves: the part of admission
+that needs no program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from transpiler.ir.ops import check_rule
+from transpiler.ir.rules import RULES
+from transpiler.ir.schema import DTYPES
+from transpiler.plan.lanes import check_lane
+from transpiler.plan.plan import COMPRESSIONS, Deployment, Placement, Plan, Slice
+from transpiler.plan.table_planner import check_table, row_rule
+
+CLIPS = ("value", "norm", "global_norm")
+MOST_PROCESSES = 65536  # of a kind
+MOST_LANES = 65536
+MOST_DIMENSIONS = 64  # torch's own limit
+MOST_BYTES = 2**46  # of one variable: beyond any machine, and far from the end of 64 bits
+
+
+def expect(holds: bool, what: str) -> None:
+    """Raises a ValueError that says what was expected and what came, unless the condition holds."""
+    if not holds:
+        raise ValueError(what)
+
+
+def check_extent(what: str, shape: Iterable[int | str], dtype: str) -> None:
+    """Whether a variable has a dtype that torch knows, and fixed sizes that a machine could hold.
+
+    Raises:
+        ValueError: naming the variable.
+    """
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    expect(dtype in DTYPES, f"{what}: expected a dtype among {', '.join(DTYPES)}; got {dtype!r}")
+    expect(
+        len(sizes) <= MOST_DIMENSIONS,
+        f"{what}: expected {MOST_DIMENSIONS} dimensions or fewer, got {len(sizes)}",
+    )
+    expect(
+        min(sizes, default=0) >= 0, f"{what}: expected fixed sizes of 0 or more, got {list(shape)}"
+    )
+    limit = f"{what}: expected {MOST_BYTES} bytes or fewer, got {dtype}{list(shape)}"
+    expect(math.prod(size or 1 for size in sizes) * DTYPES[dtype].itemsize <= MOST_BYTES, limit)
+
+
+def _check_slice(what: str, placement: Placement, piece: Slice, begin: int, servers: int) -> None:
+    expect(piece.name != "", f"{what}: expected slices with names, got an empty one")
+    what = f"{what}, slice {piece.name!r}"
+    expect(
+        piece.begin == begin <= piece.end,
+        f"{what}: expected elements from {begin} on, got [{piece.begin}, {piece.end})",
+    )
+    expect(
+        0 <= piece.server < servers,
+        f"{what}: expected a server of 0 to {servers - 1}, got {piece.server}",
+    )
+    check_extent(what, piece.shape, placement.dtype)
+    whole = placement.shape if len(placement.slices) == 1 else (piece.end - piece.begin,)
+    rows = (piece.shape[:1] or (0,)) + placement.shape[1:]
+    fits = piece.shape in (whole, rows) and math.prod(piece.shape) == piece.end - piece.begin
+    expect(
+        fits,
+        f"{what}: expected a shape for {piece.end - piece.begin} elements of "
+        f"{list(placement.shape)}, got {list(piece.shape)}",
+    )
+
+
+def _check_placement(placement: Placement, plan: Plan) -> None:
+    expect(placement.name != "", "plan: expected variables with names, got an empty one")
+    what = f"plan, variable {placement.name!r}"
+    check_extent(what, placement.shape, placement.dtype)
+    expect(
+        placement.compression in COMPRESSIONS,
+        f"{what}: expected a known compression, got {placement.compression!r}",
+    )
+    if placement.group is not None:
+        expect(
+            0 <= placement.group < len(plan.groups),
+            f"{what}: expected a group below {len(plan.groups)}, got {placement.group}",
+        )
+        rule = plan.groups[placement.group].type
+        expect(
+            rule in RULES,
+            f"{what}: expected a group with a rule for dense parameters, got {rule!r}",
+        )
+        trainable = DTYPES[placement.dtype].is_floating_point or DTYPES[placement.dtype].is_complex
+        expect(
+            trainable,
+            f"{what}: expected a floating-point dtype for what is trained, got {placement.dtype}",
+        )
+    expect(
+        0 <= placement.lane < len(plan.lanes),
+        f"{what}: expected a lane below {len(plan.lanes)}, got {placement.lane}",
+    )
+    begin = 0
+    for piece in placement.slices:
+        _check_slice(what, placement, piece, begin, plan.servers)
+        begin = piece.end
+    total = math.prod(placement.shape)
+    expect(
+        len(placement.slices) > 0 and begin == total,
+        f"{what}: expected slices of all {total} elements, got {begin}",
+    )
+
+
+def check_unique(what: str, names: Iterable[str]) -> None:
+    """Whether no name comes twice.
+
+    Raises:
+        ValueError: naming the first that does.
+    """
+    seen: set[str] = set()
+    for name in names:
+        expect(name not in seen, f"{what} {name!r}: expected once, got twice")
+        seen.add(name)
+
+
+def check_plan(plan: Plan) -> None:
+    """Whether a plan makes sense by itself.
+
+    Raises:
+        ValueError: naming the variable, slice, group or field, what was expected and what came.
+    """
+    expect(
+        plan.collective is None, f"plan: expected one of a job with servers, got mode {plan.mode}"
+    )
+    expect(
+        1 <= len(plan.lanes) <= MOST_LANES,
+        f"plan: expected 1 to {MOST_LANES} lanes, got {len(plan.lanes)}",
+    )
+    for index, lane in enumerate(plan.lanes):
+        check_lane(lane, f"plan, lane {index}")
+    for what, count in (("trainers", plan.trainers), ("servers", plan.servers)):
+        expect(
+            1 <= count <= MOST_PROCESSES,
+            f"plan: expected 1 to {MOST_PROCESSES} {what}, got {count}",
+        )
+    of_rows = {segment.group for table in plan.tables for segment in table.segments}
+    of_rows -= {placement.group for placement in plan.placements if placement.group is not None}
+    for index, rule in enumerate(plan.groups):
+        try:
+            if index not in of_rows:
+                check_rule(rule)
+            else:
+                row_rule(rule, "rows")
+        except ValueError as error:
+            raise ValueError(f"plan, group {index}: {error}") from error
+    if plan.clip is not None:
+        expect(
+            plan.clip.kind in CLIPS,
+            f"plan, clip: expected a kind among {', '.join(CLIPS)}; got {plan.clip.kind!r}",
+        )
+        numbers = f"low {plan.clip.low}, high {plan.clip.high}"
+        expect(
+            not math.isnan(plan.clip.low + plan.clip.high),
+            f"plan, clip: expected numbers, got {numbers}",
+        )
+    for placement in plan.placements:
+        _check_placement(placement, plan)
+    for table in plan.tables:
+        check_table(table, plan.groups, plan.lanes)
+    check_unique(
+        "plan, variable", [p.name for p in plan.placements] + [table.name for table in plan.tables]
+    )
+    check_unique(
+        "plan, slice", (piece.name for placement in plan.placements for piece in placement.slices)
+    )
+
+
+def check_deployment(deployment: Deployment | None) -> Deployment:
+    """Whether a deployment makes sense for a server.
+
+    Raises:
+        ValueError: there is none, it is a trainer's, its numbers contradict each other, or its plan
+            does not make sense.
+    """
+    if deployment is None:
+        raise ValueError(
+            "expected a program with a deployment, got one without: it is no pserver's program"
+        )
+    check_plan(deployment.plan)
+    servers, index = deployment.plan.servers, deployment.server_index
+    expect(
+        len(deployment.endpoints) == servers,
+        f"deployment: expected {servers} endpoints, got {len(deployment.endpoints)}",
+    )
+    expect(
+        "" not in deployment.endpoints, "deployment: expected endpoints HOST:PORT, got an empty one"
+    )
+    expect(
+        index is not None and 0 <= index < servers,
+        f"deployment: expected a server_index of 0 to {servers - 1}, got {index}",
+    )
+    expect(
+        deployment.trainer_id is None,
+        f"deployment: expected a server's, got that of trainer {deployment.trainer_id}",
+    )
+    return deployment
