@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from pserver.config import TRANSPORTS, ServerConfig
+from pserver.config import TRANSPORT_CHOICES, ServerConfig
 from pserver.errors import PServerError
 from pserver.malloc import share_heap
 
@@ -105,9 +105,9 @@ def _add_serve(sub: argparse.ArgumentParser) -> None:
     )
     add(
         "--transport",
-        choices=TRANSPORTS,
+        choices=TRANSPORT_CHOICES,
         default=hide,
-        help="the only carrier to offer (default: auto, all of them)",
+        help="the only transport to offer (default: auto, all of them)",
     )
     add(
         "--data-dir",
@@ -116,17 +116,17 @@ def _add_serve(sub: argparse.ArgumentParser) -> None:
         help="where trainers may save and load (default: nowhere)",
     )
     add(
-        "--deadline",
+        "--heartbeat-timeout",
         metavar="SECONDS",
-        dest="deadline_seconds",
+        dest="heartbeat_timeout_seconds",
         type=float,
         default=hide,
         help="a trainer's longest silence",
     )
     add(
-        "--start-deadline",
+        "--start-timeout",
         metavar="SECONDS",
-        dest="start_deadline_seconds",
+        dest="start_timeout_seconds",
         type=float,
         default=hide,
         help="how long after the first trainer the last one may join",
@@ -177,9 +177,9 @@ def _add_launch(sub: argparse.ArgumentParser) -> None:
         help="how many to start here; or all trainers of the cluster",
     )
     add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
-    add("--transport", choices=TRANSPORTS, help="how tensors travel (default: auto)")
+    add("--transport", choices=TRANSPORT_CHOICES, help="how tensors travel (default: auto)")
     add(
-        "--deadline",
+        "--heartbeat-timeout",
         metavar="SECONDS",
         type=float,
         help="the longest silence of a process that is not yet a loss",
@@ -242,8 +242,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     if "PSERVER_TRANSPORT" in environ:
         found["transport"] = environ["PSERVER_TRANSPORT"]
     for name, field in (
-        ("PSERVER_DEADLINE", "deadline_seconds"),
-        ("PSERVER_START_DEADLINE", "start_deadline_seconds"),
+        ("PSERVER_HEARTBEAT_TIMEOUT", "heartbeat_timeout_seconds"),
+        ("PSERVER_START_TIMEOUT", "start_timeout_seconds"),
     ):
         try:
             found |= {field: float(environ[name])} if environ.get(name) else {}
@@ -281,7 +281,7 @@ def launch(arguments: argparse.Namespace) -> int:
             trainers,
             arguments.host,
             arguments.transport,
-            arguments.deadline,
+            arguments.heartbeat_timeout,
             arguments.data_dir,
             arguments.log_dir,
             devices,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEADLINE_SECONDS = 20.0
-START_DEADLINE_SECONDS = 300.0
-TRANSPORTS = ("auto", "shm", "flight", "grpc")
+HEARTBEAT_TIMEOUT_SECONDS = 20.0
+START_TIMEOUT_SECONDS = 300.0
+TRANSPORT_CHOICES = ("auto", "shm", "flight", "grpc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class ServerConfig:
         endpoint: HOST:PORT of the control service; port 0 is any free one.
         data_port: port of the Arrow Flight service; 0 is any free one.  Trainers are told it on
             joining.
-        transport: "auto" offers every carrier and lets the trainers' preference decide; otherwise
+        transport: "auto" offers every transport and lets the trainers' preference decide; otherwise
             the only one offered.
         data_dir: where Save and Load keep files; None refuses both.
-        deadline_seconds: the longest silence of a trainer that is not yet a loss.  Raising it
+        heartbeat_timeout_seconds: the longest silence of a trainer that is not yet a loss.  Raising it
             tolerates longer pauses of a whole process (a suspended virtual machine) and makes the
             others wait as much longer for one that is dead.
-        start_deadline_seconds: how long after the first trainer the last one may join.
+        start_timeout_seconds: how long after the first trainer the last one may join.
         once: end with exit code 0 after the first job has left, and with 1 if it failed.
         program: a file that ``Program.save`` wrote: the server installs itself from it and waits
             for no trainer 0.
@@ -40,8 +40,8 @@ class ServerConfig:
     data_port: int = 0
     transport: str = "auto"
     data_dir: str | None = None
-    deadline_seconds: float = DEADLINE_SECONDS
-    start_deadline_seconds: float = START_DEADLINE_SECONDS
+    heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
+    start_timeout_seconds: float = START_TIMEOUT_SECONDS
     once: bool = False
     program: str | None = None
     threads: int = 0
@@ -53,11 +53,11 @@ class ServerConfig:
         split_endpoint(self.endpoint)
         if not 0 <= self.data_port <= 65535:
             raise ValueError(f"data_port: expected 0 to 65535, got {self.data_port}")
-        if self.transport not in TRANSPORTS:
+        if self.transport not in TRANSPORT_CHOICES:
             raise ValueError(
-                f"transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}"
+                f"transport: expected one of {', '.join(TRANSPORT_CHOICES)}, got {self.transport!r}"
             )
-        for name in ("deadline_seconds", "start_deadline_seconds"):
+        for name in ("heartbeat_timeout_seconds", "start_timeout_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(
                     f"{name}: expected a number of seconds above 0, got {getattr(self, name)}"

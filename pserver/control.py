@@ -43,7 +43,7 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
     "Heartbeat": ("heartbeat", wire.HeartbeatRequest, wire.HeartbeatReply),
     "Leave": ("leave", wire.LeaveRequest, wire.LeaveReply),
     "Barrier": ("barrier", wire.BarrierRequest, wire.BarrierReply),
-    "Meet": ("meet", wire.MeetRequest, wire.MeetReply),
+    "Rendezvous": ("rendezvous", wire.RendezvousRequest, wire.RendezvousReply),
     "Save": ("save", wire.SaveRequest, wire.SaveReply),
     "Load": ("load", wire.LoadRequest, wire.LoadReply),
     "Shrink": ("shrink", wire.ShrinkRequest, wire.ShrinkReply),
@@ -63,7 +63,7 @@ class Controlled(Protocol):
     def heartbeat(self, request: wire.HeartbeatRequest, /) -> wire.HeartbeatReply: ...
     def leave(self, request: wire.LeaveRequest, /) -> wire.LeaveReply: ...
     def barrier(self, request: wire.BarrierRequest, /) -> wire.BarrierReply: ...
-    def meet(self, request: wire.MeetRequest, /) -> wire.MeetReply: ...
+    def rendezvous(self, request: wire.RendezvousRequest, /) -> wire.RendezvousReply: ...
     def save(self, request: wire.SaveRequest, /) -> wire.SaveReply: ...
     def load(self, request: wire.LoadRequest, /) -> wire.LoadReply: ...
     def shrink(self, request: wire.ShrinkRequest, /) -> wire.ShrinkReply: ...
@@ -202,13 +202,13 @@ class ControlClient:
 
     Args:
         endpoint: HOST:PORT.
-        deadline_seconds: of a call that is given no ``timeout`` of its own.
+        timeout_seconds: of a call that is given no ``timeout`` of its own.
     """
 
-    def __init__(self, endpoint: str, deadline_seconds: float) -> None:
+    def __init__(self, endpoint: str, timeout_seconds: float) -> None:
         host, port = split_endpoint(endpoint)
         self.endpoint = endpoint
-        self._deadline = deadline_seconds
+        self._deadline = timeout_seconds
         self._channel = grpc.insecure_channel(spell(host, port), options=OPTIONS + RECONNECT)
         self._calls = {
             name: self._channel.unary_unary(
@@ -217,7 +217,7 @@ class ControlClient:
             for name, (_, request, reply) in CALLS.items()
         }
 
-    def wait_ready(self, deadline_seconds: float) -> None:
+    def wait_ready(self, timeout_seconds: float) -> None:
         """Returns when the server is up and serves.  A wait of more than a few seconds is logged
         once.
 
@@ -226,7 +226,7 @@ class ControlClient:
         """
         check = health_pb2_grpc.HealthStub(self._channel).Check
         began, said, reason = time.monotonic(), False, ""
-        while (left := began + deadline_seconds - time.monotonic()) > 0:
+        while (left := began + timeout_seconds - time.monotonic()) > 0:
             try:
                 reply = check(
                     health_pb2.HealthCheckRequest(service=SERVICE),
@@ -241,10 +241,10 @@ class ControlClient:
             if time.monotonic() - began > PATIENCE_SECONDS and not said:
                 said = True
                 log.warning(
-                    "waiting for the server at %s (for up to %g s)", self.endpoint, deadline_seconds
+                    "waiting for the server at %s (for up to %g s)", self.endpoint, timeout_seconds
                 )
             time.sleep(min(FIRST_PAUSE, max(left, 0)))
-        raise Unreachable(f"no server at {self.endpoint} within {deadline_seconds:g} s: {reason}")
+        raise Unreachable(f"no server at {self.endpoint} within {timeout_seconds:g} s: {reason}")
 
     def join(self, request: wire.JoinRequest, timeout: float | None = None) -> wire.JoinReply:
         """See protos/pserver/wire.proto, as for the calls below."""
@@ -272,9 +272,11 @@ class ControlClient:
         """Waits a second at most: see BarrierReply."""
         return self._call("Barrier", request, wire.BarrierReply, timeout)
 
-    def meet(self, request: wire.MeetRequest, timeout: float | None = None) -> wire.MeetReply:
+    def rendezvous(
+        self, request: wire.RendezvousRequest, timeout: float | None = None
+    ) -> wire.RendezvousReply:
         """Says or asks where trainers meet."""
-        return self._call("Meet", request, wire.MeetReply, timeout)
+        return self._call("Rendezvous", request, wire.RendezvousReply, timeout)
 
     def save(self, request: wire.SaveRequest, timeout: float = FILE_SECONDS) -> wire.SaveReply:
         """Writes what the server holds to its disk."""

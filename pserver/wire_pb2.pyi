@@ -44,7 +44,7 @@ LOOKUP: Kind
 SCAN: Kind
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "carriers", "server_index")
+    __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "transports", "server_index")
     class ManifestEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -57,34 +57,34 @@ class JoinRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    CARRIERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     trainer_id: int
     incarnation: str
     fingerprint: str
     manifest: _containers.ScalarMap[str, str]
-    carriers: _containers.RepeatedScalarFieldContainer[str]
+    transports: _containers.RepeatedScalarFieldContainer[str]
     server_index: int
-    def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., carriers: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., transports: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("ready", "install", "carrier", "data_port", "deadline_seconds", "steps", "session")
+    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
-    CARRIER_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     install: bool
-    carrier: str
+    transport: str
     data_port: int
-    deadline_seconds: float
+    heartbeat_timeout_seconds: float
     steps: _containers.RepeatedScalarFieldContainer[int]
     session: str
-    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., carrier: _Optional[str] = ..., data_port: _Optional[int] = ..., deadline_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ...) -> None: ...
+    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
     __slots__ = ("session", "program")
@@ -140,19 +140,19 @@ class BarrierReply(_message.Message):
     passed: bool
     def __init__(self, passed: _Optional[bool] = ...) -> None: ...
 
-class MeetRequest(_message.Message):
-    __slots__ = ("session", "place")
+class RendezvousRequest(_message.Message):
+    __slots__ = ("session", "address")
     SESSION_FIELD_NUMBER: _ClassVar[int]
-    PLACE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     session: str
-    place: str
-    def __init__(self, session: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
+    address: str
+    def __init__(self, session: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
-class MeetReply(_message.Message):
-    __slots__ = ("place",)
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    place: str
-    def __init__(self, place: _Optional[str] = ...) -> None: ...
+class RendezvousReply(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
     __slots__ = ("session", "path")
@@ -220,7 +220,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "carriers", "failure", "variables", "tables")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -238,7 +238,7 @@ class StatusReply(_message.Message):
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_IN_FIELD_NUMBER: _ClassVar[int]
     BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
-    CARRIERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -252,11 +252,11 @@ class StatusReply(_message.Message):
     uptime_seconds: float
     bytes_in: int
     bytes_out: int
-    carriers: _containers.RepeatedScalarFieldContainer[str]
+    transports: _containers.RepeatedScalarFieldContainer[str]
     failure: str
     variables: _containers.MessageMap[str, VariableBytes]
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., carriers: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
 
 class VariableBytes(_message.Message):
     __slots__ = ("bytes_in", "bytes_out")
@@ -286,20 +286,20 @@ class TableStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes_held: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
-    __slots__ = ("trainer_id", "state", "step", "carrier", "silence_seconds", "activity")
+    __slots__ = ("trainer_id", "state", "step", "transport", "silence_seconds", "activity")
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    CARRIER_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     trainer_id: int
     state: str
     step: int
-    carrier: str
+    transport: str
     silence_seconds: float
     activity: str
-    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., carrier: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ...) -> None: ...
+    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., transport: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()
@@ -366,24 +366,24 @@ class Hello(_message.Message):
     def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ..., stream: _Optional[int] = ..., tables: _Optional[bool] = ...) -> None: ...
 
 class Scan(_message.Message):
-    __slots__ = ("table", "cursor", "most", "changed", "saved", "settled")
+    __slots__ = ("table", "cursor", "limit", "changed_since_save", "mark_saved", "materialized")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
-    MOST_FIELD_NUMBER: _ClassVar[int]
-    CHANGED_FIELD_NUMBER: _ClassVar[int]
-    SAVED_FIELD_NUMBER: _ClassVar[int]
-    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_SINCE_SAVE_FIELD_NUMBER: _ClassVar[int]
+    MARK_SAVED_FIELD_NUMBER: _ClassVar[int]
+    MATERIALIZED_FIELD_NUMBER: _ClassVar[int]
     table: str
     cursor: int
-    most: int
-    changed: bool
-    saved: bool
-    settled: bool
-    def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., most: _Optional[int] = ..., changed: _Optional[bool] = ..., saved: _Optional[bool] = ..., settled: _Optional[bool] = ...) -> None: ...
+    limit: int
+    changed_since_save: bool
+    mark_saved: bool
+    materialized: bool
+    def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("rows", "absent", "overflow", "quiet", "facts", "scale")
-    class FactsEntry(_message.Message):
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale")
+    class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -397,48 +397,48 @@ class Commit(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    ROWS_FIELD_NUMBER: _ClassVar[int]
+    HPARAMS_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
-    QUIET_FIELD_NUMBER: _ClassVar[int]
-    FACTS_FIELD_NUMBER: _ClassVar[int]
+    OMIT_VALUES_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
-    rows: _containers.RepeatedCompositeFieldContainer[Row]
+    hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
     overflow: bool
-    quiet: bool
-    facts: _containers.ScalarMap[str, str]
+    omit_values: bool
+    metadata: _containers.ScalarMap[str, str]
     scale: _containers.ScalarMap[str, float]
-    def __init__(self, rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., quiet: _Optional[bool] = ..., facts: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
-class Row(_message.Message):
-    __slots__ = ("group", "numbers")
-    class NumbersEntry(_message.Message):
+class GroupHparams(_message.Message):
+    __slots__ = ("group", "values")
+    class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: _program_pb2.Numbers
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_program_pb2.Numbers, _Mapping]] = ...) -> None: ...
+        value: _program_pb2.Hparam
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_program_pb2.Hparam, _Mapping]] = ...) -> None: ...
     GROUP_FIELD_NUMBER: _ClassVar[int]
-    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     group: int
-    numbers: _containers.MessageMap[str, _program_pb2.Numbers]
-    def __init__(self, group: _Optional[int] = ..., numbers: _Optional[_Mapping[str, _program_pb2.Numbers]] = ...) -> None: ...
+    values: _containers.MessageMap[str, _program_pb2.Hparam]
+    def __init__(self, group: _Optional[int] = ..., values: _Optional[_Mapping[str, _program_pb2.Hparam]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("version", "committed", "overflow", "cursor", "facts")
+    __slots__ = ("version", "committed", "overflow", "cursor", "metadata")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
-    FACTS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     version: int
     committed: int
     overflow: bool
     cursor: int
-    facts: str
-    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., facts: _Optional[str] = ...) -> None: ...
+    metadata: str
+    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
 
 class Norms(_message.Message):
     __slots__ = ("squared",)

@@ -59,10 +59,10 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.BarrierRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.BarrierReply.FromString,
                 _registered_method=True)
-        self.Meet = channel.unary_unary(
-                '/pserver.ParameterServer/Meet',
-                request_serializer=pserver_dot_wire__pb2.MeetRequest.SerializeToString,
-                response_deserializer=pserver_dot_wire__pb2.MeetReply.FromString,
+        self.Rendezvous = channel.unary_unary(
+                '/pserver.ParameterServer/Rendezvous',
+                request_serializer=pserver_dot_wire__pb2.RendezvousRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.RendezvousReply.FromString,
                 _registered_method=True)
         self.Save = channel.unary_unary(
                 '/pserver.ParameterServer/Save',
@@ -129,7 +129,7 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Meet(self, request, context):
+    def Rendezvous(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -201,10 +201,10 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=pserver_dot_wire__pb2.BarrierRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.BarrierReply.SerializeToString,
             ),
-            'Meet': grpc.unary_unary_rpc_method_handler(
-                    servicer.Meet,
-                    request_deserializer=pserver_dot_wire__pb2.MeetRequest.FromString,
-                    response_serializer=pserver_dot_wire__pb2.MeetReply.SerializeToString,
+            'Rendezvous': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rendezvous,
+                    request_deserializer=pserver_dot_wire__pb2.RendezvousRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.RendezvousReply.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -383,7 +383,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Meet(request,
+    def Rendezvous(request,
             target,
             options=(),
             channel_credentials=None,
@@ -396,9 +396,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/pserver.ParameterServer/Meet',
-            pserver_dot_wire__pb2.MeetRequest.SerializeToString,
-            pserver_dot_wire__pb2.MeetReply.FromString,
+            '/pserver.ParameterServer/Rendezvous',
+            pserver_dot_wire__pb2.RendezvousRequest.SerializeToString,
+            pserver_dot_wire__pb2.RendezvousReply.FromString,
             options,
             channel_credentials,
             insecure,

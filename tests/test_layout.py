@@ -100,7 +100,7 @@ def test_the_transpiler_touches_no_thread_socket_clock_or_environment() -> None:
 
 
 def test_the_servers_arithmetic_is_pure() -> None:
-    """Merging and tables import neither carriers nor threads nor time."""
+    """Merging and tables import neither transports nor threads nor time."""
     for name in PURE:
         assert not imports(ROOT / name) & FORBIDDEN_IN_PURE, name
 

@@ -244,14 +244,14 @@ def test_a_saved_job_goes_on_at_its_rate_and_schedule(
     before = scheduler(optimizer)
     train(first, optimizer, batches(8)[:4], before)
     fleet.save(str(tmp_path / "saved"))
-    numbers = {key: optimizer.param_groups[0][key] for key in ("lr", "betas")}
+    hparams = {key: optimizer.param_groups[0][key] for key in ("lr", "betas")}
     fleet.finish()
 
     second = net(seed=99)
     optimizer = joined(servers(3), second, torch.optim.Adam(second.parameters(), lr=0.01))
     after = scheduler(optimizer)
     fleet.load(str(tmp_path / "saved"))
-    assert {key: optimizer.param_groups[0][key] for key in ("lr", "betas")} == numbers
+    assert {key: optimizer.param_groups[0][key] for key in ("lr", "betas")} == hparams
     after.load_state_dict(before.state_dict())
     train(second, optimizer, batches(8)[4:], after)
 

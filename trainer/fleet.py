@@ -34,7 +34,6 @@ from trainer.job.current import begin, distributed, end, is_present, present
 from trainer.job.data_shard import shard as _shard
 from trainer.job.job import Job
 from trainer.job.queries import (
-    carrier,
     is_first_worker,
     is_server,
     is_worker,
@@ -42,6 +41,7 @@ from trainer.job.queries import (
     server_endpoints,
     server_index,
     server_num,
+    transport,
     variable_bytes,
     worker_endpoints,
     worker_index,
@@ -57,7 +57,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 __all__ = [
     "barrier_worker",
-    "carrier",
+    "transport",
     "CloudRoleMaker",
     "distribute_embedding",
     "distributed_model",
@@ -318,7 +318,7 @@ def run_server() -> None:
         ServerConfig(
             endpoint=role.current_endpoint,
             transport=connection.transport,
-            deadline_seconds=connection.deadline_seconds,
+            heartbeat_timeout_seconds=connection.heartbeat_timeout_seconds,
         )
     )
     if code:

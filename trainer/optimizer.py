@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.collective.dense_allreduce import Averaging
+from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from transpiler.clip import ClipGradByValue, GradClip, apply
-from transpiler.ir.rules import row_of, rule_of
+from transpiler.ir.rules import hparams_of, rule_of
 
 if TYPE_CHECKING:
     from trainer.communicator.tables import Tables
@@ -183,7 +183,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         assert done is not None, "every lane is closed"
         self.steps += 0 if overflow or done.overflow else 1
 
-    def _step_averaged(self, averaging: Averaging, names: Sequence[str], overflow: bool) -> bool:
+    def _step_averaged(
+        self, averaging: DenseAllreduce, names: Sequence[str], overflow: bool
+    ) -> bool:
         """While the servers work: the parameters whose gradients trainers average step here;
         whether the step overflowed.
         """
@@ -287,7 +289,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def rows(self) -> dict[int, dict[str, Any]]:
         """The present hyper-parameters of every group, by group number."""
         rows: dict[int, Any] = {
-            i: row_of(rule_of(self._inner, group).type, group)
+            i: hparams_of(rule_of(self._inner, group).type, group)
             for i, group in enumerate(self.param_groups)
         }
         return rows if self._tables is None else rows | self._tables.rows()

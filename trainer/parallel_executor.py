@@ -79,9 +79,9 @@ class ParallelExecutor:
         return self._executor.run(self._program, feed, fetch_list)
 
     @property
-    def carrier(self) -> str:
+    def transport(self) -> str:
         """How sums travel: "gloo", "nccl", or "local" alone."""
-        return self._executor.carrier
+        return self._executor.transport
 
     def close(self) -> None:
         """Leaves the job."""

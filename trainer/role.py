@@ -11,7 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pserver.config import DEADLINE_SECONDS, START_DEADLINE_SECONDS, TRANSPORTS, split_endpoint
+from pserver.config import (
+    HEARTBEAT_TIMEOUT_SECONDS,
+    START_TIMEOUT_SECONDS,
+    TRANSPORT_CHOICES,
+    split_endpoint,
+)
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -34,37 +39,37 @@ class Connection:
     """How a trainer talks to its servers.
 
     Attributes:
-        deadline_seconds: the longest silence of a server that is not yet a loss, until the server
+        heartbeat_timeout_seconds: the longest silence of a server that is not yet a loss, until the server
             tells its own on joining.
-        start_deadline_seconds: how long to wait for servers to come up and to be installed.
-        transport: "auto", or the one carrier to use.
+        start_timeout_seconds: how long to wait for servers to come up and to be installed.
+        transport: "auto", or the one transport to use.
         plan_only: print the plan and end, instead of joining servers: what ``pserver plan`` asks of
             a script.
     """
 
-    deadline_seconds: float = DEADLINE_SECONDS
-    start_deadline_seconds: float = START_DEADLINE_SECONDS
+    heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
+    start_timeout_seconds: float = START_TIMEOUT_SECONDS
     transport: str = "auto"
     plan_only: bool = False
 
     def __post_init__(self) -> None:
-        if self.transport not in TRANSPORTS:
+        if self.transport not in TRANSPORT_CHOICES:
             raise ValueError(
-                f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORTS)}, got "
+                f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORT_CHOICES)}, got "
                 f"{self.transport!r}"
             )
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
-        """PSERVER_DEADLINE, PSERVER_START_DEADLINE and PSERVER_TRANSPORT, each optional.
+        """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT and PSERVER_TRANSPORT, each optional.
 
         Raises:
             ValueError: one of them holds something else than it should; the message names it.
         """
         environ = os.environ if environ is None else environ
         return cls(
-            _seconds(environ, "PSERVER_DEADLINE", DEADLINE_SECONDS),
-            _seconds(environ, "PSERVER_START_DEADLINE", START_DEADLINE_SECONDS),
+            _seconds(environ, "PSERVER_HEARTBEAT_TIMEOUT", HEARTBEAT_TIMEOUT_SECONDS),
+            _seconds(environ, "PSERVER_START_TIMEOUT", START_TIMEOUT_SECONDS),
             environ.get("PSERVER_TRANSPORT", "auto"),
             environ.get("PSERVER_PLAN_ONLY", "") == "1",
         )

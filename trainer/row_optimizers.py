@@ -107,7 +107,7 @@ class RowOptimizer:
         spec, values = ROW_RULES[self.type], asdict(self)
         return Rule(
             self.type,
-            {name: values[name] for name in spec.numbers},
+            {name: values[name] for name in spec.hparams},
             {name: values[name] for name in spec.flags},
         )
 
@@ -310,7 +310,7 @@ def row_optimizer(given: Any) -> RowOptimizer | Segments:
     if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer):
         optimizer = cls([torch.zeros(1, requires_grad=True)], **keywords)
         rule = group_rule(optimizer, optimizer.param_groups[0], cls.__name__)
-        return BY_TYPE[rule.type](**rule.numbers, **rule.flags)
+        return BY_TYPE[rule.type](**rule.hparams, **rule.flags)
     raise TypeError(
         "optimizer: expected one of trainer.row_optimizers, a mapping with a type, or a class of "
         "torch.optim "
@@ -323,8 +323,8 @@ def _from_mapping(given: Mapping[str, Any]) -> RowOptimizer:
     name = rest.pop("type", None)
     if name not in BY_TYPE:
         raise ValueError(f"optimizer: type: expected one of {', '.join(BY_TYPE)}, got {name!r}")
-    unknown = [key for key in rest if key not in (*ROW_RULES[name].numbers, *ROW_RULES[name].flags)]
+    unknown = [key for key in rest if key not in (*ROW_RULES[name].hparams, *ROW_RULES[name].flags)]
     if unknown:
-        known = ", ".join((*ROW_RULES[name].numbers, *ROW_RULES[name].flags))
+        known = ", ".join((*ROW_RULES[name].hparams, *ROW_RULES[name].flags))
         raise ValueError(f"optimizer: {name} has no {unknown[0]!r}: it has {known}")
     return BY_TYPE[name](**rest)

@@ -74,11 +74,11 @@ class InitialRows(nn.Module):
         columns = torch.arange(count, device=ids.device) * OF_COLUMN
         keys = _mix(_mix(ids ^ OF_ID) ^ self.seed)
         hashed = _mix(keys.unsqueeze(1) + columns) >> 11
-        numbers = (hashed & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+        hparams = (hashed & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
         if self.kind == "uniform":
-            return (self.low + (self.high - self.low) * numbers).to(self.rows_dtype)
-        length = torch.sqrt(-2.0 * torch.log(1.0 - numbers[:, 0::2])) * self.high
-        angle = 2.0 * math.pi * numbers[:, 1::2]
+            return (self.low + (self.high - self.low) * hparams).to(self.rows_dtype)
+        length = torch.sqrt(-2.0 * torch.log(1.0 - hparams[:, 0::2])) * self.high
+        angle = 2.0 * math.pi * hparams[:, 1::2]
         pairs = torch.stack(
             [self.low + length * torch.cos(angle), self.low + length * torch.sin(angle)], 2
         )

@@ -304,14 +304,14 @@ class Lane(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., merge: _Optional[str] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., thread_pool_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., min_send_grad_num_before_recv: _Optional[int] = ..., k_steps: _Optional[int] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer: _Optional[_Union[Rule, _Mapping]] = ...) -> None: ...
 
 class Rule(_message.Message):
-    __slots__ = ("type", "numbers", "flags")
-    class NumbersEntry(_message.Message):
+    __slots__ = ("type", "hparams", "flags")
+    class HparamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: Numbers
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
+        value: Hparam
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Hparam, _Mapping]] = ...) -> None: ...
     class FlagsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -320,14 +320,14 @@ class Rule(_message.Message):
         value: bool
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bool] = ...) -> None: ...
     TYPE_FIELD_NUMBER: _ClassVar[int]
-    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    HPARAMS_FIELD_NUMBER: _ClassVar[int]
     FLAGS_FIELD_NUMBER: _ClassVar[int]
     type: str
-    numbers: _containers.MessageMap[str, Numbers]
+    hparams: _containers.MessageMap[str, Hparam]
     flags: _containers.ScalarMap[str, bool]
-    def __init__(self, type: _Optional[str] = ..., numbers: _Optional[_Mapping[str, Numbers]] = ..., flags: _Optional[_Mapping[str, bool]] = ...) -> None: ...
+    def __init__(self, type: _Optional[str] = ..., hparams: _Optional[_Mapping[str, Hparam]] = ..., flags: _Optional[_Mapping[str, bool]] = ...) -> None: ...
 
-class Numbers(_message.Message):
+class Hparam(_message.Message):
     __slots__ = ("values", "pair")
     VALUES_FIELD_NUMBER: _ClassVar[int]
     PAIR_FIELD_NUMBER: _ClassVar[int]

@@ -142,25 +142,25 @@ def check(manifest: Manifest) -> None:
     Raises:
         ValueError: one is missing, torn or changed.
     """
-    for name, facts in manifest.files.items():
-        check_file(manifest.directory / name, facts)
+    for name, metadata in manifest.files.items():
+        check_file(manifest.directory / name, metadata)
 
 
-def check_file(path: Path, facts: Any) -> None:
+def check_file(path: Path, metadata: Any) -> None:
     """Raises:
     ValueError: the file is missing, torn or changed.
     """
-    if not isinstance(facts, dict):
+    if not isinstance(metadata, dict):
         raise ValueError(
-            f"{path.parent / MANIFEST}: expected size and blake2b of {path.name}, got {facts!r}"
+            f"{path.parent / MANIFEST}: expected size and blake2b of {path.name}, got {metadata!r}"
         )
     if not path.is_file():
         raise ValueError(f"{path}: {MANIFEST} lists it, and it is missing")
-    if path.stat().st_size != facts.get("size"):
+    if path.stat().st_size != metadata.get("size"):
         raise ValueError(
-            f"{path}: torn: expected {facts.get('size')} bytes, got {path.stat().st_size}"
+            f"{path}: torn: expected {metadata.get('size')} bytes, got {path.stat().st_size}"
         )
-    if checksum(path) != facts.get("blake2b"):
+    if checksum(path) != metadata.get("blake2b"):
         raise ValueError(f"{path}: its bytes are not those that were saved (checksum)")
 
 

@@ -49,7 +49,7 @@ def write(directory: Path, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[s
     """Writes a chunk to a new file of the directory.
 
     Returns:
-        Its name, and its facts for the manifest: "size" (bytes), "blake2b", and "ids", the number
+        Its name, and its metadata for the manifest: "size" (bytes), "blake2b", and "ids", the number
             of ids that it names.
 
     Raises:
@@ -67,15 +67,15 @@ def write(directory: Path, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[s
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    facts = {
+    metadata = {
         "size": len(content),
         "blake2b": _checksum(content),
         "ids": sum(len(chunk[name]) for name in _NAMES if name in chunk),
     }
-    return path.name, facts
+    return path.name, metadata
 
 
-def read(path: Path, facts: Mapping[str, Any]) -> Chunk:
+def read(path: Path, metadata: Mapping[str, Any]) -> Chunk:
     """The chunk in a file.
 
     Raises:
@@ -87,7 +87,7 @@ def read(path: Path, facts: Mapping[str, Any]) -> Chunk:
         raise ValueError(
             f"{path}: it is missing, and was there when the checkpoint was opened"
         ) from error
-    if len(content) != facts["size"] or _checksum(content) != facts["blake2b"]:
+    if len(content) != metadata["size"] or _checksum(content) != metadata["blake2b"]:
         raise ValueError(f"{path}: its bytes are not those that were saved (checksum)")
     try:
         chunk: Chunk = safetensors.numpy.load(content)

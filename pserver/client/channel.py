@@ -51,7 +51,7 @@ class Channel:
         open_stream: connects and says HELLO, with the stream's number.
         landing: where the values of a variable go, as ``codec.scatter`` wants it; called in the
             inbox thread.
-        deadline_seconds: how long a broken stream may stay broken.
+        timeout_seconds: how long a broken stream may stay broken.
         name: for messages: "server 0 at HOST:PORT".
     """
 
@@ -59,7 +59,7 @@ class Channel:
         self,
         open_stream: Callable[[int], Stream],
         landing: Callable[[Part], torch.Tensor],
-        deadline_seconds: float,
+        timeout_seconds: float,
         name: str,
     ) -> None:
         self.bytes_out = 0
@@ -68,7 +68,7 @@ class Channel:
         self.failure: PServerError | None = None
         self._open_stream = open_stream
         self._landing = landing
-        self._deadline = deadline_seconds
+        self._deadline = timeout_seconds
         self._name = name
         # since when, and how often, streams broke with nothing received
         self._breaking: tuple[float, int] | None = None

@@ -23,9 +23,9 @@ from pserver.client.channel import Channel
 from pserver.config import split_endpoint
 from pserver.control import ControlClient
 from pserver.errors import PServerError, ServerLost, TimedOut, Unreachable, from_wire
-from pserver.transport.byte_counters import Traffic
-from pserver.transport.registry import CARRIERS, suited
-from pserver.transport.sequenced import Numbered
+from pserver.transport.byte_counters import ByteCounters
+from pserver.transport.registry import TRANSPORTS, suited
+from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     BarrierRequest,
@@ -37,8 +37,8 @@ from pserver.wire_pb2 import (
     JoinRequest,
     Kind,
     LeaveRequest,
-    MeetRequest,
     Part,
+    RendezvousRequest,
     ShrinkRequest,
     StatusReply,
 )
@@ -63,7 +63,7 @@ class Identity:
     incarnation: str
     fingerprint: str
     manifest: Mapping[str, str]
-    carriers: Sequence[str]
+    transports: Sequence[str]
 
 
 class Client:
@@ -73,9 +73,9 @@ class Client:
         endpoint: the server's control endpoint, HOST:PORT.
         index: of the server in the plan.
         identity: the trainer.
-        deadline_seconds: the longest silence of the server that is not yet a loss, until the server
+        heartbeat_timeout_seconds: the longest silence of the server that is not yet a loss, until the server
             tells its own.
-        start_deadline_seconds: how long to wait for the server to come up and to be installed.
+        start_timeout_seconds: how long to wait for the server to come up and to be installed.
         landings: for each lane, where the values of a variable go; called in the channels' threads.
         tables: likewise for arrays of tables, where the plan has some.
 
@@ -92,26 +92,26 @@ class Client:
         endpoint: str,
         index: int,
         identity: Identity,
-        deadline_seconds: float,
-        start_deadline_seconds: float,
+        heartbeat_timeout_seconds: float,
+        start_timeout_seconds: float,
         landings: Sequence[Landing],
         tables: Landing | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.index = index
-        self.carrier = ""
+        self.transport = ""
         self.activity = ""
         self.channels: list[Channel] = []
-        self.traffic = Traffic()
+        self.traffic = ByteCounters()
         self.tables: Channel | None = None
         self.meanwhile: Callable[[], None] = lambda: None
         self._identity = identity
-        self._carriers = suited(identity.carriers, split_endpoint(endpoint)[0])
-        self._deadline = deadline_seconds
-        self._start_deadline = start_deadline_seconds
+        self._transports = suited(identity.transports, split_endpoint(endpoint)[0])
+        self._deadline = heartbeat_timeout_seconds
+        self._start_deadline = start_timeout_seconds
         self._landings = landings
         self._tables = tables
-        self._control = ControlClient(endpoint, deadline_seconds)
+        self._control = ControlClient(endpoint, heartbeat_timeout_seconds)
         self._reply = JoinReply()
         self._shrinks = 0  # calls
         self._closing = threading.Event()
@@ -135,8 +135,8 @@ class Client:
         """
         self._control.wait_ready(self._start_deadline)
         self._reply = self._admitted()
-        self.carrier = self._reply.carrier
-        self._deadline = self._reply.deadline_seconds or self._deadline
+        self.transport = self._reply.transport
+        self._deadline = self._reply.heartbeat_timeout_seconds or self._deadline
         self._heartbeat.start()
         for lane, landing in enumerate(self._landings):
             self.channels.append(
@@ -156,17 +156,21 @@ class Client:
     def _open(self, lane: int, tables: bool, number: int) -> Stream:
         """The stream of that number of a lane, or of the tables, after HELLO."""
         try:
-            stream = Numbered(self._connect(), self.traffic)
+            stream = SequencedStream(self._connect(), self.traffic)
         except Unreachable as error:
-            if len(self.channels) == len(self._landings) or len(self._carriers) == 1:
+            if len(self.channels) == len(self._landings) or len(self._transports) == 1:
                 raise
             # still joining: the same again without what did not work
-            self._carriers.remove(self.carrier)
+            self._transports.remove(self.transport)
             self._reply = self._admitted()
             log.warning(
-                "%s: %s; taking %s instead of %s", self, error, self._reply.carrier, self.carrier
+                "%s: %s; taking %s instead of %s",
+                self,
+                error,
+                self._reply.transport,
+                self.transport,
             )
-            self.carrier = self._reply.carrier
+            self.transport = self._reply.transport
             return self._open(lane, tables, number)
         hello = Hello(
             session=self._reply.session,
@@ -182,8 +186,8 @@ class Client:
 
     def _connect(self) -> Stream:
         host, _ = split_endpoint(self.endpoint)
-        return CARRIERS[self.carrier].connect(
-            host, self._reply.data_port, deadline_seconds=self._deadline
+        return TRANSPORTS[self.transport].connect(
+            host, self._reply.data_port, timeout_seconds=self._deadline
         )
 
     def _admitted(self) -> JoinReply:
@@ -193,7 +197,7 @@ class Client:
             incarnation=self._identity.incarnation,
             fingerprint=self._identity.fingerprint,
             manifest=dict(self._identity.manifest),
-            carriers=self._carriers,
+            transports=self._transports,
             server_index=self.index,
         )
         began, said = time.monotonic(), False
@@ -225,9 +229,11 @@ class Client:
             self.check()  # the heartbeat knows better why
             raise
 
-    def meet(self, place: str = "") -> str:
+    def rendezvous(self, address: str = "") -> str:
         """Says where trainers meet, or asks; "" while nobody has said it."""
-        return self._control.meet(MeetRequest(session=self._reply.session, place=place)).place
+        return self._control.rendezvous(
+            RendezvousRequest(session=self._reply.session, address=address)
+        ).address
 
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
         """Days pass for the server's rows; how many went, by table."""

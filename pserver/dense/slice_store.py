@@ -1,8 +1,8 @@
 """The dense slices that one server holds, with their update rules: a pure table without threads,
 sockets or clock.
 
-A :class:`DenseTable` is made from a pserver program.  Every optimize block becomes one
-:class:`~pserver.dense.slice_update.Entry`: the slice's memory, the rule that updates it, and what happens to the
+A :class:`SliceStore` is made from a pserver program.  Every optimize block becomes one
+:class:`~pserver.dense.slice_update.SliceUpdate`: the slice's memory, the rule that updates it, and what happens to the
 merged gradient first.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pserver.dense.slice_update import Entry, OuterEntry, join_small
+from pserver.dense.slice_update import OuterEntry, SliceUpdate, join_small
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.transport.codec import DTYPES, NAMES
 from transpiler.ir.graph import Block, Op, Program, Ref, Role, Variable
@@ -22,7 +22,7 @@ from transpiler.ir.rules import RULES, SliceUpdater
 from transpiler.verify.invariants import table_of_block
 
 
-class DenseTable:
+class SliceStore:
     """All slices of one server.
 
     Attributes:
@@ -51,7 +51,7 @@ class DenseTable:
         }
         self._loading: dict[str, dict[str, torch.Tensor]] = {}
 
-    def _entry(self, block: Block) -> Entry | None:
+    def _entry(self, block: Block) -> SliceUpdate | None:
         """The update of one optimize block; None for the empty block of a server that updates
         nothing.
         """
@@ -81,16 +81,18 @@ class DenseTable:
             "compensation": lane.dc_asgd,
             "compression": placement.compression,
         }
-        return Entry(**facts) if lane.outer is None else OuterEntry(**facts, wide=wide)
+        return SliceUpdate(**facts) if lane.outer is None else OuterEntry(**facts, wide=wide)
 
-    def _adding(self, block: Block) -> Entry | None:
+    def _adding(self, block: Block) -> SliceUpdate | None:
         """A block that adds what a trainer has changed."""
         if not block.ops:
             return None
         (name,) = block.ops[-1].outputs
         placement = self._plan.placement(self.variables[name].of or name)
         assert placement.group is not None, "what is never updated has no block"
-        return Entry(name, placement.name, placement.group, placement.lane, self.values[name], None)
+        return SliceUpdate(
+            name, placement.name, placement.group, placement.lane, self.values[name], None
+        )
 
     def read(self, name: str) -> torch.Tensor | None:
         """The memory of a slice or of an optimizer state; None for a state that no update has made

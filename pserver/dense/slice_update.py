@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from transpiler.ir.rules import SliceUpdater, SmallSlices
-from transpiler.plan.plan import Number
+from transpiler.plan.plan import Hparam
 
 # of slices that step in one call: enough for its cost, and for waking who receives them, not to
 # count
@@ -25,7 +25,7 @@ JOINT_BYTES = 2**22
 
 
 @dataclass(slots=True)
-class Entry:
+class SliceUpdate:
     """One slice's update.
 
     Attributes:
@@ -60,7 +60,7 @@ class Entry:
     def update(
         self,
         gradient: torch.Tensor,
-        row: Mapping[str, Number],
+        row: Mapping[str, Hparam],
         scale: Mapping[str, float] | None = None,
         before: torch.Tensor | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class OuterEntry(Entry):
+class OuterEntry(SliceUpdate):
     """An outer optimizer's slice: ``updater`` works on ``wide``, in double precision.
 
     See [Note: what arrives].
@@ -120,7 +120,7 @@ class OuterEntry(Entry):
     def update(
         self,
         gradient: torch.Tensor,
-        row: Mapping[str, Number],
+        row: Mapping[str, Hparam],
         scale: Mapping[str, float] | None = None,
         before: torch.Tensor | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ class OuterEntry(Entry):
         """
         assert self.updater is not None
         self.wide.copy_(self.value.view(-1))
-        self.updater.update(self.wide - gradient.view(-1).double(), self.updater.rule.numbers)
+        self.updater.update(self.wide - gradient.view(-1).double(), self.updater.rule.hparams)
         self.value.view(-1).copy_(self.wide)
 
     @property
@@ -140,15 +140,15 @@ class OuterEntry(Entry):
 
 
 def update_all(
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, SliceUpdate],
     gradients: Mapping[str, torch.Tensor],
-    rows: Mapping[int, Mapping[str, Number]],
+    rows: Mapping[int, Mapping[str, Hparam]],
     scale: Mapping[str, float],
 ) -> None:
     """Runs the block of every slice that has a merged gradient, by name; small slices of one rule
     step in one call.
     """
-    joint: dict[SmallSlices, tuple[dict[SliceUpdater, torch.Tensor], Mapping[str, Number]]] = {}
+    joint: dict[SmallSlices, tuple[dict[SliceUpdater, torch.Tensor], Mapping[str, Hparam]]] = {}
     for name, gradient in gradients.items():
         entry = entries[name]
         if entry.together is None or entry.updater is None:
@@ -162,7 +162,7 @@ def update_all(
         together.update(grads, row)
 
 
-def batches(entries: Mapping[str, Entry]) -> list[tuple[str, ...]]:
+def batches(entries: Mapping[str, SliceUpdate]) -> list[tuple[str, ...]]:
     """The names of all slices: those that step in one call together, every other by itself."""
     joint: dict[SmallSlices | str, list[str]] = {}
     for name, entry in entries.items():
@@ -170,17 +170,17 @@ def batches(entries: Mapping[str, Entry]) -> list[tuple[str, ...]]:
     return [tuple(names) for names in joint.values()]
 
 
-def join_small(entries: Iterable[Entry]) -> None:
+def join_small(entries: Iterable[SliceUpdate]) -> None:
     """Finds the small slices that share a rule, and lets as many of them step together as make
     ``JOINT_BYTES``.
     """
-    alike: dict[tuple[object, ...], list[tuple[Entry, SliceUpdater]]] = {}
+    alike: dict[tuple[object, ...], list[tuple[SliceUpdate, SliceUpdater]]] = {}
     for entry in entries:
         updater = entry.updater
         if (
             updater is not None
             and updater.small
-            and type(entry) is Entry
+            and type(entry) is SliceUpdate
             and not entry.compensation
         ):
             key = (
@@ -197,7 +197,9 @@ def join_small(entries: Iterable[Entry]) -> None:
             entry.together = together
 
 
-def _split(members: list[tuple[Entry, SliceUpdater]]) -> list[list[tuple[Entry, SliceUpdater]]]:
+def _split(
+    members: list[tuple[SliceUpdate, SliceUpdater]],
+) -> list[list[tuple[SliceUpdate, SliceUpdater]]]:
     ends = itertools.accumulate(entry.value.nbytes for entry, _ in members)
     paired = zip(ends, members, strict=True)
     return [

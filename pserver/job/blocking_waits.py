@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pserver.errors import JobFailed, PServerError
-from pserver.job.membership import Members, Wait
+from pserver.job.membership import Membership, Wait
 
 PATIENCE_SECONDS = 3.0  # a wait that lasts longer says for whom, once
 
@@ -37,7 +37,7 @@ class Standing(Protocol):
         """Ends the job for everybody."""
 
 
-def wait(job: Standing, members: Members, this: Wait, missing: Callable[[], list[int]]) -> None:
+def wait(job: Standing, members: Membership, this: Wait, missing: Callable[[], list[int]]) -> None:
     """Waits, with the job's lock held, until ``this`` is done.
 
     Args:
@@ -68,7 +68,7 @@ def wait(job: Standing, members: Members, this: Wait, missing: Callable[[], list
             del this.member.waits[this.place]
 
 
-def _check_deadlock(job: Standing, members: Members) -> None:
+def _check_deadlock(job: Standing, members: Membership) -> None:
     """See [Note: who waits for whom]."""
     joined = {member.trainer: member for member in members.joined()}
     awaited = members.awaited()

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.dense.slice_store import DenseTable
-from pserver.dense.slice_update import Entry
+from pserver.dense.slice_store import SliceStore
+from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Refused
 from pserver.job.blocking_waits import Standing, wait
-from pserver.job.lane import Steps
-from pserver.job.membership import Member, Members, Wait
-from pserver.job.quiesce import Gate
+from pserver.job.lane import LaneExecutor
+from pserver.job.membership import Member, Membership, Wait
+from pserver.job.quiesce import Quiesce
 from pserver.job.workers import Workers
 from pserver.table.gradient import RowGradient
 from transpiler.ir.graph import Program, Storage
 from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from pserver.job.locked_table import HeldTable
+    from pserver.job.locked_table import LockedTable
 
 
 CHUNK_ROWS = 65536  # that a table takes over at a time
 
 
-class Installation:
+class InstalledProgram:
     """An installed program.
 
     Args:
@@ -46,15 +46,15 @@ class Installation:
         self,
         plan: Plan,
         program: Program,
-        members: Members,
+        members: Membership,
         job: Standing,
         scratch: str | None = None,
     ) -> None:
         self.plan = plan
-        self.table = DenseTable(program)
+        self.table = SliceStore(program)
         self._members = members
         self._job = job
-        self.gate = Gate(job)
+        self.gate = Quiesce(job)
         self.tables = _held(program, scratch)
         assert program.deployment is not None and program.deployment.server_index is not None, (
             "a pserver program"
@@ -63,7 +63,7 @@ class Installation:
         workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.table.values}
         self.lanes = [
-            Steps(
+            LaneExecutor(
                 index,
                 lane,
                 self._entries(index),
@@ -92,13 +92,13 @@ class Installation:
                     {"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()}
                 )
 
-    def _entries(self, lane: int) -> dict[str, Entry]:
+    def _entries(self, lane: int) -> dict[str, SliceUpdate]:
         return {name: entry for name, entry in self.table.entries.items() if entry.lane == lane}
 
-    def _tables(self, lane: int) -> dict[str, HeldTable]:
+    def _tables(self, lane: int) -> dict[str, LockedTable]:
         return {name: held for name, held in self.tables.items() if held.table.lane == lane}
 
-    def lane(self, index: int) -> Steps:
+    def lane(self, index: int) -> LaneExecutor:
         """The steps of a lane.
 
         Raises:
@@ -127,7 +127,7 @@ class Installation:
         with self._locks[self.table.slice_of(name)]:
             return self.table.read(name)
 
-    def meet(self, member: Member, place: str) -> str:
+    def rendezvous(self, member: Member, place: str) -> str:
         """Where trainers meet that share some work among themselves: trainer 0 says it; "" before
         that.
         """
@@ -163,7 +163,7 @@ class Installation:
             return passed()
 
 
-def _held(program: Program, scratch: str | None) -> dict[str, HeldTable]:
+def _held(program: Program, scratch: str | None) -> dict[str, LockedTable]:
     """The sparse tables of a program's plan, by name: every server holds a part of each.
 
     Raises:
@@ -176,10 +176,10 @@ def _held(program: Program, scratch: str | None) -> dict[str, HeldTable]:
     if not plan.tables:
         return {}
     # which compiles the kernels of rows, or loads them: that takes a while
-    from pserver.job.locked_table import HeldTable
+    from pserver.job.locked_table import LockedTable
 
     place = None if scratch is None else Path(scratch)
     try:
-        return {table.name: HeldTable(table, plan, server, place) for table in plan.tables}
+        return {table.name: LockedTable(table, plan, server, place) for table in plan.tables}
     except (ImportError, OSError) as error:
         raise Refused(f"the tables of this program: {error}") from error

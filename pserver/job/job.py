@@ -34,11 +34,11 @@ from pserver.errors import (
     Unprepared,
 )
 from pserver.job import job_files
-from pserver.job.installed_program import Installation
+from pserver.job.installed_program import InstalledProgram
 from pserver.job.lane import Outcome
-from pserver.job.membership import Member, Members, State
+from pserver.job.membership import Member, Membership, State
 from pserver.job.status_report import held_report, shrink, trainer_reports
-from pserver.transport.byte_counters import Traffic
+from pserver.transport.byte_counters import ByteCounters
 from transpiler.ir.graph import Program, Storage
 from transpiler.ir.ops import check_server_program
 from transpiler.plan.plan import differences
@@ -53,18 +53,18 @@ class Job:
 
     Args:
         config: the server's.
-        carriers: that the server listens on, by name, with the port of each.
+        transports: that the server listens on, by name, with the port of each.
         clock: seconds that never go back.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        carriers: Mapping[str, int],
+        transports: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.carriers = dict(carriers)
+        self.transports = dict(transports)
         self.ended = threading.Event()  # a job has ended here, by leaving or by failure
         self.failure: PServerError | None = None  # of the present job, or of the last one
         self.bytes_in = 0
@@ -79,12 +79,12 @@ class Job:
     def _reset(self) -> None:
         """Back to EMPTY (or to the program that was given at start-up)."""
         self.state = "empty"
-        self.traffic = Traffic()
-        self.installation: Installation | None = None
+        self.traffic = ByteCounters()
+        self.installation: InstalledProgram | None = None
         self._server_index = 0
         self._manifest: Mapping[str, str] = {}
         self._fingerprint = ""
-        self._members = Members(1, self._clock())
+        self._members = Membership(1, self._clock())
         if self._preset is not None:
             self._serve(*self._preset)
 
@@ -99,7 +99,7 @@ class Job:
             self._serve(program, values)
 
     def _serve(self, program: Program, values: Storage) -> None:
-        self._members = Members(
+        self._members = Membership(
             program.deployment.plan.trainers if program.deployment else 1, self._clock()
         )
         installation = self.installation = self._made(program)
@@ -110,7 +110,7 @@ class Job:
         )
         self.state = "serving"
 
-    def _made(self, program: Program) -> Installation:
+    def _made(self, program: Program) -> InstalledProgram:
         """An installation of a program, after all checks."""
         if program.deployment is None or program.deployment.server_index is None:
             raise Refused(
@@ -122,7 +122,7 @@ class Job:
         except ValueError as error:
             raise Refused(f"the program is refused: {error}") from error
         self._server_index = program.deployment.server_index
-        return Installation(
+        return InstalledProgram(
             program.deployment.plan, program, self._members, self, self.config.data_dir
         )
 
@@ -131,7 +131,7 @@ class Job:
 
         Raises:
             Refused: another protocol version, a trainer number that the plan does not have, no
-                carrier in common.
+                transport in common.
             Busy: a running job has this trainer already.
             FingerprintMismatch: the trainer runs another program; the message says in what it
                 differs.
@@ -159,9 +159,9 @@ class Job:
             return wire.JoinReply(
                 ready=True,
                 install=request.trainer_id == 0 and self.state == "installing",
-                carrier=member.carrier,
-                data_port=self.carriers[member.carrier],
-                deadline_seconds=self.config.deadline_seconds,
+                transport=member.transport,
+                data_port=self.transports[member.transport],
+                heartbeat_timeout_seconds=self.config.heartbeat_timeout_seconds,
                 steps=[member.step(lane) for lane in range(len(self.installation.lanes))]
                 if self.installation
                 else [],
@@ -178,7 +178,7 @@ class Job:
         except (KeyError, ValueError):
             raise Refused("the manifest does not say the number of trainers") from None
         self._manifest, self._fingerprint = dict(request.manifest), request.fingerprint
-        self._members = Members(trainers, self._clock())
+        self._members = Membership(trainers, self._clock())
         self._server_index = request.server_index
         self.failure = None
         self.ended.clear()
@@ -194,7 +194,7 @@ class Job:
             and known.state is State.JOINED
         ):
             # it asks again where the first choice did not work
-            known.carrier = self._carrier(request)
+            known.transport = self._transport(request)
             return known
         if any(member.state is State.LEFT for member in self._members.by_trainer.values()) and (
             known is not None or request.fingerprint != self._fingerprint
@@ -228,21 +228,21 @@ class Job:
             )
         if self.state == "installing" and trainer != 0:
             return None
-        carrier = self._carrier(request)
-        member = Member(trainer, request.incarnation, carrier, self._clock())
+        transport = self._transport(request)
+        member = Member(trainer, request.incarnation, transport, self._clock())
         self._members.add(member)
-        log.info("trainer %d joined over %s", trainer, carrier)
+        log.info("trainer %d joined over %s", trainer, transport)
         self.changed.notify_all()
         return member
 
-    def _carrier(self, request: wire.JoinRequest) -> str:
-        carrier = next((name for name in request.carriers if name in self.carriers), None)
-        if carrier is None:
+    def _transport(self, request: wire.JoinRequest) -> str:
+        transport = next((name for name in request.transports if name in self.transports), None)
+        if transport is None:
             raise Refused(
-                f"no carrier in common: the server has {sorted(self.carriers)}, the trainer "
-                f"{list(request.carriers)}"
+                f"no transport in common: the server has {sorted(self.transports)}, the trainer "
+                f"{list(request.transports)}"
             )
-        return carrier
+        return transport
 
     def install(self, request: wire.InstallRequest) -> wire.InstallReply:
         """Takes trainer 0's program; its values follow on the stream.
@@ -285,7 +285,7 @@ class Job:
             self.changed.notify_all()
             return Outcome(self.installed().version, 0)
 
-    def installed(self) -> Installation:
+    def installed(self) -> InstalledProgram:
         """What the present job has installed.
 
         Raises:
@@ -350,7 +350,7 @@ class Job:
         Called a few times a second by the server's main loop.
         """
         with self.changed:
-            now, deadline = self._clock(), self.config.deadline_seconds
+            now, deadline = self._clock(), self.config.heartbeat_timeout_seconds
             for member in self._members.silent(now, deadline):
                 member.state = State.LOST
                 waiting = (
@@ -366,13 +366,13 @@ class Job:
                     )
                 )
                 self._close_if_over()
-            late = self._members.missing(now, self.config.start_deadline_seconds)
+            late = self._members.missing(now, self.config.start_timeout_seconds)
             if late and self._members.joined():
                 names = ", ".join(map(str, late))
                 self.fail(
                     TrainerLost(
                         f"trainer {names} has not joined within "
-                        f"{self.config.start_deadline_seconds:g} s"
+                        f"{self.config.start_timeout_seconds:g} s"
                     )
                 )
             elif late and self._deserted():
@@ -415,10 +415,10 @@ class Job:
             passed=self.installed().barrier(self.member(request.session), request.name, 1.0)
         )
 
-    def meet(self, request: wire.MeetRequest) -> wire.MeetReply:
+    def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
         """Where trainers meet: trainer 0 says it, the others ask."""
-        return wire.MeetReply(
-            place=self.installed().meet(self.member(request.session), request.place)
+        return wire.RendezvousReply(
+            address=self.installed().rendezvous(self.member(request.session), request.address)
         )
 
     # ---- operators ----
@@ -457,7 +457,7 @@ class Job:
                 uptime_seconds=self._clock() - self._started,
                 bytes_in=self.bytes_in,
                 bytes_out=self.bytes_out,
-                carriers=sorted(self.carriers),
+                transports=sorted(self.transports),
                 failure=str(self.failure or ""),
                 trainers=trainer_reports(self._members, self._clock()),
             )

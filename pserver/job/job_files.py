@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.table_files import Chunk
 from pserver.errors import FingerprintMismatch, Refused
-from pserver.job.installed_program import Installation
-from pserver.job.membership import Members
+from pserver.job.installed_program import InstalledProgram
+from pserver.job.membership import Membership
 
 if TYPE_CHECKING:
-    from pserver.job.locked_table import HeldTable
+    from pserver.job.locked_table import LockedTable
 
 
 def directory(data_dir: str | None, path: str, server_index: int) -> Path:
@@ -31,7 +31,7 @@ def directory(data_dir: str | None, path: str, server_index: int) -> Path:
     return target
 
 
-def save(path: Path, installed: Installation, members: Members) -> Path:
+def save(path: Path, installed: InstalledProgram, members: Membership) -> Path:
     """Writes slices, tables, states, the plan's fingerprint, how far each trainer has come: all of
     a moment between two steps.
 
@@ -54,14 +54,14 @@ def save(path: Path, installed: Installation, members: Members) -> Path:
                     writer.chunks(name, _chunks(held))
                 writer.commit(
                     meta
-                    | {"tables": {name: held.facts() for name, held in installed.tables.items()}}
+                    | {"tables": {name: held.metadata() for name, held in installed.tables.items()}}
                 )
         except OSError as error:
             raise Refused(f"cannot save to {path}: {error}") from error
     return path
 
 
-def load(path: Path, installed: Installation, members: Members) -> Path:
+def load(path: Path, installed: InstalledProgram, members: Membership) -> Path:
     """Reads what :func:`save` wrote.
 
     Marks of a trainer count for the same start of its process only, whether it is here or comes
@@ -92,9 +92,9 @@ def load(path: Path, installed: Installation, members: Members) -> Path:
     return path
 
 
-def _chunks(held: HeldTable) -> Iterator[Chunk]:
+def _chunks(held: LockedTable) -> Iterator[Chunk]:
     """All rows of a table that is held here."""
     cursor = 0
     while cursor >= 0:
-        chunk, cursor = held.scan(cursor, 0, changed=False, settled=False)
+        chunk, cursor = held.scan(cursor, 0, changed=False, materialized=False)
         yield chunk

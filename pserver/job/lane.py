@@ -25,19 +25,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.dense.slice_update import Entry, batches
+from pserver.dense.slice_update import SliceUpdate, batches
 from pserver.errors import FingerprintMismatch, JobFailed, Refused
 from pserver.job.blocking_waits import Standing, wait
-from pserver.job.membership import Member, Members, Wait
-from pserver.job.quiesce import WAKE_SECONDS, Gate
+from pserver.job.membership import Member, Membership, Wait
+from pserver.job.quiesce import WAKE_SECONDS, Quiesce
 from pserver.job.snapshot import Snapshot
-from pserver.job.sync_round import Contribution, Phase, Round
-from pserver.job.update_task import Batch, Progress
+from pserver.job.sync_round import Contribution, Phase, SyncRound
+from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
-    from pserver.job.locked_table import HeldTable
+    from pserver.job.locked_table import LockedTable
 
 LARGE_BYTES = 2**20  # of a lane's slices.  See [Note: answers begin early]
 
@@ -59,11 +59,11 @@ class Clipping:
     parameter name.
     """
 
-    round: Round
+    round: SyncRound
     norms: Mapping[str, float]
 
 
-class Steps:
+class LaneExecutor:
     """See the module's docstring.
 
     Args:
@@ -82,13 +82,13 @@ class Steps:
         self,
         index: int,
         lane: Lane,
-        entries: Mapping[str, Entry],
+        entries: Mapping[str, SliceUpdate],
         locks: Mapping[str, threading.Lock],
-        members: Members,
+        members: Membership,
         job: Standing,
-        gate: Gate,
+        gate: Quiesce,
         workers: Workers,
-        tables: Mapping[str, HeldTable],
+        tables: Mapping[str, LockedTable],
     ) -> None:
         self.index = index
         self.lane = lane
@@ -104,12 +104,14 @@ class Steps:
         self._batches += [(name,) for name in tables]
         self._sizes = [self._size(batch) for batch in self._batches]
         self._measures = any(entry.scaled is not None for entry in entries.values())
-        self._round = Round()
+        self._round = SyncRound()
         self._snapshots = {name: Snapshot(entry.value) for name, entry in entries.items()}
         # (trainer, slice) -> as last handed out; for compensation
         self._handed: dict[tuple[int, str], torch.Tensor] = {}
 
-    def commit(self, member: Member, step: int, contribution: Contribution) -> Progress | Clipping:
+    def commit(
+        self, member: Member, step: int, contribution: Contribution
+    ) -> UpdateTask | Clipping:
         """Takes a trainer's step, and in sync mode waits for the others'.  A step is applied once,
         however often it comes.
 
@@ -126,7 +128,7 @@ class Steps:
         with self._job.changed:
             self._job.check_standing()
             if step <= mark.applied:
-                return Progress()
+                return UpdateTask()
             if step != mark.applied + 1:
                 raise Refused(
                     f"trainer {member.trainer}: expected step {mark.applied + 1}, got step {step}"
@@ -148,7 +150,7 @@ class Steps:
                 while mark.applied < step:  # for its own first coming: nobody else is waited for
                     self._job.check_standing()
                     self._job.changed.wait(WAKE_SECONDS)
-                return Progress()
+                return UpdateTask()
         return (
             self._together(member, step, current)
             if self.lane.rounds
@@ -157,7 +159,7 @@ class Steps:
 
     # ---- what a step came to ----
 
-    def updated(self, member: Member, step: int, progress: Progress) -> Iterator[str]:
+    def updated(self, member: Member, step: int, progress: UpdateTask) -> Iterator[str]:
         """The lane's slices, each as soon as it has its new value; where staleness is bounded, not
         before they may be read.
 
@@ -170,7 +172,7 @@ class Steps:
             self._await(progress, name)
             yield name
 
-    def outcome(self, member: Member, step: int, progress: Progress) -> Outcome:
+    def outcome(self, member: Member, step: int, progress: UpdateTask) -> Outcome:
         """What a step came to, when it is over; where staleness is bounded, when the slowest
         trainer is near enough.
 
@@ -185,7 +187,7 @@ class Steps:
                 self._wait(member, step, lambda: self._slowest() >= bound)
             return Outcome(self.version, mark.committed, mark.overflow)
 
-    def _await(self, progress: Progress, name: str = "") -> None:
+    def _await(self, progress: UpdateTask, name: str = "") -> None:
         """Waits for the update of a slice, or of all and their marks.
 
         See [Note: answers begin early].
@@ -198,7 +200,7 @@ class Steps:
 
     # ---- the update ----
 
-    def _begun(self, update: Callable[[Batch], None], applied: Callable[[], None]) -> Progress:
+    def _begun(self, update: Callable[[Batch], None], applied: Callable[[], None]) -> UpdateTask:
         """What updates every slice, batch by batch, and then moves marks, behind the gate."""
         passing = self._gate.passing()
         passing.__enter__()
@@ -208,14 +210,14 @@ class Steps:
                 applied()
             passing.__exit__(None, None, None)
 
-        return Progress(
+        return UpdateTask(
             self._job.changed,
             self._batches or [()],
             lambda batch: self._work(lambda: update(batch)),
             end,
         )
 
-    def _run(self, progress: Progress) -> Progress:
+    def _run(self, progress: UpdateTask) -> UpdateTask:
         """Lets an update run: in the workers, or here.  See [Note: answers begin early]."""
         if self._workers.threads > 1 and sum(self._sizes) >= LARGE_BYTES:
             self._workers.start(partial(_advance, progress), self._sizes)
@@ -223,7 +225,7 @@ class Steps:
             _advance(progress, 1)
         return progress
 
-    def _alone(self, member: Member, contribution: Contribution) -> Progress:
+    def _alone(self, member: Member, contribution: Contribution) -> UpdateTask:
         """The step runs its blocks as it arrives."""
 
         def update(batch: Batch) -> None:
@@ -258,7 +260,7 @@ class Steps:
         steps = [self._members.step(trainer, self.index) for trainer in self._members.awaited()]
         return min(steps, default=2**63)
 
-    def _together(self, member: Member, step: int, current: Round) -> Progress | Clipping:
+    def _together(self, member: Member, step: int, current: SyncRound) -> UpdateTask | Clipping:
         """Everybody's step is one step, and ``current`` has this trainer's."""
         with self._job.changed:
             self._wait(
@@ -285,17 +287,17 @@ class Steps:
             else self._apply(current, Phase.MERGED, {})
         )
 
-    def _add(self, current: Round, member: Member, contribution: Contribution) -> None:
+    def _add(self, current: SyncRound, member: Member, contribution: Contribution) -> None:
         try:
             current.add(member.trainer, contribution)
         except FingerprintMismatch as error:
             self._job.fail(error)
             raise
 
-    def _complete(self, current: Round) -> bool:
+    def _complete(self, current: SyncRound) -> bool:
         return all(trainer in current.contributions for trainer in self._members.awaited())
 
-    def scale(self, current: Round, coefficients: Mapping[str, float]) -> Progress:
+    def scale(self, current: SyncRound, coefficients: Mapping[str, float]) -> UpdateTask:
         """Applies the merged step, once, with the clipping coefficients of whoever comes first (all
         compute the same).
 
@@ -309,7 +311,9 @@ class Steps:
             self._job.check_standing()
         return self._apply(current, Phase.MERGED, coefficients)
 
-    def _apply(self, current: Round, ready: Phase, coefficients: Mapping[str, float]) -> Progress:
+    def _apply(
+        self, current: SyncRound, ready: Phase, coefficients: Mapping[str, float]
+    ) -> UpdateTask:
         """Begins the update of a round, unless it has begun."""
 
         def update(batch: Batch) -> None:
@@ -333,7 +337,7 @@ class Steps:
                 self._job.changed.wait(WAKE_SECONDS)
             return current.progress
 
-    def _applied(self, current: Round) -> None:
+    def _applied(self, current: SyncRound) -> None:
         """The round is over: everybody's mark moves, and the next one begins.
 
         Under the job's lock.
@@ -344,7 +348,7 @@ class Steps:
             self._members.by_trainer[trainer].mark(self.index).apply(
                 current.committed, current.overflow
             )
-        self._round = Round()
+        self._round = SyncRound()
 
     def _work(self, work: Callable[[], None]) -> None:
         """Works on the tensors; if that fails, the job has failed: nobody knows what they hold."""
@@ -373,7 +377,7 @@ class Steps:
             snapshot.forget()
 
     def _wait(
-        self, member: Member, step: int, done: Callable[[], bool], current: Round | None = None
+        self, member: Member, step: int, done: Callable[[], bool], current: SyncRound | None = None
     ) -> None:
         """Waits under the job's lock until ``done``; says for whom when that takes long."""
 
@@ -393,6 +397,6 @@ class Steps:
         )
 
 
-def _advance(progress: Progress, most: int) -> None:
+def _advance(progress: UpdateTask, most: int) -> None:
     while progress.advance(most):
         pass

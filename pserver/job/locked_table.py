@@ -22,7 +22,7 @@ from pserver.table.sparse_table import compile_kernels
 from pserver.table.tiered_table import open_table
 from pserver.transport.codec import DTYPES
 from transpiler.ir.tables import ShowClickEntry, Table
-from transpiler.plan.plan import Number, Plan
+from transpiler.plan.plan import Hparam, Plan
 from transpiler.plan.table_planner import rules_of
 
 CHUNK_ROWS = 65536  # that a save asks for at a time
@@ -30,7 +30,7 @@ CHUNK_ROWS = 65536  # that a save asks for at a time
 Chunk = dict[str, np.ndarray]
 
 
-class HeldTable:
+class LockedTable:
     """See the module's docstring.
 
     Args:
@@ -53,7 +53,7 @@ class HeldTable:
         compile_kernels(table, rules)
         self.rows = open_table(table, rules, server, plan.servers, scratch)
         self._read = [
-            (segment.group, rule.numbers)
+            (segment.group, rule.hparams)
             for segment, rule in zip(table.segments, rules, strict=True)
         ]
         self.counts = isinstance(table.entry, ShowClickEntry)
@@ -88,7 +88,7 @@ class HeldTable:
     def update(
         self,
         gradient: RowGradient,
-        rows: Mapping[int, Mapping[str, Number]],
+        rows: Mapping[int, Mapping[str, Hparam]],
         scale: Mapping[str, float],
     ) -> None:
         """One step: by the rules of the table's segments; or, where trainers step by themselves,
@@ -109,10 +109,10 @@ class HeldTable:
             if self._adds:
                 self.rows.add(ids, values, statistics, self._clock())
             else:
-                numbers = [
+                hparams = [
                     {name: rows[group][name] for name in names} for group, names in self._read
                 ]
-                self.rows.update(ids, values, numbers, statistics, self._clock())
+                self.rows.update(ids, values, hparams, statistics, self._clock())
 
     def check(self, gradient: RowGradient) -> None:
         """Returns if a gradient can be applied; nothing is changed.
@@ -130,10 +130,10 @@ class HeldTable:
 
     # ---- whole tables ----
 
-    def scan(self, cursor: int, most: int, changed: bool, settled: bool) -> tuple[Chunk, int]:
+    def scan(self, cursor: int, most: int, changed: bool, materialized: bool) -> tuple[Chunk, int]:
         """A chunk of rows, whole, and where the next begins; -1 after the last."""
         with self._lock:
-            return self.rows.scan(cursor, most or CHUNK_ROWS, changed, settled)
+            return self.rows.scan(cursor, most or CHUNK_ROWS, changed, materialized)
 
     def mark_saved(self) -> None:
         """What has changed until now is saved."""
@@ -153,20 +153,20 @@ class HeldTable:
             else:
                 self._refusing(lambda: self.rows.load(chunk))
 
-    def facts(self) -> str:
+    def metadata(self) -> str:
         """What is known besides the rows, as JSON."""
         with self._lock:
-            return json.dumps(self.rows.facts())
+            return json.dumps(self.rows.metadata())
 
-    def restore(self, facts: str) -> None:
-        """Begins anew: no rows, and these :meth:`facts`.
+    def restore(self, metadata: str) -> None:
+        """Begins anew: no rows, and these :meth:`metadata`.
 
         Raises:
             Refused: they are none, or a table's with other rules.
         """
 
         def restore() -> None:
-            known = json.loads(facts)
+            known = json.loads(metadata)
             self.rows.clear()
             self.rows.restore(known)
 

@@ -27,7 +27,7 @@ class State(enum.Enum):
 
 
 @dataclass(slots=True)
-class Mark:
+class Watermark:
     """How far a trainer has come in one lane.  There is one for each trainer and lane, however many
     steps they take.
 
@@ -74,7 +74,7 @@ class Mark:
 
 
 # as JSON holds them: trainer -> {"incarnation": ..., "lanes": {lane: Mark.saved()}}
-Marks = dict[str, dict[str, Any]]
+Watermarks = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +102,17 @@ class Member:
 
     trainer: int
     incarnation: str
-    carrier: str
+    transport: str
     heard: float
     session: str = field(default_factory=lambda: secrets.token_hex(16))
     state: State = State.JOINED
-    marks: dict[int, Mark] = field(default_factory=dict)
+    marks: dict[int, Watermark] = field(default_factory=dict)
     activity: str = ""
     waits: dict[str, Wait] = field(default_factory=dict)
 
-    def mark(self, lane: int) -> Mark:
+    def mark(self, lane: int) -> Watermark:
         """How far it has come in a lane."""
-        return self.marks.setdefault(lane, Mark())
+        return self.marks.setdefault(lane, Watermark())
 
     def step(self, lane: int) -> int:
         """The last step of a lane that was applied; 0 before the first."""
@@ -124,21 +124,21 @@ class Member:
         return " and ".join(wait.what for wait in self.waits.values())
 
 
-class Members:
+class Membership:
     """The trainers of one job, ``expected`` in number once the plan is known."""
 
     def __init__(self, expected: int, since: float) -> None:
         self.expected = expected
         self.since = since  # when the job began
         self.by_trainer: dict[int, Member] = {}
-        self._saved: Marks = {}  # of trainers that have not joined since they were loaded
+        self._saved: Watermarks = {}  # of trainers that have not joined since they were loaded
 
     def add(self, member: Member) -> None:
         """A trainer joins, and has the marks that were saved of the same start of its process."""
         self.by_trainer[member.trainer] = member
         self._restore(member)
 
-    def saved(self) -> Marks:
+    def saved(self) -> Watermarks:
         """The marks of everybody, for whoever saves the table."""
         return {
             str(member.trainer): {
@@ -148,8 +148,8 @@ class Members:
             for _, member in sorted(self.by_trainer.items())
         }
 
-    def load(self, saved: Marks) -> None:
-        """Takes over saved marks.  See [Note: exactly once] in :class:`Mark` for whose they are."""
+    def load(self, saved: Watermarks) -> None:
+        """Takes over saved marks.  See [Note: exactly once] in :class:`Watermark` for whose they are."""
         self._saved = dict(saved)
         for member in self.by_trainer.values():
             self._restore(member)

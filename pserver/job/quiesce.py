@@ -16,7 +16,7 @@ from pserver.job.blocking_waits import Standing
 WAKE_SECONDS = 0.2  # between two looks whether the job still stands
 
 
-class Gate:
+class Quiesce:
     """See the module's docstring."""
 
     def __init__(self, job: Standing) -> None:

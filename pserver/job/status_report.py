@@ -6,18 +6,18 @@ from __future__ import annotations
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Unprepared
-from pserver.job.installed_program import Installation
-from pserver.job.membership import Members
+from pserver.job.installed_program import InstalledProgram
+from pserver.job.membership import Membership
 
 
-def trainer_reports(members: Members, now: float) -> list[wire.TrainerStatus]:
+def trainer_reports(members: Membership, now: float) -> list[wire.TrainerStatus]:
     """A line for each trainer that has come, by number; with the job's lock held."""
     return [
         wire.TrainerStatus(
             trainer_id=member.trainer,
             state=member.state.value,
             step=max((mark.applied for mark in member.marks.values()), default=0),
-            carrier=member.carrier,
+            transport=member.transport,
             silence_seconds=now - member.heard,
             activity=member.waiting or member.activity,
         )
@@ -25,7 +25,7 @@ def trainer_reports(members: Members, now: float) -> list[wire.TrainerStatus]:
     ]
 
 
-def held_report(installed: Installation) -> wire.StatusReply:
+def held_report(installed: InstalledProgram) -> wire.StatusReply:
     """The part of a status that is about what is installed."""
     tables = [
         wire.TableStatus(
@@ -42,7 +42,7 @@ def held_report(installed: Installation) -> wire.StatusReply:
     )
 
 
-def shrink(installed: Installation, request: wire.ShrinkRequest) -> wire.ShrinkReply:
+def shrink(installed: InstalledProgram, request: wire.ShrinkRequest) -> wire.ShrinkReply:
     """Days pass for the rows of the tables that are named, or of all.
 
     Raises:

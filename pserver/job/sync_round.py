@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from pserver.dense.merge import mean, squared_norm
-from pserver.dense.slice_update import Entry, update_all
+from pserver.dense.slice_update import SliceUpdate, update_all
 from pserver.errors import FingerprintMismatch
-from pserver.job.update_task import Progress
+from pserver.job.update_task import UpdateTask
 from pserver.table.gradient import RowGradient, total_of
-from transpiler.plan.plan import Number
+from transpiler.plan.plan import Hparam
 
 if TYPE_CHECKING:
-    from pserver.job.locked_table import HeldTable
+    from pserver.job.locked_table import LockedTable
 
-Rows = Mapping[int, Mapping[str, Number]]
+Hparams = Mapping[int, Mapping[str, Hparam]]
 
 
 class Phase(enum.Enum):
@@ -54,13 +54,13 @@ class Contribution:
     """
 
     gradients: dict[str, torch.Tensor]
-    rows: Rows
+    rows: Hparams
     overflow: bool
     tables: dict[str, RowGradient] = field(default_factory=dict)  # likewise, by table
 
 
 @dataclass(slots=True)
-class Round:
+class SyncRound:
     """The step that the trainers of a sync job are taking together."""
 
     phase: Phase = Phase.COLLECTING
@@ -69,7 +69,7 @@ class Round:
     # by parameter or table: sum of squares over what is held here
     norms: dict[str, float] = field(default_factory=dict)
     merged_rows: dict[str, RowGradient] = field(default_factory=dict)  # by table
-    progress: Progress | None = None  # from APPLYING on
+    progress: UpdateTask | None = None  # from APPLYING on
 
     @property
     def committed(self) -> int:
@@ -89,7 +89,7 @@ class Round:
                 before.
         """
         for other, earlier in self.contributions.items():
-            check_rows(trainer, contribution.rows, other, earlier.rows)
+            check_hparams(trainer, contribution.rows, other, earlier.rows)
         self.contributions[trainer] = contribution
 
     def merge(self, names: Iterable[str]) -> None:
@@ -109,7 +109,9 @@ class Round:
             if of_rows:
                 self.merged_rows[name] = total_of(of_rows).mul_(1 / self.committed)
 
-    def measure(self, entries: Mapping[str, Entry], tables: Mapping[str, HeldTable]) -> None:
+    def measure(
+        self, entries: Mapping[str, SliceUpdate], tables: Mapping[str, LockedTable]
+    ) -> None:
         """Merges the gradients of all slices and tables, and takes the squared norms of those that
         are clipped by theirs.
         """
@@ -123,7 +125,7 @@ class Round:
                 self.norms[name] = squared_norm(of_rows.rows)
 
     def apply(
-        self, names: Iterable[str], entries: Mapping[str, Entry], scale: Mapping[str, float]
+        self, names: Iterable[str], entries: Mapping[str, SliceUpdate], scale: Mapping[str, float]
     ) -> None:
         """Runs the optimize blocks of those of these slices that have a merged gradient."""
         rows = self.contributions[min(self.contributions)].rows
@@ -135,7 +137,7 @@ class Round:
         )
 
     def apply_rows(
-        self, names: Iterable[str], tables: Mapping[str, HeldTable], scale: Mapping[str, float]
+        self, names: Iterable[str], tables: Mapping[str, LockedTable], scale: Mapping[str, float]
     ) -> None:
         """Updates those of these tables that have a merged gradient."""
         rows = self.contributions[min(self.contributions)].rows
@@ -144,7 +146,7 @@ class Round:
                 tables[name].update(self.merged_rows.pop(name), rows, scale)
 
 
-def check_rows(trainer: int, rows: Rows, other: int, earlier: Rows) -> None:
+def check_hparams(trainer: int, rows: Hparams, other: int, earlier: Hparams) -> None:
     """Trainers of a sync step agree on every hyper-parameter, or are told which one they do not
     agree on.
     """

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 Batch = tuple[str, ...]  # slices that are updated in one go
 
 
-class Progress:
+class UpdateTask:
     """See the module's docstring.  Without arguments: of a step that has been applied before.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.config import TRANSPORTS, split_endpoint
+from pserver.config import TRANSPORT_CHOICES, split_endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Cluster:
         trainers: HOST:PORT of every trainer, which serves as its name only; "" where all run here.
             In the collective mode the trainers meet at the first one.
         host: which of these are this host's; None: all.
-        transport, deadline_seconds: as ``pserver serve`` has them, for servers and trainers; None:
+        transport, heartbeat_timeout_seconds: as ``pserver serve`` has them, for servers and trainers; None:
             their own choice.
         data_dir: the servers' directory for files; None: they keep none.
         log_dir: where ``server-0.log``, ``trainer-0.log``, ... are written anew.
@@ -35,7 +35,7 @@ class Cluster:
     trainers: tuple[str, ...]
     host: str | None = None
     transport: str | None = None
-    deadline_seconds: float | None = None
+    heartbeat_timeout_seconds: float | None = None
     data_dir: str | None = None
     log_dir: str = "logs"
     devices: tuple[str, ...] | None = None
@@ -48,13 +48,13 @@ class Cluster:
     def __post_init__(self) -> None:
         if not Path(self.script).is_file():
             raise ValueError(f"expected a script to run, and there is no file {self.script!r}")
-        if self.transport not in (None, *TRANSPORTS):
+        if self.transport not in (None, *TRANSPORT_CHOICES):
             raise ValueError(
-                f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}"
+                f"--transport: expected one of {', '.join(TRANSPORT_CHOICES)}, got {self.transport!r}"
             )
-        if self.deadline_seconds is not None and not self.deadline_seconds > 0:
+        if self.heartbeat_timeout_seconds is not None and not self.heartbeat_timeout_seconds > 0:
             raise ValueError(
-                f"--deadline: expected a number of seconds above 0, got {self.deadline_seconds}"
+                f"--heartbeat-timeout: expected a number of seconds above 0, got {self.heartbeat_timeout_seconds}"
             )
         if self.host is not None and not (self.here(self.servers) or self.here(self.trainers)):
             raise ValueError(

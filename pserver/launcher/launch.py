@@ -144,7 +144,7 @@ class _Job:
             command = [*self.serve, "--once", "--endpoint", self.cluster.servers[number]]
             for flag, value in (
                 ("--transport", self.cluster.transport),
-                ("--deadline", self.cluster.deadline_seconds),
+                ("--heartbeat-timeout", self.cluster.heartbeat_timeout_seconds),
                 ("--data-dir", self.cluster.data_dir),
             ):
                 command += [] if value is None else [flag, str(value)]
@@ -160,9 +160,12 @@ class _Job:
     def _start_trainers(self) -> None:
         cluster = self.cluster
         roles = self._collective_roles() if cluster.collective else self._trainer_roles()
-        if cluster.deadline_seconds is not None:
+        if cluster.heartbeat_timeout_seconds is not None:
             roles = {
-                number: {**role, "PSERVER_DEADLINE": str(cluster.deadline_seconds)}
+                number: {
+                    **role,
+                    "PSERVER_HEARTBEAT_TIMEOUT": str(cluster.heartbeat_timeout_seconds),
+                }
                 for number, role in roles.items()
             }
         for number, role in roles.items():

@@ -11,7 +11,7 @@ from pserver.control import ControlClient
 from pserver.errors import PServerError
 from pserver.wire_pb2 import StatusReply, StatusRequest, TableStatus, TrainerStatus
 
-COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "carriers", "up")
+COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports", "up")
 ASK_SECONDS = 5.0
 
 
@@ -76,7 +76,7 @@ def cells(reply: StatusReply) -> tuple[str, ...]:
         f"{reply.slices} slices, {size(reply.bytes_held)}",
         str(reply.version),
         f"{size(reply.bytes_in)} / {size(reply.bytes_out)}",
-        ", ".join(reply.carriers),
+        ", ".join(reply.transports),
         f"{reply.uptime_seconds:.0f} s",
     )
 
@@ -84,7 +84,7 @@ def cells(reply: StatusReply) -> tuple[str, ...]:
 def trainer_line(trainer: TrainerStatus) -> str:
     """One trainer, as one server sees it."""
     text = f"trainer {trainer.trainer_id} {trainer.state}, step {trainer.step}"
-    for more in (trainer.carrier, trainer.activity):
+    for more in (trainer.transport, trainer.activity):
         text += f", {more}" if more else ""
     return text + (
         f", silent for {trainer.silence_seconds:.1f} s" if trainer.state == "joined" else ""

@@ -1,7 +1,7 @@
-"""The tensor streams that a server has open, over whichever carriers, so that it can say DRAIN on
+"""The tensor streams that a server has open, over whichever transports, so that it can say DRAIN on
 all of them.
 
-A carrier's listener can end streams; this knows more: whether a stream is in the middle of an
+A transport's listener can end streams; this knows more: whether a stream is in the middle of an
 answer or waits for its trainer.
 """
 
@@ -15,8 +15,8 @@ from pserver.transport.stream import Buffer, Stream
 from pserver.wire_pb2 import Frame, Kind
 
 
-class OpenStreams:
-    """Runs ``serve(stream)`` for each stream of each carrier."""
+class DrainingStreams:
+    """Runs ``serve(stream)`` for each stream of each transport."""
 
     def __init__(self, serve: Callable[[Stream], None]) -> None:
         self._serve = serve
@@ -24,7 +24,7 @@ class OpenStreams:
         self._open: set[_Watched] = set()
 
     def handle(self, stream: Stream) -> None:
-        """A carrier's handler."""
+        """A transport's handler."""
         watched = _Watched(stream, self.changed)
         with self.changed:
             self._open.add(watched)
@@ -54,7 +54,7 @@ class _Watched:
     """A stream that knows whether it waits for its peer."""
 
     def __init__(self, stream: Stream, changed: Condition) -> None:
-        self.carrier, self.peer = stream.carrier, stream.peer
+        self.transport, self.peer = stream.transport, stream.peer
         self.idle = False
         self._stream, self._changed = stream, changed
         self.send, self.close, self.cancel = stream.send, stream.close, stream.cancel

@@ -12,19 +12,19 @@ from collections.abc import Collection, Mapping
 import torch
 
 from pserver.dense.compression import decode, layout
-from pserver.dense.slice_update import Entry
+from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.wire_pb2 import Frame, Part
 
 
-class Arrivals:
+class GradientAssembler:
     """See the module's docstring.
 
     Args:
         entries: the slices whose gradients may come, by name.
     """
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, SliceUpdate]) -> None:
         self._entries = entries
         travels = {
             name: layout(name, entry.value, entry.compression) for name, entry in entries.items()
@@ -106,7 +106,7 @@ class Arrivals:
         self._received = {}
         return gradients
 
-    def _has_arrived(self, name: str, entry: Entry, step: int, absent: bool) -> bool:
+    def _has_arrived(self, name: str, entry: SliceUpdate, step: int, absent: bool) -> bool:
         for part in self._parts[name]:
             dtype, shape = self._layout[part]
             expected, got = dtype.itemsize * torch.Size(shape).numel(), self._received.get(part)

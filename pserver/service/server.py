@@ -1,8 +1,8 @@
-"""The process of one parameter server: its carriers, its job, signals, and a graceful end.
+"""The process of one parameter server: its transports, its job, signals, and a graceful end.
 
 ::
 
-    bind control port --> listen on the carriers --> ready line --> tick ... --signal, Drain, or once--> drain --> exit
+    bind control port --> listen on the transports --> ready line --> tick ... --signal, Drain, or once--> drain --> exit
 
 [Note: draining]  In this order, within the grace: health checks say no; the job takes no new
 trainer and no new step; whoever waits for another trainer is told; answers under way are sent to
@@ -29,7 +29,7 @@ from pserver.control import ControlServer
 from pserver.job.job import Job
 from pserver.malloc import keep_memory
 from pserver.service import tensor_service
-from pserver.service.draining_streams import OpenStreams
+from pserver.service.draining_streams import DrainingStreams
 from pserver.transport import flight, shm
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_stream import Exchanges
@@ -60,8 +60,8 @@ class Server:
         self.job: Job
         self._program = program
         self._stopping = threading.Event()
-        self._streams = OpenStreams(self._serve_stream)
-        self._carriers: list[Listener | Exchanges] = []
+        self._streams = DrainingStreams(self._serve_stream)
+        self._transports: list[Listener | Exchanges] = []
         self._ready = threading.Event()
         self._clock = threading.Thread(target=self._tick, name="pserver clock", daemon=True)
 
@@ -82,7 +82,7 @@ class Server:
         try:
             self._open(host, program)
         except BaseException:
-            self._close_carriers(0.0)
+            self._close_transports(0.0)
             self._control.stop(0.0)
             raise
         _warn_if_open(host, self.endpoint)
@@ -95,11 +95,11 @@ class Server:
             self._offer_shared_memory(host, ports)
         if self.config.transport in ("auto", "flight"):
             listener = flight.listen(self._streams.handle, host, self.config.data_port)
-            self._carriers.append(listener)
+            self._transports.append(listener)
             ports["flight"] = listener.port
         if self.config.transport in ("auto", "grpc"):
             exchanges = Exchanges(self._streams.handle)
-            self._carriers.append(exchanges)
+            self._transports.append(exchanges)
             ports["grpc"] = self._control.port
         self.job = Job(self.config, ports)
         if program is not None:
@@ -115,10 +115,11 @@ class Server:
             if self.config.transport != "auto":
                 raise OSError(f"no shared memory: {error.strerror or error}") from error
             log.warning(
-                "no shared memory here, trainers take another carrier: %s", error.strerror or error
+                "no shared memory here, trainers take another transport: %s",
+                error.strerror or error,
             )
             return
-        self._carriers.append(listener)
+        self._transports.append(listener)
         ports["shm"] = listener.port
 
     def __enter__(self) -> Server:
@@ -137,13 +138,13 @@ class Server:
         """``"HOST:PORT (shm, flight PORT, grpc)"``"""
         ports = {
             name: port
-            for name, port in self.job.carriers.items()
+            for name, port in self.job.transports.items()
             if port != self._control.port and name != "shm"
         }
-        carriers = [
-            f"{name} {ports[name]}" if name in ports else name for name in self.job.carriers
+        transports = [
+            f"{name} {ports[name]}" if name in ports else name for name in self.job.transports
         ]
-        return f"{self.endpoint} ({', '.join(carriers)})"
+        return f"{self.endpoint} ({', '.join(transports)})"
 
     @property
     def draining(self) -> bool:
@@ -162,17 +163,17 @@ class Server:
         self._control.drain()
         self.job.close()
         self._streams.drain(grace_seconds)
-        self._close_carriers(max(0.0, deadline - time.monotonic()))
+        self._close_transports(max(0.0, deadline - time.monotonic()))
         # they have been told, and have yet to say goodbye
         while self.job.busy and time.monotonic() < deadline:
             time.sleep(0.02)
         self._control.stop(1.0)
         self._clock.join()
 
-    def _close_carriers(self, grace_seconds: float) -> None:
+    def _close_transports(self, grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
-        for carrier in self._carriers:
-            carrier.close(max(0.0, deadline - time.monotonic()))
+        for transport in self._transports:
+            transport.close(max(0.0, deadline - time.monotonic()))
 
     def _serve_stream(self, stream: Stream) -> None:
         self._ready.wait(GRACE_SECONDS)  # a stranger may have found the port before the job stands

@@ -16,25 +16,25 @@ from pserver.errors import Refused, Unprepared
 from pserver.job.job import Job
 from pserver.job.membership import Member
 from pserver.transport import codec
-from pserver.transport.array_assembler import NamedArrays
+from pserver.transport.array_assembler import ArrayAssembler
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Done, Frame, Kind, Scan
 
 if TYPE_CHECKING:
-    from pserver.job.locked_table import HeldTable
+    from pserver.job.locked_table import LockedTable
 
 TABLES_MARK = -1  # where a member's marks have the stream of the tables
 
 
-class TableRequests:
-    """The requests of one trainer's stream of tables, as ``Exchange`` hands them on."""
+class TableService:
+    """The requests of one trainer's stream of tables, as ``TensorService`` hands them on."""
 
     def __init__(self, stream: Stream, job: Job, member: Member) -> None:
         self._stream = stream
         self._job = job
         self._member = member
         self._mark = member.mark(TABLES_MARK)
-        self._arrays = NamedArrays()
+        self._arrays = ArrayAssembler()
 
     def act(self, header: Frame, payload: memoryview) -> bool:
         """Acts on a frame; False where it is none of a request for tables."""
@@ -50,7 +50,7 @@ class TableRequests:
             return False
         return True
 
-    def _table(self, name: str) -> HeldTable:
+    def _table(self, name: str) -> LockedTable:
         tables = self._job.installed().tables
         if name not in tables:
             raise Unprepared(
@@ -75,13 +75,15 @@ class TableRequests:
     def _scan(self, asked: Scan) -> None:
         self._job.check_standing()
         held = self._table(asked.table)
-        if asked.saved:
+        if asked.mark_saved:
             held.mark_saved()
             self._answer((), Done(cursor=-1))
             return
-        chunk, cursor = held.scan(asked.cursor, asked.most, asked.changed, asked.settled)
+        chunk, cursor = held.scan(
+            asked.cursor, asked.limit, asked.changed_since_save, asked.materialized
+        )
         arrays = [(f"{asked.table}@{key}", torch.from_numpy(array)) for key, array in chunk.items()]
-        self._answer(arrays, Done(cursor=cursor, facts=held.facts()))
+        self._answer(arrays, Done(cursor=cursor, metadata=held.metadata()))
 
     def _load(self, header: Frame) -> None:
         arrays = self._arrays.take_out()
@@ -95,8 +97,8 @@ class TableRequests:
     def _replace(self, arrays: dict[str, torch.Tensor], header: Frame) -> None:
         if self._member.trainer != 0:
             raise Refused(f"only trainer 0 loads rows, and this is trainer {self._member.trainer}")
-        for name, facts in header.commit.facts.items():
-            self._table(name).restore(facts)
+        for name, metadata in header.commit.metadata.items():
+            self._table(name).restore(metadata)
         chunks: dict[str, dict[str, torch.Tensor]] = {}
         for full, array in arrays.items():
             name, _, key = full.rpartition("@")

@@ -22,19 +22,19 @@ import torch
 
 from pserver.errors import JobFailed, PServerError, Refused, Unreachable
 from pserver.job.job import Job
-from pserver.job.lane import Clipping, Outcome, Steps
+from pserver.job.lane import Clipping, LaneExecutor, Outcome
 from pserver.job.membership import Member
 from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
-from pserver.service.gradient_assembler import Arrivals
-from pserver.service.table_service import TABLES_MARK, TableRequests
+from pserver.service.gradient_assembler import GradientAssembler
+from pserver.service.table_service import TABLES_MARK, TableService
 from pserver.table.gradient import RowGradient
 from pserver.transport import codec
-from pserver.transport.array_assembler import NamedArrays, row_gradients
-from pserver.transport.sequenced import Numbered
+from pserver.transport.array_assembler import ArrayAssembler, row_gradients
+from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms
-from transpiler.formats.plan_message import numbers_from_proto
+from transpiler.formats.plan_message import hparams_from_proto
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ def handle(stream: Stream, job: Job) -> None:
     raised.
     """
     member: Member | None = None
-    stream = Numbered(stream, job.traffic)
+    stream = SequencedStream(stream, job.traffic)
     try:
         member, hello = _greet(stream, job)
-        Exchange(stream, job, member, hello).serve()
+        TensorService(stream, job, member, hello).serve()
     except Unreachable as error:
         log.warning("the stream of %s broke: %s", _name(member, stream), error)
     except PServerError as error:
@@ -93,7 +93,7 @@ def _tell(stream: Stream, error: PServerError) -> None:
         pass  # the peer is gone, and nobody else wants to know
 
 
-class Exchange:
+class TensorService:
     """One trainer's stream of one lane, after its HELLO."""
 
     def __init__(self, stream: Stream, job: Job, member: Member, hello: Hello) -> None:
@@ -102,10 +102,10 @@ class Exchange:
         self._member = member
         self._lane = hello.lane
         self._mark = member.mark(TABLES_MARK if hello.tables else hello.lane)
-        self._tables = TableRequests(stream, job, member) if hello.tables else None
-        self._rows = NamedArrays()  # of tables, in the step under way
+        self._tables = TableService(stream, job, member) if hello.tables else None
+        self._rows = ArrayAssembler()  # of tables, in the step under way
         self._number = hello.stream
-        self._arrivals: Arrivals | None = None  # from the first step on
+        self._arrivals: GradientAssembler | None = None  # from the first step on
 
     def serve(self) -> None:
         """Answers frames until BYE.
@@ -179,7 +179,7 @@ class Exchange:
     def _gradient(self, header: Frame, payload: memoryview) -> None:
         self._job.check_standing()
         if self._arrivals is None:
-            self._arrivals = Arrivals(self._steps().entries)
+            self._arrivals = GradientAssembler(self._steps().entries)
         self._arrivals.begin(header.step)
         codec.scatter(header, payload, self._arrivals.destination)
         self._arrivals.note(header)
@@ -191,7 +191,7 @@ class Exchange:
                 f"{_kind(header)}"
             )
 
-    def _steps(self) -> Steps:
+    def _steps(self) -> LaneExecutor:
         return self._job.installed().lane(self._lane)
 
     def _commit(self, header: Frame) -> None:
@@ -209,7 +209,7 @@ class Exchange:
             taken = steps.scale(taken.round, self._coefficients(header.step))
         this = self._member, header.step, taken
         self._answer(
-            () if header.commit.quiet else steps.updated(*this),
+            () if header.commit.omit_values else steps.updated(*this),
             lambda: steps.outcome(*this),
             header.step,
         )
@@ -219,9 +219,9 @@ class Exchange:
         absent.
         """
         if self._arrivals is None:
-            self._arrivals = Arrivals(self._steps().entries)
+            self._arrivals = GradientAssembler(self._steps().entries)
         gradients = self._arrivals.complete(step, commit.absent)
-        rows = {row.group: numbers_from_proto(row.numbers) for row in commit.rows}
+        rows = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
         return Contribution(gradients, rows, commit.overflow, self._row_gradients())
 
     def _row_gradients(self) -> dict[str, RowGradient]:

@@ -26,7 +26,7 @@ def score(entry: ShowClickEntry, statistics: Array) -> Array:
     return (show - click) * entry.nonclk_coeff + click * entry.click_coeff
 
 
-class Waiting:
+class AdmissionFilter:
     """Ids that have been pushed to and are not admitted yet.
 
     Attributes:

@@ -17,8 +17,8 @@ import numpy as np
 from pserver.table.ids import owners
 from pserver.table.index import Index
 from pserver.table.kernels import Array
-from pserver.table.lifecycle import Presence
-from pserver.table.updater import Stepper
+from pserver.table.lifecycle import RowLifecycle
+from pserver.table.updater import RowUpdater
 
 ROWS, WAITING, REMOVED = 0, 1, 2  # in this order; a cursor is one of them and a slot
 PLACE = 1 << 48
@@ -32,11 +32,11 @@ class TableChunks:
         stepper, presence: the table.
     """
 
-    def __init__(self, what: str, stepper: Stepper, presence: Presence) -> None:
+    def __init__(self, what: str, stepper: RowUpdater, presence: RowLifecycle) -> None:
         self._what, self._stepper, self._presence = what, stepper, presence
 
     def scan(
-        self, cursor: int, most: int, changed: bool, settled: bool
+        self, cursor: int, most: int, changed: bool, materialized: bool
     ) -> tuple[dict[str, Array], int]:
         """Some rows, waiting or removed ids; see ``SparseTable.scan``."""
         part, place = divmod(cursor, PLACE)
@@ -51,15 +51,21 @@ class TableChunks:
                 part, place = part + 1, 0
             if part > REMOVED:
                 break
-        return self._arrays(found, changed, settled), -1 if part > REMOVED else part * PLACE + place
+        return self._arrays(
+            found, changed, materialized
+        ), -1 if part > REMOVED else part * PLACE + place
 
-    def rows(self, slots: Array, changed: bool = False, settled: bool = False) -> dict[str, Array]:
+    def rows(
+        self, slots: Array, changed: bool = False, materialized: bool = False
+    ) -> dict[str, Array]:
         """The chunk that has the rows in these slots."""
         empty = np.empty(0, np.int64)
-        return self._arrays({ROWS: slots, WAITING: empty, REMOVED: empty}, changed, settled)
+        return self._arrays({ROWS: slots, WAITING: empty, REMOVED: empty}, changed, materialized)
 
-    def _arrays(self, found: Mapping[int, Array], changed: bool, settled: bool) -> dict[str, Array]:
-        chunk = self._row_arrays(found[ROWS], settled)
+    def _arrays(
+        self, found: Mapping[int, Array], changed: bool, materialized: bool
+    ) -> dict[str, Array]:
+        chunk = self._row_arrays(found[ROWS], materialized)
         if self._presence.waiting.waits:
             chunk.update(self._waiting_arrays(found[WAITING]))
         if changed:
@@ -75,11 +81,11 @@ class TableChunks:
             part
         ]
 
-    def _row_arrays(self, slots: Array, settled: bool) -> dict[str, Array]:
+    def _row_arrays(self, slots: Array, materialized: bool) -> dict[str, Array]:
         rows = self._stepper.rows
         ids = rows.index.ids.array[slots]
         records = np.empty((len(slots), rows.layout.columns), rows.dtype)
-        if settled:
+        if materialized:
             self._stepper.read(slots, ids, records)
         else:
             rows.gather(slots, ids, records)
@@ -89,7 +95,7 @@ class TableChunks:
         for name, at in rows.layout.words.items():
             if at >= 0:
                 chunk[name] = rows.word(name)[slots]
-        if settled and "step" in chunk:
+        if materialized and "step" in chunk:
             chunk["step"] = np.full(len(slots), self._stepper.step)
         return chunk
 

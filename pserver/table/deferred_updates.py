@@ -5,7 +5,7 @@ averages fade, decay shrinks.  A table takes such a step with the rows that have
 record says which steps it has seen; the others are taken, one by one and with the numbers that they
 had, before the row is next used.  So what anybody reads is what torch has.
 
-``History`` keeps the numbers of all steps, a line for each stretch of steps that had the same.
+``HparamHistory`` keeps the numbers of all steps, a line for each stretch of steps that had the same.
 Averages fade soon to where they move no value any more: from there on what a step does to a value
 is less than half a unit in its last place, now and, as all that follows is smaller, at every later
 step.  Then only the states are multiplied on.  With weight decay in the gradient (Adam's,
@@ -261,7 +261,7 @@ def ftrl(
                 )
 
 
-class History:
+class HparamHistory:
     """The numbers of all steps that rows may have missed.
 
     Args:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pserver.table.admission import Waiting, score
+from pserver.table.admission import AdmissionFilter, score
 from pserver.table.eviction import victims
 from pserver.table.kernels import Array
 from pserver.table.rows import BLOCK
-from pserver.table.updater import Stepper
+from pserver.table.updater import RowUpdater
 from transpiler.ir.tables import ShowClickEntry, Table
 
 COUNTED = ("pushes", "admitted", "refused", "evicted", "expired", "shrunk")
@@ -30,7 +30,7 @@ def words_of(table: Table) -> list[str]:
     return [name for name, needed in wanted.items() if needed]
 
 
-class Presence:
+class RowLifecycle:
     """See the module's docstring.
 
     Args:
@@ -44,9 +44,9 @@ class Presence:
         order: pushes so far; ``now``: the latest time that a push came at.
     """
 
-    def __init__(self, table: Table, stepper: Stepper, share: int | None) -> None:
+    def __init__(self, table: Table, stepper: RowUpdater, share: int | None) -> None:
         self.table, self._stepper, self._share = table, stepper, share
-        self.waiting = Waiting(table)
+        self.waiting = AdmissionFilter(table)
         self.entry = table.entry if isinstance(table.entry, ShowClickEntry) else None
         self.counts = dict.fromkeys(COUNTED, 0)
         self.order, self.now = 0, 0.0

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pserver.table import deferred_adam, deferred_updates, update_kernels
-from transpiler.plan.plan import Number, Rule
+from transpiler.plan.plan import Hparam, Rule
 
 Scalars = tuple[float, ...]
 
@@ -89,21 +89,21 @@ class RowOptimizer:
     kernel: Callable[..., None]
     scalars: Callable[[Mapping[str, Any], int], Scalars]
     states: Mapping[str, bool]
-    defaults: Mapping[str, Number]
+    defaults: Mapping[str, Hparam]
     missed: Callable[..., None] | None = None
-    past: Callable[[Mapping[str, Any]], Scalars] = lambda numbers: ()
+    past: Callable[[Mapping[str, Any]], Scalars] = lambda hparams: ()
     decay: int | None = None
     always: bool = False
     initial: str = ""
 
-    def moves(self, numbers: Mapping[str, Any]) -> bool:
+    def moves(self, hparams: Mapping[str, Any]) -> bool:
         """Whether a step with these numbers moves rows that it does not touch."""
-        return self.missed is not None and (self.always or numbers["weight_decay"] != 0)
+        return self.missed is not None and (self.always or hparams["weight_decay"] != 0)
 
 
 _SGD = {"lr": 1e-3, "weight_decay": 0.0}
 _ADAGRAD = {"lr": 1e-2, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
-_ADAM: Mapping[str, Number] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+_ADAM: Mapping[str, Hparam] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 _MOMENTS = {"exp_avg": True, "exp_avg_sq": True}
 
 ROW_OPTIMIZERS: Mapping[str, RowOptimizer] = MappingProxyType(
@@ -172,13 +172,13 @@ ROW_OPTIMIZERS: Mapping[str, RowOptimizer] = MappingProxyType(
 )
 
 
-def first_numbers(rule: Rule) -> dict[str, Any]:
+def first_hparams(rule: Rule) -> dict[str, Any]:
     """A rule's numbers at the first step, all of them, and its flags."""
     optimizer = ROW_OPTIMIZERS[rule.type]
     return {
         **optimizer.defaults,
         "nesterov": False,
         "maximize": False,
-        **rule.numbers,
+        **rule.hparams,
         **rule.flags,
     }

@@ -18,10 +18,10 @@ from pserver.table.chunks import TableChunks
 from pserver.table.ids import checked, plain, unique
 from pserver.table.index import outside
 from pserver.table.kernels import Array
-from pserver.table.lifecycle import Presence, words_of
-from pserver.table.updater import Stepper
+from pserver.table.lifecycle import RowLifecycle, words_of
+from pserver.table.updater import RowUpdater
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Number, Rule
+from transpiler.plan.plan import Hparam, Rule
 
 
 class SparseTable:
@@ -42,10 +42,10 @@ class SparseTable:
     ) -> None:
         self.table, self.server, self.servers = table, server, servers
         self._what = f"table {table.name!r}"
-        self._stepper = Stepper(table, rules, words_of(table))
+        self._stepper = RowUpdater(table, rules, words_of(table))
         total = table.capacity
         share = None if total is None else max(total // servers + (server < total % servers), 1)
-        self._presence = Presence(table, self._stepper, share)
+        self._presence = RowLifecycle(table, self._stepper, share)
         self._chunks = TableChunks(self._what, self._stepper, self._presence)
         self._lookups = 0
 
@@ -157,7 +157,7 @@ class SparseTable:
         self,
         ids: Array,
         gradients: Array,
-        numbers: Sequence[Mapping[str, Number]],
+        hparams: Sequence[Mapping[str, Hparam]],
         statistics: Array | None = None,
         now: float = 0.0,
     ) -> None:
@@ -181,7 +181,7 @@ class SparseTable:
         """
         ids = self._ids(ids)
         gradients = self._array(gradients, (len(ids), self.table.dim), "gradients")
-        stepped, statistics = self._stepper.numbers(numbers), self._statistics(statistics, len(ids))
+        stepped, statistics = self._stepper.hparams(hparams), self._statistics(statistics, len(ids))
         slots = self._marked(ids)
         self._presence.push(ids, slots, statistics, now)
         self._stepper.take(slots, gradients, stepped)
@@ -231,7 +231,7 @@ class SparseTable:
     # ---- whole tables ----
 
     def scan(
-        self, cursor: int, most: int, changed: bool = False, settled: bool = False
+        self, cursor: int, most: int, changed: bool = False, materialized: bool = False
     ) -> tuple[dict[str, Array], int]:
         """A chunk of the table, see chunks.py, and where the next begins.
 
@@ -240,13 +240,13 @@ class SparseTable:
                 come once each, even if the table changes between calls.
             most: rows, waiting or removed ids in a chunk, at most.
             changed: only what has changed since :meth:`mark_saved`.
-            settled: rows as a lookup reads them, all steps taken; otherwise as they are, with the
+            materialized: rows as a lookup reads them, all steps taken; otherwise as they are, with the
                 last step that they have seen.
 
         Returns:
             The chunk, and the next cursor: -1 when this was the last.
         """
-        return self._chunks.scan(cursor, most, changed, settled)
+        return self._chunks.scan(cursor, most, changed, materialized)
 
     def mark_saved(self) -> None:
         """From here on changes are counted anew.
@@ -270,30 +270,33 @@ class SparseTable:
         self._chunks.check(chunk)
         self._chunks.load(chunk, self.server, self.servers)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What is not in rows, JSON-able: the steps taken and their numbers, counters, the time of
         the last push.
         """
         presence = self._presence
         counts = {**presence.counts, "lookups": self._lookups}
         return {
-            **self._stepper.facts(),
+            **self._stepper.metadata(),
             "counts": counts,
             "order": presence.order,
             "now": presence.now,
         }
 
-    def restore(self, facts: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`facts` returned, on this or another server.
+    def restore(self, metadata: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`metadata` returned, on this or another server.
 
         Raises:
             ValueError: it is of a table with other rules.
         """
-        self._stepper.restore(facts)
+        self._stepper.restore(metadata)
         presence = self._presence
-        presence.counts.update({name: int(facts["counts"][name]) for name in presence.counts})
-        self._lookups = int(facts["counts"]["lookups"])
-        presence.order, presence.now = max(presence.order, int(facts["order"])), float(facts["now"])
+        presence.counts.update({name: int(metadata["counts"][name]) for name in presence.counts})
+        self._lookups = int(metadata["counts"]["lookups"])
+        presence.order, presence.now = (
+            max(presence.order, int(metadata["order"])),
+            float(metadata["now"]),
+        )
 
     def shrink(self, now: float, days: float = 1.0, threshold: float | None = None) -> int:
         """Days pass: show and click fade by the entry's decay for each, and rows (and waiting ids)
@@ -325,7 +328,8 @@ def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
     """
     tiny = SparseTable(replace(table, rows=None), rules)
     ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._stepper.rows.dtype)
-    none: list[dict[str, Number]] = [{}] * len(rules)
+    outside(ids, 0, 2)  # the tiny one has no range
+    none: list[dict[str, Hparam]] = [{}] * len(rules)
     for _ in range(2):
         tiny.update(ids, rows, none)
     tiny.lookup(ids, rows)

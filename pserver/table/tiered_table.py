@@ -30,7 +30,7 @@ from pserver.table.kernels import Array
 from pserver.table.rows import BLOCK
 from pserver.table.sparse_table import SparseTable
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Number, Rule
+from transpiler.plan.plan import Hparam, Rule
 
 COLD = 1 << 62  # where cursors of rows on disk begin
 INDEX_BYTES = 40  # of a row, besides its record: an entry of a table that is 3/5 full, and its id
@@ -190,7 +190,7 @@ class TieredTable(SparseTable):
         self,
         ids: Array,
         gradients: Array,
-        numbers: Sequence[Mapping[str, Number]],
+        hparams: Sequence[Mapping[str, Hparam]],
         statistics: Array | None = None,
         now: float = 0.0,
     ) -> None:
@@ -201,7 +201,7 @@ class TieredTable(SparseTable):
         """
         self._warm(self._ids(ids))
         knew, step = self._stepper.rows.has("step"), self.step
-        super().update(ids, gradients, numbers, statistics, now)
+        super().update(ids, gradients, hparams, statistics, now)
         self._note_steps(knew, step)
 
     def _note_steps(self, knew: bool, step: int) -> None:
@@ -221,15 +221,15 @@ class TieredTable(SparseTable):
         super().assign(ids, values)
 
     def scan(
-        self, cursor: int, most: int, changed: bool = False, settled: bool = False
+        self, cursor: int, most: int, changed: bool = False, materialized: bool = False
     ) -> tuple[Chunk, int]:
         """As of any table: first what is in memory, then what is on disk."""
         if cursor < COLD:
-            chunk, after = super().scan(cursor, most, changed, settled)
+            chunk, after = super().scan(cursor, most, changed, materialized)
             return chunk, COLD if after < 0 and len(self._cold) else after
         guests, place = self._cold.scan(cursor - COLD, most, changed)
         slots = self._enter(guests)
-        chunk = self._chunks.rows(slots, changed, settled)
+        chunk = self._chunks.rows(slots, changed, materialized)
         self._leave(guests["ids"])
         return chunk, -1 if place < 0 else COLD + place
 
@@ -248,10 +248,10 @@ class TieredTable(SparseTable):
             self._forget(ids[owners(ids, self.servers) == self.server])
         self._make_room(0)
 
-    def restore(self, facts: Mapping[str, Any]) -> None:
+    def restore(self, metadata: Mapping[str, Any]) -> None:
         """As of any table."""
         knew, step = self._stepper.rows.has("step"), self.step
-        super().restore(facts)
+        super().restore(metadata)
         self._note_steps(knew, step)
 
     # ---- all rows ----
@@ -287,7 +287,7 @@ class TieredTable(SparseTable):
         how many are gone.
         """
         other, total = SparseTable(self.table, self._rules, self.server, self.servers), 0
-        other.restore(self.facts())
+        other.restore(self.metadata())
         for block in self._blocks():
             other.load(block)
             removed = other.shrink(now, days, threshold) if what == "shrunk" else other.expire(now)

@@ -20,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from pserver.table.deferred_updates import History
+from pserver.table.deferred_updates import HparamHistory
 from pserver.table.kernels import Array
-from pserver.table.optimizers import ROW_OPTIMIZERS, first_numbers
+from pserver.table.optimizers import ROW_OPTIMIZERS, first_hparams
 from pserver.table.rows import Rows
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Number, Rule
+from transpiler.plan.plan import Hparam, Rule
 
-Numbers = list[dict[str, Any]]
+Hparams = list[dict[str, Any]]
 KEPT, PERIOD = 4096, 16384
 
 
-class Stepper:
+class RowUpdater:
     """See the module's docstring.
 
     Args:
@@ -62,7 +62,7 @@ class Stepper:
                 )
         self._types = tuple(rule.type for rule in rules)
         self._optimizers = tuple(ROW_OPTIMIZERS[rule.type] for rule in rules)
-        self._numbers: Numbers = [first_numbers(rule) for rule in rules]
+        self._hparams: Hparams = [first_hparams(rule) for rule in rules]
         self._begun = [False] * len(rules)  # whether a segment has a velocity yet
         self._words = tuple(words)
         self.rows, self._states = self._made_rows()
@@ -86,7 +86,7 @@ class Stepper:
             offsets.append([(name, widths.get(name, 0)) for name in optimizer.states])
             for name, full in optimizer.states.items():
                 widths[name] = widths.get(name, 0) + (segment.end - segment.begin if full else 1)
-        rows = Rows(self.table, list(widths.items()), self._all_words(self._moves(self._numbers)))
+        rows = Rows(self.table, list(widths.items()), self._all_words(self._moves(self._hparams)))
         begins = {name: begin for name, (begin, _) in rows.layout.states.items()}
         return rows, [
             np.array([begins[name] + offset for name, offset in own], np.int64) for own in offsets
@@ -95,21 +95,23 @@ class Stepper:
     def _all_words(self, moves: bool) -> tuple[str, ...]:
         return (("step",) if moves else ()) + self._words
 
-    def _moves(self, numbers: Numbers) -> bool:
+    def _moves(self, hparams: Hparams) -> bool:
         """Whether a step with these numbers moves rows that it does not touch."""
         return any(
-            optimizer.moves(held) for optimizer, held in zip(self._optimizers, numbers, strict=True)
+            optimizer.moves(held) for optimizer, held in zip(self._optimizers, hparams, strict=True)
         )
 
-    def _no_history(self) -> History:
+    def _no_history(self) -> HparamHistory:
         widths = [
             len(optimizer.past(held))
-            for optimizer, held in zip(self._optimizers, self._numbers, strict=True)
+            for optimizer, held in zip(self._optimizers, self._hparams, strict=True)
         ]
-        return History(widths, [optimizer.decay for optimizer in self._optimizers], self.rows.dtype)
+        return HparamHistory(
+            widths, [optimizer.decay for optimizer in self._optimizers], self.rows.dtype
+        )
 
     def _fill_template(self) -> None:
-        parts = zip(self.table.segments, self._optimizers, self._states, self._numbers, strict=True)
+        parts = zip(self.table.segments, self._optimizers, self._states, self._hparams, strict=True)
         for segment, optimizer, states, held in parts:
             for begin, full in zip(states, optimizer.states.values(), strict=True):
                 width = segment.end - segment.begin if full else 1
@@ -170,38 +172,38 @@ class Stepper:
 
     # ---- steps ----
 
-    def numbers(self, given: Sequence[Mapping[str, Number]]) -> Numbers:
+    def hparams(self, given: Sequence[Mapping[str, Hparam]]) -> Hparams:
         """All numbers of a step: what is not given stays as it was.
 
         Raises:
             ValueError: a number that a rule does not have, or not a mapping for each segment.
         """
-        if len(given) != len(self._numbers):
+        if len(given) != len(self._hparams):
             raise ValueError(
-                f"{self._what}: expected numbers for each of {len(self._numbers)} segments, got "
+                f"{self._what}: expected numbers for each of {len(self._hparams)} segments, got "
                 f"{len(given)}"
             )
-        for kind, held, new in zip(self._types, self._numbers, given, strict=True):
+        for kind, held, new in zip(self._types, self._hparams, given, strict=True):
             if not new.keys() <= held.keys():
                 known, unknown = ", ".join(held), ", ".join(sorted(new.keys() - held.keys()))
                 raise ValueError(
                     f"{self._what}: rule {kind}: expected numbers among {known}, got {unknown}"
                 )
-        return [{**held, **new} for held, new in zip(self._numbers, given, strict=True)]
+        return [{**held, **new} for held, new in zip(self._hparams, given, strict=True)]
 
-    def take(self, slots: Array, gradients: Array, numbers: Numbers) -> None:
+    def take(self, slots: Array, gradients: Array, hparams: Hparams) -> None:
         """One step of these rows (-1: leave out), with gradients [u, dim] that may be
         overwritten.
         """
         rows = self.rows
-        if self._moves(numbers):
+        if self._moves(hparams):
             self.know_steps()
         self.make_up(slots)
         self._sweep()
-        self.step, self._numbers = self.step + 1, numbers
+        self.step, self._hparams = self.step + 1, hparams
         if self.step == 1:
             self._fill_template()
-        now = [self._at_first(index, held) for index, held in enumerate(numbers)]
+        now = [self._at_first(index, held) for index, held in enumerate(hparams)]
         for segment, optimizer, states, held in zip(
             self.table.segments, self._optimizers, self._states, now, strict=True
         ):
@@ -246,33 +248,33 @@ class Stepper:
 
     # ---- as data ----
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What of this is not in rows: JSON-able."""
         sweep = [self._swept, self._sweep_began]
         history = self._history.plain()
         return {
             "step": self.step,
-            "numbers": self._numbers,
+            "numbers": self._hparams,
             "begun": self._begun,
             "history": history,
             "sweep": sweep,
         }
 
-    def restore(self, facts: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`facts` returned.
+    def restore(self, metadata: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`metadata` returned.
 
         Raises:
             ValueError: it is of a table with other rules.
         """
-        numbers = self.numbers(facts["numbers"])
-        self._numbers = [
+        hparams = self.hparams(metadata["numbers"])
+        self._hparams = [
             {name: tuple(value) if name == "betas" else value for name, value in held.items()}
-            for held in numbers
+            for held in hparams
         ]
-        if facts["history"]:
+        if metadata["history"]:
             self.know_steps()
-        self.step, self._begun = int(facts["step"]), list(facts["begun"])
+        self.step, self._begun = int(metadata["step"]), list(metadata["begun"])
         self._history = self._no_history()
-        self._history.restore(facts["history"])
-        self._swept, self._sweep_began = facts["sweep"]
+        self._history.restore(metadata["history"])
+        self._swept, self._sweep_began = metadata["sweep"]
         self._fill_template()

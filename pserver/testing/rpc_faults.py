@@ -117,8 +117,8 @@ class Lost(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
 class FaultyControl(ControlClient):
     """A client whose calls may get lost."""
 
-    def __init__(self, injector: CallInjector, endpoint: str, deadline_seconds: float) -> None:
-        super().__init__(endpoint, deadline_seconds)
+    def __init__(self, injector: CallInjector, endpoint: str, timeout_seconds: float) -> None:
+        super().__init__(endpoint, timeout_seconds)
         server = injector.names.get(split_endpoint(endpoint)[1], endpoint)
         self._calls = {
             name: partial(self._faulty, injector, server, name, call)

@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from pserver.errors import PServerError, Unreachable
-from pserver.transport.registry import CARRIERS, Carrier
+from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import Buffer, Handler, Listener, Stream
 from pserver.wire_pb2 import Frame, Kind
 
@@ -153,7 +153,7 @@ class FaultyStream:
     """
 
     def __init__(self, stream: Stream, injector: Injector, server: str) -> None:
-        self.carrier, self.peer = stream.carrier, stream.peer
+        self.transport, self.peer = stream.transport, stream.peer
         self._stream, self._injector = stream, injector
         self._place = Place(server)
         self._sent: list[Message] = []  # for what comes late
@@ -256,30 +256,32 @@ def _copy(header: Frame) -> Frame:
     return Frame.FromString(header.SerializeToString())
 
 
-class FaultyCarrier:
-    """A carrier whose connecting ends are faulty."""
+class FaultyTransport:
+    """A transport whose connecting ends are faulty."""
 
-    def __init__(self, carrier: Carrier, injector: Injector) -> None:
-        self._carrier, self._injector = carrier, injector
+    def __init__(self, transport: Transport, injector: Injector) -> None:
+        self._transport, self._injector = transport, injector
 
     def listen(self, handle: Handler, host: str = "127.0.0.1", port: int = 0) -> Listener:
-        """See :class:`pserver.transport.registry.Carrier`."""
-        return self._carrier.listen(handle, host, port)
+        """See :class:`pserver.transport.registry.Transport`."""
+        return self._transport.listen(handle, host, port)
 
-    def connect(self, host: str, port: int, *, deadline_seconds: float) -> Stream:
-        """See :class:`pserver.transport.registry.Carrier`."""
-        stream = self._carrier.connect(host, port, deadline_seconds=deadline_seconds)
+    def connect(self, host: str, port: int, *, timeout_seconds: float) -> Stream:
+        """See :class:`pserver.transport.registry.Transport`."""
+        stream = self._transport.connect(host, port, timeout_seconds=timeout_seconds)
         return FaultyStream(stream, self._injector, self._injector.names.get(port, str(port)))
 
 
 @contextmanager
-def injected(injector: Injector, *carriers: str) -> Iterator[Injector]:
-    """While it lasts, streams of these carriers (all if none is named) that this process opens are
+def injected(injector: Injector, *transports: str) -> Iterator[Injector]:
+    """While it lasts, streams of these transports (all if none is named) that this process opens are
     faulty.
     """
-    before = {name: CARRIERS[name] for name in carriers or CARRIERS}
-    CARRIERS.update({name: FaultyCarrier(carrier, injector) for name, carrier in before.items()})
+    before = {name: TRANSPORTS[name] for name in transports or TRANSPORTS}
+    TRANSPORTS.update(
+        {name: FaultyTransport(transport, injector) for name, transport in before.items()}
+    )
     try:
         yield injector
     finally:
-        CARRIERS.update(before)
+        TRANSPORTS.update(before)

@@ -21,7 +21,7 @@ from transpiler.ir.tables import ShowClickEntry, Table
 IDS, ROWS, STATISTICS = "@ids", "@rows", "@statistics"
 
 
-class NamedArrays:
+class ArrayAssembler:
     """Arrays of any shape, by name, until they are taken."""
 
     def __init__(self) -> None:

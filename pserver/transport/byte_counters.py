@@ -13,7 +13,7 @@ from transpiler.plan.plan import Plan
 Bytes = tuple[int, int]  # received, sent
 
 
-class Traffic:
+class ByteCounters:
     """Counts over all streams of a process with one peer, or of a job; any thread counts."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def by_variable(counts: Mapping[str, Bytes], plan: Plan) -> dict[str, Bytes]:
     return total
 
 
-def totals(counts: Iterable[Traffic], plan: Plan) -> dict[str, dict[str, int]]:
+def totals(counts: Iterable[ByteCounters], plan: Plan) -> dict[str, dict[str, int]]:
     """Several counts together: "bytes_in" and "bytes_out" of each variable."""
     total: dict[str, dict[str, int]] = {}
     for traffic in counts:

@@ -2,7 +2,7 @@
 
 On the way out :func:`frames` turns named tensors into headers and views of the tensors' own memory;
 on the way in :func:`scatter` checks every part of a header and copies its bytes to where they
-belong.  Between the two, :func:`encode_header` and :func:`decode` are what a carrier needs that
+belong.  Between the two, :func:`encode_header` and :func:`decode` are what a transport needs that
 moves one run of bytes per frame.
 
 [Note: the payload stands behind the header]  Protobuf copies a ``bytes`` field when it serialises
@@ -127,7 +127,7 @@ class Packer:
     """Packs tensors, as they come, into frames of at most ``chunk_bytes`` of payload.
 
     Small tensors wait until they fill ``shared_bytes`` together, or until :meth:`flush`.  One of as
-    many, or of ``ALONE_BYTES``, has frames of its own, cut at ``chunk_bytes``, which a carrier
+    many, or of ``ALONE_BYTES``, has frames of its own, cut at ``chunk_bytes``, which a transport
     sends without gathering; it does not wait, and so may overtake small ones.  An empty tensor has
     one part of size 0.  The buffers are views of the tensors.
 
@@ -297,7 +297,7 @@ def _describe(tensor: Tensor) -> str:
     )
 
 
-# ---- headers, for carriers ----
+# ---- headers, for transports ----
 
 
 def encode_header(header: Frame, payload_bytes: int) -> bytes:

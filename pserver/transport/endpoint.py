@@ -21,7 +21,7 @@ def of_peer(peer: str) -> str:
     return unquote(peer.partition(":")[2])
 
 
-def reach(host: str, port: int, deadline_seconds: float) -> None:
+def reach(host: str, port: int, timeout_seconds: float) -> None:
     """Returns if somebody accepts a connection there.  Asked before gRPC is, which retries in
     silence and says less.
 
@@ -29,10 +29,10 @@ def reach(host: str, port: int, deadline_seconds: float) -> None:
         Unreachable: naming HOST:PORT and the system's reason, within the deadline.
     """
     try:
-        socket.create_connection((host, port), timeout=deadline_seconds).close()
+        socket.create_connection((host, port), timeout=timeout_seconds).close()
     except OSError as error:
         raise Unreachable(
-            f"no answer at {spell(host, port)} within {deadline_seconds:g} s: "
+            f"no answer at {spell(host, port)} within {timeout_seconds:g} s: "
             f"{error.strerror or error}"
         ) from error
 

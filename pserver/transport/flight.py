@@ -32,7 +32,7 @@ import pyarrow.flight as fl
 from pserver.errors import CorruptFrame, Unreachable
 from pserver.transport.codec import parse_header
 from pserver.transport.endpoint import check_free, cut, of_peer, reach, spell
-from pserver.transport.open_streams import CANCEL_SECONDS, Roster
+from pserver.transport.open_streams import CANCEL_SECONDS, OpenStreams
 from pserver.transport.stream import Buffer, Handler
 from pserver.wire_pb2 import Frame
 
@@ -47,7 +47,7 @@ _GONE = (fl.FlightError, pa.ArrowException, OSError)
 class FlightStream:
     """One end of an exchange; the two kinds below differ in how it breaks and ends."""
 
-    carrier = "flight"
+    transport = "flight"
 
     def __init__(self, peer: str, reader: Any, writer: Any) -> None:
         self.peer = peer
@@ -212,7 +212,7 @@ class _Connected(FlightStream):
 class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Turns calls into streams."""
 
-    def __init__(self, location: str, roster: Roster) -> None:
+    def __init__(self, location: str, roster: OpenStreams) -> None:
         super().__init__(location)
         self._roster = roster
 
@@ -235,7 +235,7 @@ class FlightListener:
 
     def __init__(self, handle: Handler, host: str, port: int) -> None:
         check_free(host, port)
-        self._roster = Roster(handle)
+        self._roster = OpenStreams(handle)
         self._server = _Server(f"grpc+tcp://{spell(host, port)}", self._roster)
         self.port: int = self._server.port
 
@@ -258,23 +258,23 @@ def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> FlightLis
     return FlightListener(handle, host, port)
 
 
-def connect(host: str, port: int, *, deadline_seconds: float) -> FlightStream:
+def connect(host: str, port: int, *, timeout_seconds: float) -> FlightStream:
     """Opens a stream, on a connection of its own.
 
     Raises:
         Unreachable: nobody answered within the deadline.
     """
-    reach(host, port, deadline_seconds)
+    reach(host, port, timeout_seconds)
     client = fl.FlightClient(f"grpc+tcp://{spell(host, port)}", generic_options=OPTIONS)
     # an exchange has no deadline, so let a call that has one find out whether the connection works
     try:
-        list(client.list_flights(options=fl.FlightCallOptions(timeout=deadline_seconds)))
+        list(client.list_flights(options=fl.FlightCallOptions(timeout=timeout_seconds)))
         writer, reader = client.do_exchange(DESCRIPTOR)
     except _GONE as error:
         client.close()
         reason = _first_line(error)
         raise Unreachable(
-            f"no answer at {spell(host, port)} within {deadline_seconds:g} s: {reason}"
+            f"no answer at {spell(host, port)} within {timeout_seconds:g} s: {reason}"
         ) from error
     with suppress(*_GONE):  # the peer has ended the stream already: what it sent can still be read
         writer.begin(SCHEMA)

@@ -21,7 +21,7 @@ import grpc
 from pserver.errors import Unreachable
 from pserver.transport.codec import decode, encode_header
 from pserver.transport.endpoint import check_free, of_peer, reach, spell
-from pserver.transport.open_streams import Roster
+from pserver.transport.open_streams import OpenStreams
 from pserver.transport.pipe import Pipe
 from pserver.transport.stream import Buffer, Handler
 from pserver.wire_pb2 import Frame
@@ -45,7 +45,7 @@ OPTIONS = [
 class GrpcStream:
     """One end of an Exchange call."""
 
-    carrier = "grpc"
+    transport = "grpc"
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
@@ -118,7 +118,7 @@ class Exchanges:
     """The Exchange method of one ``grpc.Server``."""
 
     def __init__(self, handle: Handler) -> None:
-        self._roster = Roster(handle)
+        self._roster = OpenStreams(handle)
 
     def add_to(self, server: grpc.Server) -> None:
         """Adds the method, beside whatever else the server has of the service."""
@@ -175,21 +175,20 @@ def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> GrpcListe
     return GrpcListener(handle, host, port)
 
 
-def connect(host: str, port: int, *, deadline_seconds: float) -> GrpcStream:
+def connect(host: str, port: int, *, timeout_seconds: float) -> GrpcStream:
     """Opens a stream, on a connection of its own.
 
     Raises:
         Unreachable: nobody answered within the deadline.
     """
-    reach(host, port, deadline_seconds)
+    reach(host, port, timeout_seconds)
     channel = grpc.insecure_channel(spell(host, port), options=OPTIONS)
     try:
-        grpc.channel_ready_future(channel).result(timeout=deadline_seconds)
+        grpc.channel_ready_future(channel).result(timeout=timeout_seconds)
     except grpc.FutureTimeoutError as error:
         channel.close()
         raise Unreachable(
-            f"no answer at {spell(host, port)} within {deadline_seconds:g} s: it does not speak "
-            "gRPC"
+            f"no answer at {spell(host, port)} within {timeout_seconds:g} s: it does not speak gRPC"
         ) from error
     stream = GrpcStream(spell(host, port))
     call = channel.stream_stream(f"/{SERVICE}/Exchange")(stream.outgoing.drain())

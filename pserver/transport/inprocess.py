@@ -1,4 +1,4 @@
-"""The twin for tests: streams between threads of one process, with the semantics of the carriers
+"""The twin for tests: streams between threads of one process, with the semantics of the transports
 that cross a network.
 
 A "port" is a number in a table of this module.  Payloads are copied on sending, as a network does.
@@ -13,7 +13,7 @@ from threading import Lock, Thread
 from pserver.errors import Unreachable
 from pserver.transport.codec import parse_header
 from pserver.transport.endpoint import spell
-from pserver.transport.open_streams import Roster
+from pserver.transport.open_streams import OpenStreams
 from pserver.transport.pipe import Pipe
 from pserver.transport.stream import Buffer, Handler
 from pserver.wire_pb2 import Frame
@@ -29,7 +29,7 @@ class InprocessStream:
     The accepting end's ``close`` ends both directions, as the end of an RPC does.
     """
 
-    carrier = "inprocess"
+    transport = "inprocess"
 
     def __init__(self, peer: str, incoming: Pipe, outgoing: Pipe, accepting: bool) -> None:
         self.peer = peer
@@ -65,7 +65,7 @@ class InprocessListener:
 
     def __init__(self, handle: Handler, host: str) -> None:
         self.host = host
-        self._roster = Roster(handle)
+        self._roster = OpenStreams(handle)
         with _lock:
             self.port = next(_ports)
             _listeners[self.port] = self
@@ -100,7 +100,7 @@ def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> Inprocess
     return InprocessListener(handle, host)
 
 
-def connect(host: str, port: int, *, deadline_seconds: float) -> InprocessStream:
+def connect(host: str, port: int, *, timeout_seconds: float) -> InprocessStream:
     """Opens a stream.
 
     Raises:
@@ -110,7 +110,7 @@ def connect(host: str, port: int, *, deadline_seconds: float) -> InprocessStream
         listener = _listeners.get(port)
     if listener is None:
         raise Unreachable(
-            f"no answer at {spell(host, port)} within {deadline_seconds:g} s: nobody in this "
+            f"no answer at {spell(host, port)} within {timeout_seconds:g} s: nobody in this "
             "process listens there"
         )
     return listener.accept()

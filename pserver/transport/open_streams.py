@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 CANCEL_SECONDS = 2.0  # how long a handler may take to notice that its stream is cancelled
 
 
-class Roster:
+class OpenStreams:
     """Runs a handler for each stream and knows which are running."""
 
     def __init__(self, handle: Handler) -> None:

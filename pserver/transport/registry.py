@@ -1,4 +1,4 @@
-"""What moves an exchange's frames: one module per carrier, each with ``listen`` and ``connect`` as
+"""What moves an exchange's frames: one module per transport, each with ``listen`` and ``connect`` as
 in :mod:`pserver.transport.stream`.
 
 - ``flight``       Arrow Flight on a port of its own: the fastest between hosts
@@ -21,8 +21,8 @@ from pserver.transport.endpoint import is_here
 from pserver.transport.stream import Handler, Listener, Stream
 
 
-class Carrier(Protocol):
-    """What a carrier's module holds."""
+class Transport(Protocol):
+    """What a transport's module holds."""
 
     def listen(self, handle: Handler, host: str = ..., port: int = ...) -> Listener:
         """Accepts streams; port 0 is any free one.
@@ -30,11 +30,11 @@ class Carrier(Protocol):
         Raises OSError, one sentence, where it cannot listen.
         """
 
-    def connect(self, host: str, port: int, *, deadline_seconds: float) -> Stream:
+    def connect(self, host: str, port: int, *, timeout_seconds: float) -> Stream:
         """Opens a stream.  Raises Unreachable where nobody answers within the deadline."""
 
 
-CARRIERS: dict[str, Carrier] = {
+TRANSPORTS: dict[str, Transport] = {
     "flight": flight,
     "grpc": grpc_stream,
     "shm": shm,
@@ -44,19 +44,19 @@ CARRIERS: dict[str, Carrier] = {
 
 
 def suited(names: Sequence[str], host: str) -> list[str]:
-    """Those of a trainer's carriers that can reach a server at ``host``: "shm" only where that is
+    """Those of a trainer's transports that can reach a server at ``host``: "shm" only where that is
     here, or the only one named.
     """
     return [name for name in names if name != "shm" or len(names) == 1 or is_here(host)]
 
 
-def connect(carrier: str, host: str, port: int, *, deadline_seconds: float) -> Stream:
-    """Opens a stream over the carrier of that name.
+def connect(transport: str, host: str, port: int, *, timeout_seconds: float) -> Stream:
+    """Opens a stream over the transport of that name.
 
     Raises:
-        Refused: there is no such carrier here.
+        Refused: there is no such transport here.
         Unreachable: nobody answered within the deadline.
     """
-    if carrier not in CARRIERS:
-        raise Refused(f"expected one of the carriers {', '.join(CARRIERS)}, got {carrier!r}")
-    return CARRIERS[carrier].connect(host, port, deadline_seconds=deadline_seconds)
+    if transport not in TRANSPORTS:
+        raise Refused(f"expected one of the transports {', '.join(TRANSPORTS)}, got {transport!r}")
+    return TRANSPORTS[transport].connect(host, port, timeout_seconds=timeout_seconds)

@@ -1,7 +1,7 @@
 """A stream whose frames are counted in both directions, so that whoever receives notices what is
 missing and what came twice.
 
-[Note: a loss shows]  A carrier delivers frames in order, or breaks; this layer does not trust that.
+[Note: a loss shows]  A transport delivers frames in order, or breaks; this layer does not trust that.
 Both ends number what they send.  A number that has been seen is ignored; one that leaves out
 another breaks the stream, and the connecting end asks again (:mod:`pserver.client.channel`).  What nothing
 follows cannot be missed: so a trainer that waits sends PROBE behind it, and the server answers
@@ -15,12 +15,12 @@ import threading
 from collections.abc import Sequence
 
 from pserver.errors import Unreachable
-from pserver.transport.byte_counters import Traffic
+from pserver.transport.byte_counters import ByteCounters
 from pserver.transport.stream import Buffer, Stream
 from pserver.wire_pb2 import Frame
 
 
-class Numbered:
+class SequencedStream:
     """A :class:`~pserver.transport.stream.Stream` over another.  Frames of a peer that does not count
     (``sequence`` 0) pass as they are.
 
@@ -28,12 +28,12 @@ class Numbered:
         traffic: where the bytes of its frames are counted, by name.
     """
 
-    def __init__(self, stream: Stream, traffic: Traffic | None = None) -> None:
-        self.carrier, self.peer = stream.carrier, stream.peer
+    def __init__(self, stream: Stream, traffic: ByteCounters | None = None) -> None:
+        self.transport, self.peer = stream.transport, stream.peer
         self.sent = 0
         self.received = 0
         self._stream = stream
-        self._traffic = traffic or Traffic()
+        self._traffic = traffic or ByteCounters()
         # so that frames leave in the order of their numbers; never held by ``cancel``
         self._sending = threading.Lock()
 

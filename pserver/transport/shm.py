@@ -15,7 +15,7 @@ worth its while travels behind its header.
 [Note: finding each other]  The listener's "port" is a random number, and its socket has a name made
 of it in the abstract namespace: no file, gone with the process.  That namespace is as wide as the
 network namespace, so a trainer on another host, or in a container with a network of its own, finds
-nobody there, and takes the next carrier.
+nobody there, and takes the next transport.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pserver.errors import CorruptFrame, Unreachable
 from pserver.transport import shm_ring
 from pserver.transport.codec import copy_bytes, parse_header
 from pserver.transport.endpoint import spell
-from pserver.transport.open_streams import CANCEL_SECONDS, Roster
+from pserver.transport.open_streams import CANCEL_SECONDS, OpenStreams
 from pserver.transport.shm_ring import SLOT_BYTES, Pieces, Ring
 from pserver.transport.stream import Buffer, Handler
 from pserver.wire_pb2 import Frame
@@ -61,7 +61,7 @@ Way = tuple[socket.socket, Ring]  # one direction
 class ShmStream:
     """One end.  The accepting end's ``close`` ends both directions, as the end of an RPC does."""
 
-    carrier = "shm"
+    transport = "shm"
 
     def __init__(self, peer: str, outgoing: Way, incoming: Way, accepting: bool) -> None:
         self.peer = peer
@@ -232,7 +232,7 @@ class ShmListener:
     def __init__(self, handle: Handler, port: int) -> None:
         os.close(shm_ring.make())  # so that nobody is offered what does not work here
         self.port = port or 1 + secrets.randbelow(MAX_PORT)
-        self._roster = Roster(handle)
+        self._roster = OpenStreams(handle)
         self._closing = Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -292,7 +292,7 @@ def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> ShmListen
     return ShmListener(handle, port)
 
 
-def connect(host: str, port: int, *, deadline_seconds: float) -> ShmStream:
+def connect(host: str, port: int, *, timeout_seconds: float) -> ShmStream:
     """Opens a stream.
 
     Raises:
@@ -305,7 +305,7 @@ def connect(host: str, port: int, *, deadline_seconds: float) -> ShmStream:
     try:
         segment = shm_ring.make()
         ours, theirs = shm_ring.attach(segment)
-        outgoing.settimeout(deadline_seconds)
+        outgoing.settimeout(timeout_seconds)
         outgoing.connect(_name(port))
         socket.send_fds(outgoing, [GREETING], [segment, far.fileno()])
         if outgoing.recv(len(WELCOME)) != WELCOME:
@@ -316,7 +316,7 @@ def connect(host: str, port: int, *, deadline_seconds: float) -> ShmStream:
             end.close()
         reason = error.strerror or error
         raise Unreachable(
-            f"no shared memory with {here} within {deadline_seconds:g} s: {reason}"
+            f"no shared memory with {here} within {timeout_seconds:g} s: {reason}"
         ) from error
     finally:
         far.close()

@@ -1,9 +1,9 @@
 """The one interface that carries an exchange's frames, whatever runs below it.
 
-A carrier is a module in ``carriers/`` with two functions::
+A transport is a module in ``transports/`` with two functions::
 
     listen(handle, host, port)                  -> Listener   calls handle(stream) in a thread for each stream that a client opens
-    connect(host, port, *, deadline_seconds)    -> Stream
+    connect(host, port, *, timeout_seconds)    -> Stream
 
 Both ends see the same :class:`Stream`.  A frame is a header (a ``wire_pb2.Frame`` without its
 payload) and a payload: a list of buffers to send, one contiguous buffer received.
@@ -15,7 +15,7 @@ What ``receive`` returns is valid until the next ``receive``.
 [Note: how a stream ends]  The connecting end closes its side and goes on receiving until ``None``;
 then, or after ``cancel``, its connection is released.  The accepting end's stream ends, both ways,
 when its handler returns, after everything sent has left.  A handler that raises breaks it.  A peer
-that vanished is ``Unreachable`` where a carrier can tell, otherwise ``None``.
+that vanished is ``Unreachable`` where a transport can tell, otherwise ``None``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stream(Protocol):
     Any thread may send, a frame at a time; one thread receives.
     """
 
-    carrier: str  # "inprocess", "grpc", "flight"
+    transport: str  # "inprocess", "grpc", "flight"
     peer: str  # for messages: "127.0.0.1:6174"
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
@@ -66,7 +66,7 @@ class Stream(Protocol):
 
 
 class Listener(Protocol):
-    """The accepting end of a carrier."""
+    """The accepting end of a transport."""
 
     port: int
 

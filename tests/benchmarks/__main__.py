@@ -22,7 +22,7 @@ from harness import Promise, Row
 from rich.console import Console
 from rich.table import Table
 
-GROUPS = ("carriers", "blocks", "steps", "resources", "links", "tables", "ctr", "sharded")
+GROUPS = ("transports", "blocks", "steps", "resources", "links", "tables", "ctr", "sharded")
 PATIENCE_SECONDS = 240.0
 HERE = Path(__file__).parent
 OUTPUT = HERE.parent.parent / "build" / "bench.json"

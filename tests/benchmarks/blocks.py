@@ -12,7 +12,7 @@ from torch import nn
 
 from trainer import Executor
 from transpiler import capture
-from transpiler.ir.rules import SliceUpdater, row_of, rule_of
+from transpiler.ir.rules import SliceUpdater, hparams_of, rule_of
 
 SETTING = "one process, 1 thread, 16 M elements of float32"
 FUSED = Promise(
@@ -48,7 +48,7 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
 def _block(values: torch.Tensor, fused: bool | None) -> tuple[SliceUpdater, dict[str, float]]:
     optimizer = torch.optim.Adam([values], fused=fused)
     group = optimizer.param_groups[0]
-    return SliceUpdater(rule_of(optimizer, group), values), row_of("adam", group)
+    return SliceUpdater(rule_of(optimizer, group), values), hparams_of("adam", group)
 
 
 def _fused(elements: int, runs: int) -> Row:

@@ -1,4 +1,4 @@
-"""Rows: a step's gradients pushed and its parameters pulled, over each carrier, beside the same
+"""Rows: a step's gradients pushed and its parameters pulled, over each transport, beside the same
 bytes by other means.
 """
 
@@ -92,14 +92,16 @@ def _block(promises: list[Promise], count: int, elements: int, runs: int) -> Ite
             "each": asked(rpcs[1], "each"),
             "at once": asked(rpcs[1], "once"),
         }
-        used = {carrier_of(p) for p in promises} | {BASELINES[p.against] for p in promises}
+        used = {transport_of(p) for p in promises} | {BASELINES[p.against] for p in promises}
         medians = alternate({name: run for name, run in contenders.items() if name in used}, runs)
     for promise in promises:
-        yield Row(promise, medians[carrier_of(promise)], medians[BASELINES[promise.against]], runs)
+        yield Row(
+            promise, medians[transport_of(promise)], medians[BASELINES[promise.against]], runs
+        )
 
 
-def carrier_of(promise: Promise) -> str:
-    """The carrier that a row names."""
+def transport_of(promise: Promise) -> str:
+    """The transport that a row names."""
     return promise.name.removeprefix("wire/").partition(" ")[0]
 
 

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
-from carriers import free_port
 from ctr_data import BATCH, DIM, ROWS, SLOTS
 from ctr_roles import message
 from harness import Contender, Promise, Row, alternate, timed
 from peers import flight_client
 from processes import Peer, cpu_seconds, peers, server
+from transports import free_port
 
 from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
@@ -36,12 +36,12 @@ EXCHANGE = Promise(
 )
 STEPS = tuple(
     Promise(
-        f"table/CTR async step, {carrier}",
+        f"table/CTR async step, {transport}",
         ALONE,
         target,
         setting=f"1 trainer, 1 server, until every step is applied; {MODEL}",
     )
-    for carrier, target in (("shm", 0.95), ("flight", None))
+    for transport, target in (("shm", 0.95), ("flight", None))
 )
 CPU = Promise(
     "table/CPU per million samples",
@@ -75,13 +75,13 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     if EXCHANGE in wanted:
         yield _exchange(runs)
     if chosen := [promise for promise in STEPS if promise in wanted]:
-        carriers = {promise.name.rpartition(" ")[2]: promise for promise in chosen}
+        transports = {promise.name.rpartition(" ")[2]: promise for promise in chosen}
         alone = {"alone": [Peer("ctr_plain", 0, rows)]}
-        with _cast(alone, {name: (1, name, "async") for name in carriers}, rows) as groups:
+        with _cast(alone, {name: (1, name, "async") for name in transports}, rows) as groups:
             medians = alternate({name: _turn(group, steps) for name, group in groups.items()}, runs)
         yield from (
             Row(promise, medians[name], medians["alone"], runs)
-            for name, promise in carriers.items()
+            for name, promise in transports.items()
         )
     if CPU in wanted:
         yield _cpu(rows, steps, runs)
@@ -98,14 +98,14 @@ def _cast(
 ) -> Iterator[dict[str, Sequence[Peer]]]:
     """Processes that are ready, by contender.
 
-    ``ours``: how many trainers, over which carrier, and in which mode.
+    ``ours``: how many trainers, over which transport, and in which mode.
     """
     with ExitStack() as stack:
         groups = dict(others)
-        for name, (trainers, carrier, place) in ours.items():
-            _, endpoint = stack.enter_context(server(carrier))
+        for name, (trainers, transport, place) in ours.items():
+            _, endpoint = stack.enter_context(server(transport))
             groups[name] = [
-                Peer("ctr_trainer", number, trainers, endpoint, carrier, place, rows)
+                Peer("ctr_trainer", number, trainers, endpoint, transport, place, rows)
                 for number in range(trainers)
             ]
         stack.enter_context(peers(*(peer for group in groups.values() for peer in group)))

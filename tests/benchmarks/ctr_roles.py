@@ -114,7 +114,7 @@ def trainer(
     number: int,
     trainers: int,
     endpoint: str,
-    carrier: str,
+    transport: str,
     place: str,
     rows: int,
     rule: str = "adagrad",
@@ -123,7 +123,7 @@ def trainer(
     from trainer import DistributedEmbedding, Uniform, fleet
     from trainer.row_optimizers import SGD, Adagrad
 
-    os.environ["PSERVER_TRANSPORT"] = carrier
+    os.environ["PSERVER_TRANSPORT"] = transport
     strategy = fleet.DistributedStrategy()
     strategy.a_sync, strategy.a_sync_configs = PLACES[place] is not None, PLACES[place] or {}
     fleet.init(

@@ -23,7 +23,7 @@ class Trainer:
 
     Args:
         elements: of each parameter.
-        transport: the carrier to ask for.
+        transport: the transport to ask for.
     """
 
     def __init__(

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 import torch
-from carriers import free_port
 from harness import Contender, Promise, Row, alternate, timed
 from processes import Peer, peers
+from transports import free_port
 
 SETTING = "2 ranks on gloo, 12 layers of 1 MB, batch 16, AdamW, 1 thread each"
 STEP = Promise("collective/p_g_os", "bare FSDP2, the same units", 0.95, setting=SETTING)

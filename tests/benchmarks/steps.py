@@ -7,30 +7,30 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import torch
-from carriers import free_port
 from harness import Contender, Promise, Row, alternate, timed
 from jobs import Trainer
 from processes import Peer, peers, server
+from transports import free_port
 
 MODEL = "16 MB model of two wide layers, batch 16, SGD, 1 thread each"
 DDP, PLAIN = "DDP on gloo, 2 ranks", "plain torch loop"
 SYNC = tuple(
     Promise(
-        f"wire/{carrier} sync step, 2 trainers",
+        f"wire/{transport} sync step, 2 trainers",
         DDP,
         target,
         setting=f"2 trainers, 1 server; {MODEL}",
     )
-    for carrier, target in (("shm", 1.2), ("flight", None))
+    for transport, target in (("shm", 1.2), ("flight", None))
 )
 ASYNC = tuple(
     Promise(
-        f"wire/{carrier} async step",
+        f"wire/{transport} async step",
         PLAIN,
         target,
         setting=f"1 trainer, 1 server, until every step is applied; {MODEL}",
     )
-    for carrier, target in (("shm", 0.95), ("flight", None))
+    for transport, target in (("shm", 0.95), ("flight", None))
 )
 THREADS = Promise(
     "wire/shm 16 client threads",
@@ -83,24 +83,24 @@ def _training(
     runs: int,
     configs: str = "",
 ) -> Iterator[Row]:
-    """Our trainers over each carrier, in turn with other processes that train the same model."""
+    """Our trainers over each transport, in turn with other processes that train the same model."""
     steps = 20 if configs else 10
     with ExitStack() as stack:
         stack.enter_context(peers(*others))
         contenders = {"others": together(others, steps)}
-        for carrier in (
+        for transport in (
             promise.name.removeprefix("wire/").partition(" ")[0] for promise in promises
         ):
-            _, endpoint = stack.enter_context(server(carrier))
+            _, endpoint = stack.enter_context(server(transport))
             own = [
-                Peer("trainer", number, trainers, endpoint, carrier, width, configs)
+                Peer("trainer", number, trainers, endpoint, transport, width, configs)
                 for number in range(trainers)
             ]
             stack.enter_context(peers(*own))
-            contenders[carrier] = together(own, steps)
+            contenders[transport] = together(own, steps)
         medians = alternate(contenders, runs)
-    for promise, carrier in zip(promises, list(contenders)[1:], strict=True):
-        yield Row(promise, medians[carrier], medians["others"], runs)
+    for promise, transport in zip(promises, list(contenders)[1:], strict=True):
+        yield Row(promise, medians[transport], medians["others"], runs)
 
 
 def _averaging(width: int, runs: int) -> Row:

@@ -117,7 +117,7 @@ class Processes:
 
     def servers(self, count: int, deadline: float, *flags: str) -> list[tuple[Started, str]]:
         """Parameter servers that are ready, each with its endpoint."""
-        command = ["-m", "pserver", "serve", "--deadline", str(deadline), *flags]
+        command = ["-m", "pserver", "serve", "--heartbeat-timeout", str(deadline), *flags]
         servers = [self.python(f"server {number}", *command) for number in range(count)]
         return [(server, server.said(r"pserver ready at (\S+)")[1]) for server in servers]
 
@@ -136,7 +136,7 @@ class Processes:
                 *arguments,
                 **job,
                 TRAINER_ID=str(number),
-                PSERVER_DEADLINE=str(deadline),
+                PSERVER_HEARTBEAT_TIMEOUT=str(deadline),
             )
             for number in range(count)
         ]

@@ -44,7 +44,7 @@ with torch.no_grad():
     model[0].weight.zero_()
 assert fleet.load(path + "/saved") == 5
 torch.save(model.state_dict(), f"{path}/again-{fleet.worker_index()}.pt")
-print(fleet.carrier(), fleet.worker_num(), fleet.metrics()["steps"])
+print(fleet.transport(), fleet.worker_num(), fleet.metrics()["steps"])
 fleet.finish()
 """
 ENDLESS = """
@@ -164,7 +164,7 @@ def test_a_trainer_that_falls_silent_is_named_by_the_others(processes: Processes
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
-        "PSERVER_DEADLINE": "2",
+        "PSERVER_HEARTBEAT_TIMEOUT": "2",
     }
     trainers = [
         processes.python(

@@ -53,7 +53,7 @@ class Launched:
             "2",
             "--trainers",
             "2",
-            "--deadline",
+            "--heartbeat-timeout",
             "5",
             "script.py",
         ]

@@ -27,7 +27,7 @@ from trainer.job import current
 from transpiler import DistributedStrategy
 
 ME = int(os.environ["TRAINER_ID"])
-DEADLINE = float(os.environ["PSERVER_DEADLINE"])
+DEADLINE = float(os.environ["PSERVER_HEARTBEAT_TIMEOUT"])
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -35,12 +35,13 @@ from pserver.errors import (
 )
 from pserver.service.server import Server
 from pserver.transport import codec
-from pserver.transport.registry import CARRIERS
+from pserver.transport.registry import TRANSPORTS
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     Commit,
     Done,
     Frame,
+    GroupHparams,
     HeartbeatRequest,
     Hello,
     InstallRequest,
@@ -48,11 +49,10 @@ from pserver.wire_pb2 import (
     Kind,
     LeaveRequest,
     Part,
-    Row,
 )
 from trainer import fleet
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.plan.plan import Deployment, Plan, Rule
 
 DEADLINE = 20.0
@@ -75,9 +75,9 @@ class Stranger:
     """A peer that speaks the protocol frame by frame, right or wrong."""
 
     def __init__(
-        self, endpoint: str, carrier: str, plan: Plan | None = None, number: int = 0
+        self, endpoint: str, transport: str, plan: Plan | None = None, number: int = 0
     ) -> None:
-        self.plan, self.number, self.carrier = plan or plan_of(), number, carrier
+        self.plan, self.number, self.transport = plan or plan_of(), number, transport
         self.control = ControlClient(endpoint, DEADLINE)
         self.reply = self.control.join(self.request())
         self.port = self.reply.data_port
@@ -85,7 +85,7 @@ class Stranger:
 
     def request(self, **changed: Any) -> JoinRequest:
         known = dict(
-            protocol=1, trainer_id=self.number, incarnation="stranger", carriers=[self.carrier]
+            protocol=1, trainer_id=self.number, incarnation="stranger", transports=[self.transport]
         )
         return JoinRequest(
             **{
@@ -99,7 +99,7 @@ class Stranger:
     def connect(self) -> Stream:
         """A stream that has not said HELLO."""
         self.streams.append(
-            CARRIERS[self.carrier].connect("127.0.0.1", self.port, deadline_seconds=DEADLINE)
+            TRANSPORTS[self.transport].connect("127.0.0.1", self.port, timeout_seconds=DEADLINE)
         )
         return self.streams[-1]
 
@@ -171,13 +171,15 @@ def commit(absent: tuple[str, ...] = ("b",), step: int = 1) -> Frame:
     return Frame(
         kind=Kind.COMMIT,
         step=step,
-        commit=Commit(rows=[Row(group=0, numbers=numbers_to_proto(RULE))], absent=absent),
+        commit=Commit(
+            hparams=[GroupHparams(group=0, values=hparams_to_proto(RULE))], absent=absent
+        ),
     )
 
 
 def send_bytes(stream: Any, data: bytes) -> None:
-    """Bytes where a frame should be, past all that the carrier would check."""
-    if stream.carrier == "grpc":
+    """Bytes where a frame should be, past all that the transport would check."""
+    if stream.transport == "grpc":
         stream.outgoing.put(data)
     else:
         stream._writer.write_metadata(pa.py_buffer(data))
@@ -214,14 +216,14 @@ def finished() -> Iterator[None]:
 
 
 @pytest.fixture(params=["flight", "grpc"])
-def carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("PSERVER_TRANSPORT", request.param)
     return str(request.param)
 
 
 @pytest.fixture
-def stranger(servers: Servers, carrier: str) -> Iterator[Stranger]:
-    one = Stranger(servers(1), carrier)
+def stranger(servers: Servers, transport: str) -> Iterator[Stranger]:
+    one = Stranger(servers(1), transport)
     yield one
     one.leave()
     good_job(servers(1))
@@ -292,7 +294,7 @@ def test_a_control_call_that_is_no_message_is_refused(stranger: Stranger) -> Non
 
 def test_another_flight_call_is_refused(servers: Servers, stranger: Stranger) -> None:
     """Flight's data port knows one exchange and nothing else."""
-    if stranger.carrier != "flight":
+    if stranger.transport != "flight":
         pytest.skip("only Flight has a data port")
     with fl.FlightClient(f"grpc+tcp://127.0.0.1:{stranger.port}") as client:
         for attempt in (
@@ -491,15 +493,15 @@ def test_a_program_of_another_plan_is_refused(stranger: Stranger) -> None:
         stranger.control.install(InstallRequest(session=stranger.reply.session, program=other))
 
 
-def test_another_program_is_told_in_what_it_differs(servers: Servers, carrier: str) -> None:
+def test_another_program_is_told_in_what_it_differs(servers: Servers, transport: str) -> None:
     """One different learning rate."""
-    first = Stranger(servers(1), carrier, plan_of(trainers=2))
+    first = Stranger(servers(1), transport, plan_of(trainers=2))
     first.installed()
     try:
         with pytest.raises(FingerprintMismatch, match=r"group 0: lr: 0\.25 \(trainer 0 has 0\.5\)"):
-            Stranger(servers(1), carrier, plan_of(trainers=2, lr=0.25), number=1)
+            Stranger(servers(1), transport, plan_of(trainers=2, lr=0.25), number=1)
         with pytest.raises(Refused, match="below 2, got 2"):
-            Stranger(servers(1), carrier, plan_of(trainers=2), number=2)
+            Stranger(servers(1), transport, plan_of(trainers=2), number=2)
         with pytest.raises(Refused, match="protocol version 1, got 9"):
             first.control.join(first.request(protocol=9))
     finally:
@@ -516,9 +518,9 @@ def test_a_second_job_is_told_that_the_server_is_busy(servers: Servers, stranger
     assert_untouched(stranger)
 
 
-def test_a_carrier_that_the_server_does_not_offer_is_refused(carrier: str) -> None:
+def test_a_transport_that_the_server_does_not_offer_is_refused(transport: str) -> None:
     """The error says what it offers."""
-    other = {"flight": "grpc", "grpc": "flight"}[carrier]
+    other = {"flight": "grpc", "grpc": "flight"}[transport]
     with (
         Server(ServerConfig(transport=other)) as server,
         pytest.raises(Refused, match=rf"the server has \['{other}'\]"),
@@ -536,7 +538,7 @@ def test_an_unreachable_server_is_named_within_the_start_deadline(
     """Nobody listens there, or something that never answers: Unreachable with HOST:PORT; the other
     server keeps no trace.
     """
-    monkeypatch.setenv("PSERVER_START_DEADLINE", "1")
+    monkeypatch.setenv("PSERVER_START_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
         if what == "nobody":
@@ -555,7 +557,7 @@ def test_a_server_that_no_trainer_0_installs_is_named(
     """It is up, and nothing happens: TimedOut after the start deadline, which says for whom it was
     waiting.
     """
-    monkeypatch.setenv("PSERVER_START_DEADLINE", "1")
+    monkeypatch.setenv("PSERVER_START_TIMEOUT", "1")
     fleet.init(fleet.UserDefinedRoleMaker(1, worker_num=2, server_endpoints=[servers(1)]))
     model = fleet.distributed_model(nn.Linear(2, 2))
     with pytest.raises(TimedOut, match=rf"{servers(1)}.*trainer 0"):
@@ -567,8 +569,8 @@ def test_a_server_that_no_trainer_0_installs_is_named(
 # ---- sizes ----
 
 
-def test_an_empty_parameter_passes(servers: Servers, carrier: str) -> None:
-    """Zero elements, beside others and with optimizer state, over either carrier."""
+def test_an_empty_parameter_passes(servers: Servers, transport: str) -> None:
+    """Zero elements, beside others and with optimizer state, over either transport."""
     model = nn.ParameterDict(
         {"none": nn.Parameter(torch.zeros(0, 3)), "one": nn.Parameter(torch.ones(2))}
     )

@@ -1,4 +1,4 @@
-"""One suite for all carriers: what a stream promises, it promises whatever runs below it."""
+"""One suite for all transports: what a stream promises, it promises whatever runs below it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pserver.errors import CorruptFrame, Unreachable
 from pserver.transport import grpc_stream
 from pserver.transport.endpoint import cut, spell
 from pserver.transport.flight import DESCRIPTOR, SCHEMA
-from pserver.transport.registry import CARRIERS, Carrier
+from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import Handler, Listener, Stream
 from pserver.wire_pb2 import BYE, GRADIENT, HELLO, PULL, VALUE, Frame, Part
 
@@ -30,10 +30,10 @@ SECONDS = 10.0  # the deadline of every wait here
 PROMPT = 2.0  # how soon a cancelled call must return
 
 
-@pytest.fixture(params=CARRIERS)
-def carrier(request: pytest.FixtureRequest) -> Carrier:
-    """Each carrier in turn."""
-    return CARRIERS[request.param]
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> Transport:
+    """Each transport in turn."""
+    return TRANSPORTS[request.param]
 
 
 @pytest.fixture(autouse=True)
@@ -51,18 +51,18 @@ def no_thread_stays() -> Iterator[None]:
 
 
 @contextmanager
-def listening(carrier: Carrier, handle: Handler) -> Iterator[Listener]:
+def listening(transport: Transport, handle: Handler) -> Iterator[Listener]:
     """An accepting end."""
-    listener = carrier.listen(handle, "127.0.0.1", 0)
+    listener = transport.listen(handle, "127.0.0.1", 0)
     try:
         yield listener
     finally:
         listener.close(grace_seconds=2.0)
 
 
-def open_stream(carrier: Carrier, listener: Listener) -> Stream:
+def open_stream(transport: Transport, listener: Listener) -> Stream:
     """A connecting end."""
-    return carrier.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    return transport.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
 
 
 def finish(stream: Stream) -> list[Frame]:
@@ -114,14 +114,14 @@ def wait_until_still(progress: list[float]) -> None:
     )
 
 
-def test_frames_arrive_whole_and_in_order(carrier: Carrier) -> None:
+def test_frames_arrive_whole_and_in_order(transport: Transport) -> None:
     """Payloads of 0 B to 8 MB in one or several buffers arrive with their headers, byte for byte,
     in order.
     """
     rng = Random(0)
     sizes = [0, 1, 7, 64, 4095, 65536, 100_001, 2**20, 2**21 + 3, 2**23, 0, 5]
-    with listening(carrier, echo) as listener:
-        stream = open_stream(carrier, listener)
+    with listening(transport, echo) as listener:
+        stream = open_stream(transport, listener)
         for index, size in enumerate(sizes):
             body = memoryview(rng.randbytes(size))
             middle = rng.randrange(size + 1)
@@ -142,10 +142,10 @@ def test_frames_arrive_whole_and_in_order(carrier: Carrier) -> None:
         assert finish(stream) == []
 
 
-def test_headers_travel_alone(carrier: Carrier) -> None:
+def test_headers_travel_alone(transport: Transport) -> None:
     """Frames need no payload."""
-    with listening(carrier, echo) as listener:
-        stream = open_stream(carrier, listener)
+    with listening(transport, echo) as listener:
+        stream = open_stream(transport, listener)
         stream.send(Frame(kind=HELLO))
         stream.send(Frame(kind=BYE), [b""])
         kinds = [header.kind for header in finish(stream)]
@@ -153,13 +153,13 @@ def test_headers_travel_alone(carrier: Carrier) -> None:
     assert kinds == [HELLO, BYE]
 
 
-def test_many_small_frames_keep_their_order(carrier: Carrier) -> None:
+def test_many_small_frames_keep_their_order(transport: Transport) -> None:
     """Thousands of frames sent without waiting for answers come back in the order in which they
     left.
     """
     count = 3000
-    with listening(carrier, echo) as listener:
-        stream = open_stream(carrier, listener)
+    with listening(transport, echo) as listener:
+        stream = open_stream(transport, listener)
 
         def send_all() -> None:
             for index in range(count):
@@ -175,7 +175,7 @@ def test_many_small_frames_keep_their_order(carrier: Carrier) -> None:
     assert seen == [(index, index) for index in range(count)]
 
 
-def test_both_directions_carry_large_payloads_at_once(carrier: Carrier) -> None:
+def test_both_directions_carry_large_payloads_at_once(transport: Transport) -> None:
     """Each end sends 64 MB while it receives 64 MB: neither direction waits for the other."""
     chunk, count = bytes(range(256)) * 8192, 32
 
@@ -195,8 +195,8 @@ def test_both_directions_carry_large_payloads_at_once(carrier: Carrier) -> None:
         results.put(sender.get(timeout=SECONDS))
         stream.receive()
 
-    with listening(carrier, handle) as listener:
-        stream = open_stream(carrier, listener)
+    with listening(transport, handle) as listener:
+        stream = open_stream(transport, listener)
         sender = caught(lambda: push(stream))
         steps = [
             (frame[0].step, frame[1].nbytes)
@@ -211,7 +211,7 @@ def test_both_directions_carry_large_payloads_at_once(carrier: Carrier) -> None:
     assert results.get(timeout=SECONDS) is None
 
 
-def test_a_tensor_of_300_mb_goes_through_in_chunks(carrier: Carrier) -> None:
+def test_a_tensor_of_300_mb_goes_through_in_chunks(transport: Transport) -> None:
     """The size of a variable is bounded by memory, not by a message."""
     chunk, count = Random(1).randbytes(2**22), 75
 
@@ -221,8 +221,8 @@ def test_a_tensor_of_300_mb_goes_through_in_chunks(carrier: Carrier) -> None:
             total, checksum = total + got[1].nbytes, zlib.crc32(got[1], checksum)
         stream.send(Frame(kind=VALUE, step=checksum, parts=[Part(offset=total)]))
 
-    with listening(carrier, sink) as listener:
-        stream = open_stream(carrier, listener)
+    with listening(transport, sink) as listener:
+        stream = open_stream(transport, listener)
         for index in range(count):
             stream.send(
                 Frame(kind=GRADIENT, parts=[Part(offset=index * len(chunk))]), [memoryview(chunk)]
@@ -235,7 +235,7 @@ def test_a_tensor_of_300_mb_goes_through_in_chunks(carrier: Carrier) -> None:
     assert (answer.parts[0].offset, answer.step) == (count * len(chunk), expected)
 
 
-def test_a_half_closed_stream_still_carries_answers(carrier: Carrier) -> None:
+def test_a_half_closed_stream_still_carries_answers(transport: Transport) -> None:
     """After the client has ended its side, the server sees the end and may go on sending."""
 
     def handle(stream: Stream) -> None:
@@ -245,8 +245,8 @@ def test_a_half_closed_stream_still_carries_answers(carrier: Carrier) -> None:
         for kind in heard * 2:
             stream.send(Frame(kind=kind), [bytes(1000)])
 
-    with listening(carrier, handle) as listener:
-        stream = open_stream(carrier, listener)
+    with listening(transport, handle) as listener:
+        stream = open_stream(transport, listener)
         stream.send(Frame(kind=PULL))
         stream.close()
         stream.close()
@@ -257,12 +257,12 @@ def test_a_half_closed_stream_still_carries_answers(carrier: Carrier) -> None:
     assert kinds == [PULL, PULL]
 
 
-def test_the_client_sees_the_server_end(carrier: Carrier) -> None:
+def test_the_client_sees_the_server_end(transport: Transport) -> None:
     """When the handler returns, what it sent still arrives, then the end; sending is an error soon
     after.
     """
-    with listening(carrier, lambda stream: stream.send(Frame(kind=HELLO))) as listener:
-        stream = open_stream(carrier, listener)
+    with listening(transport, lambda stream: stream.send(Frame(kind=HELLO))) as listener:
+        stream = open_stream(transport, listener)
         got = stream.receive()
         assert got is not None and got[0].kind == HELLO
         assert stream.receive() is None
@@ -271,7 +271,7 @@ def test_the_client_sees_the_server_end(carrier: Carrier) -> None:
 
 
 def test_a_failing_handler_breaks_its_stream(
-    carrier: Carrier, caplog: pytest.LogCaptureFixture
+    transport: Transport, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A handler that raises is logged with its traceback, and its client's wait ends with an
     error.
@@ -280,8 +280,8 @@ def test_a_failing_handler_breaks_its_stream(
     def handle(stream: Stream) -> None:
         raise RuntimeError("a mistake of ours")
 
-    with listening(carrier, handle) as listener:
-        stream = open_stream(carrier, listener)
+    with listening(transport, handle) as listener:
+        stream = open_stream(transport, listener)
         with pytest.raises(Unreachable):
             stream.receive()
 
@@ -289,7 +289,7 @@ def test_a_failing_handler_breaks_its_stream(
 
 
 @pytest.mark.parametrize("end", ["client", "server"])
-def test_cancel_unblocks_a_receive(carrier: Carrier, end: str) -> None:
+def test_cancel_unblocks_a_receive(transport: Transport, end: str) -> None:
     """A thread that waits for a silent peer is freed within two seconds of cancel, at either
     end.
     """
@@ -303,8 +303,8 @@ def test_cancel_unblocks_a_receive(carrier: Carrier, end: str) -> None:
         except Exception as error:
             results.put(error)
 
-    with listening(carrier, handle) as listener:
-        client = open_stream(carrier, listener)
+    with listening(transport, handle) as listener:
+        client = open_stream(transport, listener)
         server = streams.get(timeout=SECONDS)
         waiting = caught(client.receive)
         started = time.monotonic()
@@ -317,7 +317,7 @@ def test_cancel_unblocks_a_receive(carrier: Carrier, end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["client", "server"])
-def test_cancel_unblocks_a_send(carrier: Carrier, end: str) -> None:
+def test_cancel_unblocks_a_send(transport: Transport, end: str) -> None:
     """A peer that does not read blocks the sender, and cancel frees the sender within two seconds,
     at either end.
     """
@@ -332,8 +332,8 @@ def test_cancel_unblocks_a_send(carrier: Carrier, end: str) -> None:
             results.put(caught(lambda: send_until_blocked(stream, progress)))
         done.wait(SECONDS)
 
-    with listening(carrier, handle) as listener:
-        client = open_stream(carrier, listener)
+    with listening(transport, handle) as listener:
+        client = open_stream(transport, listener)
         server = streams.get(timeout=SECONDS)
         if end == "client":
             results.put(caught(lambda: send_until_blocked(client, progress)))
@@ -348,7 +348,7 @@ def test_cancel_unblocks_a_send(carrier: Carrier, end: str) -> None:
     assert len(progress) < 200
 
 
-def test_a_vanished_client_does_not_read_as_a_clean_end(carrier: Carrier) -> None:
+def test_a_vanished_client_does_not_read_as_a_clean_end(transport: Transport) -> None:
     """A client that breaks off is an error at the server, not an end of input."""
     outcome: Queue[object] = Queue()
     began = Event()
@@ -361,8 +361,8 @@ def test_a_vanished_client_does_not_read_as_a_clean_end(carrier: Carrier) -> Non
         except Exception as error:
             outcome.put(error)
 
-    with listening(carrier, handle) as listener:
-        client = open_stream(carrier, listener)
+    with listening(transport, handle) as listener:
+        client = open_stream(transport, listener)
         client.send(Frame(kind=HELLO))
         assert began.wait(SECONDS)
         client.cancel()
@@ -398,7 +398,7 @@ def raw_flight(port: int, header: bytes | None, column: pa.Array) -> None:
 
 def garbage_inprocess(port: int) -> None:
     """Bytes that no stream of ours would send."""
-    stream = CARRIERS["inprocess"].connect("127.0.0.1", port, deadline_seconds=SECONDS)
+    stream = TRANSPORTS["inprocess"].connect("127.0.0.1", port, timeout_seconds=SECONDS)
     stream._out.put(b"\xff\xff\xff", b"")  # type: ignore[attr-defined]
 
 
@@ -440,10 +440,10 @@ def test_garbage_is_a_corrupt_frame(name: str, attack: Callable[[int], None]) ->
         except Exception as error:
             outcome.put(error)
 
-    with listening(CARRIERS[name], handle) as listener:
+    with listening(TRANSPORTS[name], handle) as listener:
         attack(listener.port)
         error = outcome.get(timeout=SECONDS)
-        stream = open_stream(CARRIERS[name], listener)
+        stream = open_stream(TRANSPORTS[name], listener)
         stream.send(Frame(kind=HELLO), [b"fine"])
         after = outcome.get(timeout=SECONDS)
         finish(stream)
@@ -464,7 +464,7 @@ def test_raw_bytes_to_flight_end_the_stream_only() -> None:
         except Exception as error:
             outcome.put(error)
 
-    with listening(CARRIERS["flight"], handle) as listener:
+    with listening(TRANSPORTS["flight"], handle) as listener:
         rng = Random(3)
         for size in (1, 10, 1000):
             raw_grpc(
@@ -472,7 +472,7 @@ def test_raw_bytes_to_flight_end_the_stream_only() -> None:
                 "/arrow.flight.protocol.FlightService/DoExchange",
                 rng.randbytes(size),
             )
-        stream = open_stream(CARRIERS["flight"], listener)
+        stream = open_stream(TRANSPORTS["flight"], listener)
         stream.send(Frame(kind=HELLO), [b"fine"])
         finish(stream)
         seen = []
@@ -488,7 +488,7 @@ def test_another_flight_command_is_refused() -> None:
     stream.
     """
     with (
-        listening(CARRIERS["flight"], echo) as listener,
+        listening(TRANSPORTS["flight"], echo) as listener,
         fl.FlightClient(f"grpc+tcp://127.0.0.1:{listener.port}") as client,
     ):
         writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(b"other"))
@@ -499,12 +499,12 @@ def test_another_flight_command_is_refused() -> None:
             reader.read_chunk()
 
 
-def test_two_streams_do_not_mix(carrier: Carrier) -> None:
+def test_two_streams_do_not_mix(transport: Transport) -> None:
     """Streams to one listener are independent: each gets its own answers, and cancelling one leaves
     the other whole.
     """
-    with listening(carrier, echo) as listener:
-        first, second = open_stream(carrier, listener), open_stream(carrier, listener)
+    with listening(transport, echo) as listener:
+        first, second = open_stream(transport, listener), open_stream(transport, listener)
         for index in range(20):
             for stream, mark in ((first, b"1"), (second, b"2")):
                 stream.send(Frame(kind=VALUE, step=index), [mark * 1000])
@@ -526,12 +526,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_dead_port_is_unreachable(carrier: Carrier) -> None:
+def test_a_dead_port_is_unreachable(transport: Transport) -> None:
     """Connecting where nobody listens names HOST:PORT, within the deadline."""
     port = free_port()
     started = time.monotonic()
     with pytest.raises(Unreachable, match=f"127.0.0.1:{port}"):
-        carrier.connect("127.0.0.1", port, deadline_seconds=1.0)
+        transport.connect("127.0.0.1", port, timeout_seconds=1.0)
 
     assert time.monotonic() - started < 3.0
 
@@ -543,7 +543,7 @@ def test_a_port_that_answers_with_silence_is_unreachable(name: str) -> None:
         port = mute.getsockname()[1]
         started = time.monotonic()
         with pytest.raises(Unreachable, match=f"127.0.0.1:{port}"):
-            CARRIERS[name].connect("127.0.0.1", port, deadline_seconds=1.0)
+            TRANSPORTS[name].connect("127.0.0.1", port, timeout_seconds=1.0)
 
     assert time.monotonic() - started < 4.0
 
@@ -556,17 +556,17 @@ def test_a_port_in_use_is_one_sentence(name: str, capfd: pytest.CaptureFixture[s
         with pytest.raises(
             OSError, match=f"^cannot listen on 127.0.0.1:{port}: Address already in use$"
         ):
-            CARRIERS[name].listen(echo, "127.0.0.1", port)
+            TRANSPORTS[name].listen(echo, "127.0.0.1", port)
 
     assert capfd.readouterr() == ("", "")
 
 
-def test_closing_a_listener_ends_open_streams(carrier: Carrier) -> None:
+def test_closing_a_listener_ends_open_streams(transport: Transport) -> None:
     """A listener with open, idle streams closes within its grace and a little; the clients' waits
     end, and no one gets in.
     """
-    listener = carrier.listen(echo, "127.0.0.1", 0)
-    streams = [open_stream(carrier, listener) for _ in range(2)]
+    listener = transport.listen(echo, "127.0.0.1", 0)
+    streams = [open_stream(transport, listener) for _ in range(2)]
     for stream in streams:
         stream.send(Frame(kind=HELLO))
         stream.receive()
@@ -579,15 +579,15 @@ def test_closing_a_listener_ends_open_streams(carrier: Carrier) -> None:
     assert 0.4 < took < 3.0
     assert all(end is None or isinstance(end, Unreachable) for end in ends)
     with pytest.raises(Unreachable):
-        late = carrier.connect("127.0.0.1", listener.port, deadline_seconds=0.5)
+        late = transport.connect("127.0.0.1", listener.port, timeout_seconds=0.5)
         late.send(Frame(kind=HELLO))
         late.receive()
 
 
-def test_closing_a_listener_lets_streams_finish(carrier: Carrier) -> None:
+def test_closing_a_listener_lets_streams_finish(transport: Transport) -> None:
     """Within the grace an open stream ends in its own way, and close returns then."""
-    listener = carrier.listen(echo, "127.0.0.1", 0)
-    stream = open_stream(carrier, listener)
+    listener = transport.listen(echo, "127.0.0.1", 0)
+    stream = open_stream(transport, listener)
     stream.send(Frame(kind=HELLO))
     stream.receive()
     closing = caught(lambda: listener.close(grace_seconds=SECONDS))
@@ -600,7 +600,7 @@ def test_closing_a_listener_lets_streams_finish(carrier: Carrier) -> None:
     assert time.monotonic() - started < 5.0
 
 
-def test_a_stream_may_be_used_after_its_handler_has_returned(carrier: Carrier) -> None:
+def test_a_stream_may_be_used_after_its_handler_has_returned(transport: Transport) -> None:
     """Another thread that still sends on, cancels or closes a finished stream gets an error at
     most, never a crash.
     """
@@ -610,8 +610,8 @@ def test_a_stream_may_be_used_after_its_handler_has_returned(carrier: Carrier) -
         streams.put(stream)
         stream.receive()
 
-    with listening(carrier, handle) as listener:
-        client = open_stream(carrier, listener)
+    with listening(transport, handle) as listener:
+        client = open_stream(transport, listener)
         server = streams.get(timeout=SECONDS)
         senders = [caught(lambda: send_until_blocked(server, [])) for _ in range(2)]
         client.send(Frame(kind=BYE))
@@ -647,11 +647,11 @@ def test_a_connection_is_cut_and_nothing_else() -> None:
                 end.close()
 
 
-def test_streams_leave_no_file_descriptor_behind(carrier: Carrier) -> None:
+def test_streams_leave_no_file_descriptor_behind(transport: Transport) -> None:
     """However a stream ends, its connection is given back."""
 
     def once(end: str) -> None:
-        stream = open_stream(carrier, listener)
+        stream = open_stream(transport, listener)
         stream.send(Frame(kind=HELLO))
         server = servers.get(timeout=SECONDS)
         if end == "server":
@@ -669,7 +669,7 @@ def test_streams_leave_no_file_descriptor_behind(carrier: Carrier) -> None:
         echo(stream)
 
     servers: Queue[Stream] = Queue()
-    with listening(carrier, handle) as listener:
+    with listening(transport, handle) as listener:
         once("clean")
         before = len(os.listdir("/dev/fd"))
         for end in ("clean", "cancel", "server") * 4:

@@ -20,23 +20,23 @@ from pserver.errors import PServerError, ServerLost, Unreachable, from_wire
 from pserver.job.job import PROTOCOL, Job
 from pserver.service.tensor_service import handle
 from pserver.transport import codec, inprocess
-from pserver.transport.sequenced import Numbered
+from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     Commit,
     Done,
     Frame,
+    GroupHparams,
     Hello,
     InstallRequest,
     JoinReply,
     JoinRequest,
     Kind,
     LoadRequest,
-    Row,
     SaveRequest,
 )
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.plan.plan import Deployment, Lane, Plan, Rule
 from transpiler.strategy.from_strategy import LanePlan
 
@@ -56,19 +56,19 @@ def eventually(holds: Callable[[], bool]) -> None:
 class Scripted:
     """A stream that receives what a test wrote down."""
 
-    carrier, peer = "scripted", "nobody"
+    transport, peer = "scripted", "nobody"
 
-    def __init__(self, *numbers: int) -> None:
-        self._numbers = list(numbers)
+    def __init__(self, *hparams: int) -> None:
+        self._hparams = list(hparams)
         self.out: list[int] = []
 
     def send(self, header: Frame, payload: object = ()) -> None:
         self.out.append(header.sequence)
 
     def receive(self) -> tuple[Frame, memoryview] | None:
-        if not self._numbers:
+        if not self._hparams:
             return None
-        return Frame(kind=Kind.PULL, sequence=self._numbers.pop(0)), memoryview(b"")
+        return Frame(kind=Kind.PULL, sequence=self._hparams.pop(0)), memoryview(b"")
 
     def close(self) -> None: ...
 
@@ -78,7 +78,7 @@ class Scripted:
 def test_frames_are_numbered_from_1_and_one_that_is_sent_again_has_a_new_number() -> None:
     """Numbers belong to the stream, not to the frame."""
     stream, frame = Scripted(), Frame(kind=Kind.PULL)
-    numbered = Numbered(stream)
+    numbered = SequencedStream(stream)
     for _ in range(3):
         numbered.send(frame)
 
@@ -87,7 +87,7 @@ def test_frames_are_numbered_from_1_and_one_that_is_sent_again_has_a_new_number(
 
 def test_a_number_that_comes_again_is_ignored_and_a_missing_one_breaks_the_stream() -> None:
     """1 1 2 0 1 3 gives 1 2 0 3: a peer that does not count passes; 5 after that is a gap."""
-    numbered = Numbered(Scripted(1, 1, 2, 0, 1, 3, 5))
+    numbered = SequencedStream(Scripted(1, 1, 2, 0, 1, 3, 5))
     received = [numbered.receive() for _ in range(4)]
 
     assert [header.sequence for header, _ in received if header] == [1, 2, 0, 3]
@@ -109,7 +109,7 @@ def opened(serve: Callable[[Stream], None], deadline: float = 10.0) -> Channel:
     listener = inprocess.listen(serve)
 
     def open_stream(number: int) -> Stream:
-        stream = Numbered(inprocess.connect("h", listener.port, deadline_seconds=1.0))
+        stream = SequencedStream(inprocess.connect("h", listener.port, timeout_seconds=1.0))
         stream.send(Frame(kind=Kind.HELLO, hello=Hello(stream=number)))
         return stream
 
@@ -124,7 +124,7 @@ def test_a_server_that_is_slow_is_asked_but_not_taken_for_lost() -> None:
     slow = threading.Event()
 
     def serve(stream: Stream) -> None:
-        stream = Numbered(stream)
+        stream = SequencedStream(stream)
         while (received := stream.receive()) is not None:
             seen.append(received[0].kind)
             if received[0].kind == Kind.COMMIT:
@@ -150,7 +150,7 @@ def test_nothing_is_probed_between_requests() -> None:
     seen: list[int] = []
 
     def serve(stream: Stream) -> None:
-        stream = Numbered(stream)
+        stream = SequencedStream(stream)
         while (received := stream.receive()) is not None:
             seen.append(received[0].kind)
             if received[0].kind == Kind.PULL:
@@ -171,7 +171,7 @@ def test_a_request_is_sent_again_whole_with_its_own_number() -> None:
     streams: list[list[tuple[int, int, int]]] = []
 
     def serve(stream: Stream) -> None:
-        stream, frames = Numbered(stream), []
+        stream, frames = SequencedStream(stream), []
         streams.append(frames)
         while (received := stream.receive()) is not None:
             frames.append((received[0].kind, received[0].request, received[0].hello.stream))
@@ -241,12 +241,12 @@ class Trainer:
                 incarnation=self.incarnation,
                 fingerprint=self.plan.fingerprint(),
                 manifest=self.plan.manifest(),
-                carriers=["inprocess"],
+                transports=["inprocess"],
             )
         )
 
-    def open(self, number: int) -> Numbered:
-        stream = Numbered(inprocess.connect("h", self.port, deadline_seconds=1.0))
+    def open(self, number: int) -> SequencedStream:
+        stream = SequencedStream(inprocess.connect("h", self.port, timeout_seconds=1.0))
         hello = Hello(session=self.reply.session, trainer_id=self.number, stream=number)
         stream.send(Frame(kind=Kind.HELLO, hello=hello))
         return stream
@@ -266,7 +266,9 @@ class Trainer:
         tensors = [("v", torch.full((2,), gradient)), ("w", torch.full((4,), gradient))]
         for header, payload in codec.frames(Kind.GRADIENT, step, tensors):
             stream.send(header, payload)
-        commit = Commit(rows=[Row(group=0, numbers=numbers_to_proto(SGD))], overflow=overflow)
+        commit = Commit(
+            hparams=[GroupHparams(group=0, values=hparams_to_proto(SGD))], overflow=overflow
+        )
         stream.send(Frame(kind=Kind.COMMIT, step=step, commit=commit))
 
     def step(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pserver.errors import CorruptFrame
 from pserver.transport import codec
-from pserver.wire_pb2 import DONE, GRADIENT, VALUE, Commit, Done, Frame, Kind, Part, Row
+from pserver.wire_pb2 import DONE, GRADIENT, VALUE, Commit, Done, Frame, GroupHparams, Kind, Part
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (3, 5)]
 
@@ -188,7 +188,9 @@ def test_an_impossible_variable_is_a_corrupt_frame(part: Part) -> None:
 
 def full_header() -> Frame:
     """A header with something in many fields."""
-    commit = Commit(rows=[Row(group=1)], absent=["a", "b"], overflow=True, scale={"": 0.5})
+    commit = Commit(
+        hparams=[GroupHparams(group=1)], absent=["a", "b"], overflow=True, scale={"": 0.5}
+    )
     parts = [
         Part(name=f"p{index}", dtype="float32", shape=[2, 3], offset=index, size=24)
         for index in range(40)
@@ -258,7 +260,7 @@ def test_hostile_bytes_are_corrupt_frames_and_nothing_else() -> None:
 
 
 def test_a_header_that_came_beside_its_payload_holds_none() -> None:
-    """A carrier that moves the payload apart refuses a second one inside the header."""
+    """A transport that moves the payload apart refuses a second one inside the header."""
     with pytest.raises(
         CorruptFrame, match="expected a header without a payload, got one of 3 bytes"
     ):

@@ -41,7 +41,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         ("serve --transport pigeon", "invalid choice: 'pigeon'"),
         ("serve --data-port x", "invalid int value: 'x'"),
         ("serve --data-port 70000", "data_port: expected 0 to 65535, got 70000"),
-        ("serve --deadline 0", "deadline_seconds: expected a number of seconds above 0"),
+        (
+            "serve --heartbeat-timeout 0",
+            "heartbeat_timeout_seconds: expected a number of seconds above 0",
+        ),
         ("serve --config nowhere.toml", "nowhere.toml"),
         ("launch --servers 1 --trainers 1", "SCRIPT"),
         ("launch --servers 1 x.py", "expected both --servers and --trainers"),
@@ -85,9 +88,11 @@ def test_serve_flags_are_the_fields_of_the_configuration(
 ) -> None:
     """Every flag sets its field; a file sets fields by name; a flag overrides the file."""
     path = tmp_path / "server.toml"
-    path.write_text('endpoint = "127.0.0.1:7000"\nthreads = 3\nonce = true\ndeadline_seconds = 5\n')
+    path.write_text(
+        'endpoint = "127.0.0.1:7000"\nthreads = 3\nonce = true\nheartbeat_timeout_seconds = 5\n'
+    )
     flags = (
-        "--data-port 7001 --transport flight --data-dir d --deadline 9.5 --start-deadline 8 "
+        "--data-port 7001 --transport flight --data-dir d --heartbeat-timeout 9.5 --start-timeout 8 "
         "--program p --threads 1 --once"
     )
 
@@ -102,14 +107,14 @@ def test_serve_flags_are_the_fields_of_the_configuration(
         data_port=7001,
         transport="flight",
         data_dir="d",
-        deadline_seconds=9.5,
-        start_deadline_seconds=8.0,
+        heartbeat_timeout_seconds=9.5,
+        start_timeout_seconds=8.0,
         program="p",
         threads=1,
         once=True,
     )
     assert served[2] == ServerConfig(
-        endpoint="127.0.0.1:7000", threads=4, once=True, deadline_seconds=5
+        endpoint="127.0.0.1:7000", threads=4, once=True, heartbeat_timeout_seconds=5
     )
 
 

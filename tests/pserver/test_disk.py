@@ -13,8 +13,8 @@ import torch
 
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job import job_files
-from pserver.job.locked_table import HeldTable
-from pserver.job.quiesce import Gate
+from pserver.job.locked_table import LockedTable
+from pserver.job.quiesce import Quiesce
 from pserver.table.gradient import RowGradient
 from pserver.table.ids import owners
 from transpiler.ir.tables import CountFilterEntry, Segment, Table
@@ -49,11 +49,11 @@ def plan(lr: float = 0.1, memory_bytes: int | None = None) -> Plan:
 def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
     """Server 0 of 2, without its threads and connections."""
     job: Any = SimpleNamespace(changed=threading.Condition(), check_standing=lambda: None)
-    tables = {table.name: HeldTable(table, of, 0, scratch) for table in of.tables}
+    tables = {table.name: LockedTable(table, of, 0, scratch) for table in of.tables}
     lanes = [SimpleNamespace(version=4)]
     return SimpleNamespace(
         plan=of,
-        gate=Gate(job),
+        gate=Quiesce(job),
         lanes=lanes,
         table=Slices(value),
         tables=tables,

@@ -45,8 +45,8 @@ def endpoint() -> Iterator[str]:
         yield server.endpoint
 
 
-def numbers() -> dict[str, p.Numbers]:
-    return {key: p.Numbers(values=[value]) for key, value in NUMBERS.items()}
+def hparams() -> dict[str, p.Hparam]:
+    return {key: p.Hparam(values=[value]) for key, value in NUMBERS.items()}
 
 
 def refers(*names: str) -> p.Argument:
@@ -98,7 +98,7 @@ def program(endpoint: str) -> p.Program:
         lanes=[p.Lane(**LANE)],
         trainers=1,
         servers=1,
-        groups=[p.Rule(type="sgd", numbers=numbers(), flags=FLAGS)],
+        groups=[p.Rule(type="sgd", hparams=hparams(), flags=FLAGS)],
         placements=[p.Placement(name="w", shape=[4], dtype="float32", group=0, slices=[piece])],
     )
     return p.Program(
@@ -138,7 +138,7 @@ class Trainer:
                 incarnation="one",
                 fingerprint=fingerprint(facts),
                 manifest=facts,
-                carriers=["grpc"],
+                transports=["grpc"],
             ),
             timeout=10,
         )
@@ -156,8 +156,8 @@ class Trainer:
         )
 
     def commit(self, step: int) -> None:
-        rows = [wire.Row(numbers=numbers())] if step else []
-        self.out.put(wire.Frame(kind=wire.COMMIT, step=step, commit=wire.Commit(rows=rows)))
+        groups = [wire.GroupHparams(values=hparams())] if step else []
+        self.out.put(wire.Frame(kind=wire.COMMIT, step=step, commit=wire.Commit(hparams=groups)))
 
     def answer(self) -> tuple[float, ...]:
         """What the parameter is, once all of an answer has come."""
@@ -182,7 +182,7 @@ def test_the_proto_files_are_enough_to_write_a_client_from(endpoint: str) -> Non
     with grpc.insecure_channel(endpoint) as channel:
         for _ in range(2):
             trainer = Trainer(endpoint, channel)
-            assert trainer.joined.install and trainer.joined.carrier == "grpc"
+            assert trainer.joined.install and trainer.joined.transport == "grpc"
             trainer.tensor(wire.VALUE, 0, 1, 2, 3, 4)
             trainer.commit(0)
             assert trainer.answer() == ()
@@ -211,7 +211,7 @@ def test_a_fingerprint_that_is_not_the_manifests_is_refused(endpoint: str) -> No
                 incarnation="one",
                 fingerprint="0" * 32,
                 manifest=manifest(),
-                carriers=["grpc"],
+                transports=["grpc"],
             ),
             timeout=10,
         )

@@ -1,4 +1,4 @@
-"""One server's job, driven by frames over the in-process carrier: no sockets, no gRPC."""
+"""One server's job, driven by frames over the in-process transport: no sockets, no gRPC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pserver.config import ServerConfig
-from pserver.dense.slice_update import Entry
+from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import (
     Busy,
     FingerprintMismatch,
@@ -30,6 +30,7 @@ from pserver.wire_pb2 import (
     Commit,
     Done,
     Frame,
+    GroupHparams,
     HeartbeatRequest,
     Hello,
     InstallRequest,
@@ -37,11 +38,10 @@ from pserver.wire_pb2 import (
     Kind,
     LeaveRequest,
     Part,
-    Row,
     StatusRequest,
 )
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.graph import Program
 from transpiler.plan.plan import Clip, Deployment, Plan, Rule
 
@@ -84,7 +84,7 @@ class Trainer:
         reply = job.join(self.request())
         self.session = reply.session
         self.stream: Stream = inprocess.connect(
-            "127.0.0.1", listener.port, deadline_seconds=DEADLINE
+            "127.0.0.1", listener.port, timeout_seconds=DEADLINE
         )
         self.stream.send(
             Frame(kind=Kind.HELLO, hello=Hello(session=self.session, trainer_id=number))
@@ -103,7 +103,7 @@ class Trainer:
             "incarnation": "a",
             "fingerprint": self.plan.fingerprint(),
             "manifest": self.plan.manifest(),
-            "carriers": ["inprocess"],
+            "transports": ["inprocess"],
         }
         return JoinRequest(**{**known, **changed})  # type: ignore[arg-type]
 
@@ -143,7 +143,9 @@ class Trainer:
         self.post(Kind.GRADIENT, step, **grads)
         rule = {"lr": lr, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
         commit = Commit(
-            rows=[Row(group=0, numbers=numbers_to_proto(rule))], absent=absent, overflow=overflow
+            hparams=[GroupHparams(group=0, values=hparams_to_proto(rule))],
+            absent=absent,
+            overflow=overflow,
         )
         return self.ask(Frame(kind=Kind.COMMIT, step=step, commit=commit))
 
@@ -157,7 +159,9 @@ def clock() -> Clock:
 def served(clock: Clock) -> Iterator[tuple[Job, inprocess.InprocessListener]]:
     made: list[Job] = []
     listener = inprocess.listen(lambda stream: handle(stream, made[0]))
-    made.append(Job(ServerConfig(deadline_seconds=DEADLINE), {"inprocess": listener.port}, clock))
+    made.append(
+        Job(ServerConfig(heartbeat_timeout_seconds=DEADLINE), {"inprocess": listener.port}, clock)
+    )
     yield made[0], listener
     made[0].close()
     listener.close(0.0)
@@ -451,18 +455,18 @@ def test_a_step_that_comes_again_while_it_is_applied_waits_for_nobody_else(
     job, listener = served
     plan = plan_of(trainers=2, mode="async")
     first, second = Trainer(job, listener, plan, 0), Trainer(job, listener, plan, 1)
-    updating, released, update = threading.Event(), threading.Event(), Entry.update
+    updating, released, update = threading.Event(), threading.Event(), SliceUpdate.update
 
     def slow(*arguments: Any, **named: Any) -> None:
         updating.set()
         assert released.wait(20)
         update(*arguments, **named)
 
-    monkeypatch.setattr(Entry, "update", slow)
+    monkeypatch.setattr(SliceUpdate, "update", slow)
     with ThreadPoolExecutor(2) as pool:
         pool.submit(first.step, 1, w=torch.ones(2, 3), b=torch.ones(3))
         assert updating.wait(20)
-        first.stream = inprocess.connect("127.0.0.1", listener.port, deadline_seconds=DEADLINE)
+        first.stream = inprocess.connect("127.0.0.1", listener.port, timeout_seconds=DEADLINE)
         first.stream.send(
             Frame(kind=Kind.HELLO, hello=Hello(session=first.session, trainer_id=0, stream=2))
         )
@@ -478,7 +482,7 @@ def test_a_program_with_an_unknown_op_is_refused(served) -> None:
     job, listener = served
     plan = plan_of()
     facts = {"fingerprint": plan.fingerprint(), "manifest": plan.manifest()}
-    reply = job.join(JoinRequest(protocol=PROTOCOL, carriers=["inprocess"], **facts))
+    reply = job.join(JoinRequest(protocol=PROTOCOL, transports=["inprocess"], **facts))
     message = program_of(plan).to_proto()
     message.blocks[1].ops[0].type = "os.system"
 

@@ -52,7 +52,9 @@ def test_a_server_compiles_before_it_is_ready():
     rules = [Rule("adagrad", {})]
     sparse_table.compile_kernels(table, rules)
     compiled: list[Any] = [
-        value for module in ("rows", "index", "initial", "row_rules") for value in _kernels(module)
+        value
+        for module in ("rows", "index", "initializers", "update_kernels")
+        for value in _kernels(module)
     ]
     before = [len(kernel.signatures) for kernel in compiled]
     one = sparse_table.SparseTable(table, rules)
@@ -64,5 +66,5 @@ def test_a_server_compiles_before_it_is_ready():
 def _kernels(module: str) -> list[Any]:
     import importlib
 
-    found = vars(importlib.import_module(f"pserver.{module}")).values()
+    found = vars(importlib.import_module(f"pserver.table.{module}")).values()
     return [value for value in found if hasattr(value, "signatures")]

@@ -358,15 +358,15 @@ def collective(tmp_path: Path, *command: str) -> tuple[list[str], list[str]]:
 
 def test_a_collective_launch_gives_torchruns_variables(tmp_path: Path) -> None:
     """Two trainers that meet at one port of this machine, each with its number; --devices are what
-    they see, --deadline holds.
+    they see, --heartbeat-timeout holds.
     """
-    first, second = collective(tmp_path, "--devices", "2,3", "--deadline", "7")
+    first, second = collective(tmp_path, "--devices", "2,3", "--heartbeat-timeout", "7")
 
     assert first[0] == "TRAINING_ROLE TRAINER" and first[5] == "MASTER_ADDR 127.0.0.1"
     assert first[1:5] == ["RANK 0", "WORLD_SIZE 2", "LOCAL_RANK 0", "LOCAL_WORLD_SIZE 2"]
     assert second[1:5] == ["RANK 1", "WORLD_SIZE 2", "LOCAL_RANK 1", "LOCAL_WORLD_SIZE 2"]
     assert first[6:] == second[6:] and re.fullmatch(r"MASTER_PORT [1-9]\d+", first[6])
-    assert first[7:] == ["CUDA_VISIBLE_DEVICES 2,3", "['PSERVER_DEADLINE']"]
+    assert first[7:] == ["CUDA_VISIBLE_DEVICES 2,3", "['PSERVER_HEARTBEAT_TIMEOUT']"]
 
 
 def test_a_part_of_a_larger_collective_meets_at_the_first_trainer(tmp_path: Path) -> None:

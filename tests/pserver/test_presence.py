@@ -66,7 +66,7 @@ def reloaded(table: SparseTable) -> SparseTable:
     """The same table after a save and a load."""
     other = SparseTable(table.table, [SGD])
     other.load(scanned(table, most=3))
-    other.restore(table.facts())
+    other.restore(table.metadata())
     return other
 
 

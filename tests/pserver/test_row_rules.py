@@ -25,8 +25,8 @@ Optimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 class RowwiseAdagrad(torch.optim.Optimizer):
     """The formula of FBGEMM's EXACT_ROWWISE_ADAGRAD, over rows that have a gradient."""
 
-    def __init__(self, params: Any, **numbers: Any) -> None:
-        super().__init__(params, numbers)
+    def __init__(self, params: Any, **hparams: Any) -> None:
+        super().__init__(params, hparams)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -104,10 +104,12 @@ RULES = {
 MOVED = {"lr": 0.5, "weight_decay": 1.5, "eps": 2.0, "l1": 1.5, "beta": 2.0, "momentum": 0.9}
 
 
-def table_of(rules: Mapping[tuple[int, int], Rule], dtype: str, **facts: Any) -> SparseTable:
+def table_of(rules: Mapping[tuple[int, int], Rule], dtype: str, **metadata: Any) -> SparseTable:
     segments = tuple(Segment(begin, end, at) for at, (begin, end) in enumerate(rules))
-    facts = {"rows": ROWS, "initial": Normal(0, 0.5), **facts}
-    return SparseTable(Table("t", segments[-1].end, segments, dtype, **facts), list(rules.values()))
+    metadata = {"rows": ROWS, "initial": Normal(0, 0.5), **metadata}
+    return SparseTable(
+        Table("t", segments[-1].end, segments, dtype, **metadata), list(rules.values())
+    )
 
 
 def values_of(table: SparseTable, ids: np.ndarray | None = None) -> np.ndarray:
@@ -133,7 +135,7 @@ def gradients(
 
 def optimizer_of(rule: Rule, weight: torch.Tensor) -> torch.optim.Optimizer:
     kind, _ = CLASSES[rule.type]
-    return kind([weight], **rule.numbers, **rule.flags)
+    return kind([weight], **rule.hparams, **rule.flags)
 
 
 def give(weight: torch.Tensor, rule: Rule, ids: np.ndarray, rows: np.ndarray) -> None:
@@ -153,14 +155,14 @@ def trained(rule: Rule, dtype: str, moved: bool = False, check: bool = True) -> 
     optimizer = optimizer_of(rule, weight)
     for step, (ids, rows) in enumerate(gradients(DIM, dtype, STEPS)):
         if moved and step in (6, 20, 21, 22):
-            for name, value in rule.numbers.items():
+            for name, value in rule.hparams.items():
                 optimizer.param_groups[0][name] = (
                     value * MOVED[name] if name in MOVED and step != 22 else value
                 )
         give(weight, rule, ids, rows)
         optimizer.step()
-        numbers = {name: optimizer.param_groups[0][name] for name in rule.numbers}
-        table.update(ids, rows, [numbers])
+        hparams = {name: optimizer.param_groups[0][name] for name in rule.hparams}
+        table.update(ids, rows, [hparams])
         if check and step % 13 == 0:
             np.testing.assert_allclose(
                 values_of(table), weight.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
@@ -281,20 +283,20 @@ def test_a_history_ends(name: str, monkeypatch: pytest.MonkeyPatch):
     weight = torch.from_numpy(values_of(table))
     optimizer = optimizer_of(rule, weight)
     for step, (ids, rows) in enumerate(gradients(DIM, "float64", 120)):
-        optimizer.param_groups[0]["lr"] = rule.numbers["lr"] * (1 + 1 / (step + 1))
+        optimizer.param_groups[0]["lr"] = rule.hparams["lr"] * (1 + 1 / (step + 1))
         give(weight, rule, ids, rows)
         optimizer.step()
         table.update(ids, rows, [{"lr": optimizer.param_groups[0]["lr"]}])
         if step in (40, 100):
             saved.load(table.scan(0, 1000, changed=step > 40)[0])
-            saved.restore(table.facts())
+            saved.restore(table.metadata())
             table.mark_saved()
             np.testing.assert_allclose(values_of(saved), weight.numpy(), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=1e-12, atol=1e-12)
     assert (
-        len(table.facts()["history"]) == 120
+        len(table.metadata()["history"]) == 120
         if name == "adagrad, all"
-        else len(table.facts()["history"]) < 40
+        else len(table.metadata()["history"]) < 40
     )
 
 
@@ -327,7 +329,7 @@ def test_a_schedule_may_begin_to_decay_weights():
     ],
 )
 def test_a_table_that_was_saved_goes_on_to_the_bit(name: str):
-    """Whole records and facts in a new table: the same steps then give the same bits, and reading
+    """Whole records and metadata in a new table: the same steps then give the same bits, and reading
     in between changes nothing.
     """
     steps = list(gradients(DIM, "float32", STEPS))
@@ -339,15 +341,15 @@ def test_a_table_that_was_saved_goes_on_to_the_bit(name: str):
     cursor = 0
     while cursor >= 0:
         chunk, cursor = table.scan(cursor, 5)
-        settled, _ = table.scan(0, 1000, settled=True)
+        materialized, _ = table.scan(0, 1000, materialized=True)
         other.load(chunk)
-    other.restore(table.facts())
-    assert np.array_equal(settled["values"], values_of(table, settled["ids"]))
+    other.restore(table.metadata())
+    assert np.array_equal(materialized["values"], values_of(table, materialized["ids"]))
     for one in (table, other):
         for ids, rows in steps[20:]:
             one.update(ids, rows.copy(), [{"lr": 0.02}])
     assert np.array_equal(values_of(table), values_of(other))
-    assert table.facts() == other.facts() | {"counts": table.facts()["counts"]}
+    assert table.metadata() == other.metadata() | {"counts": table.metadata()["counts"]}
 
 
 def test_where_ids_may_be_anything_a_row_begins_when_it_is_made():

@@ -30,14 +30,24 @@ from pserver.service import server as server_module
 from pserver.service.server import Server
 from pserver.transport.registry import connect
 from pserver.transport.shm_ring import SEGMENT_BYTES
-from pserver.wire_pb2 import Commit, Done, Frame, Hello, JoinRequest, Kind, Part, Row, StatusRequest
+from pserver.wire_pb2 import (
+    Commit,
+    Done,
+    Frame,
+    GroupHparams,
+    Hello,
+    JoinRequest,
+    Kind,
+    Part,
+    StatusRequest,
+)
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.graph import Storage
 from transpiler.plan.plan import Deployment, Plan, Rule
 
 SECONDS = 20.0
-CARRIERS = ("shm", "flight", "grpc")
+TRANSPORTS = ("shm", "flight", "grpc")
 NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 
 
@@ -60,11 +70,11 @@ class Trainer:
         endpoint: str,
         number: int = 0,
         trainers: int = 1,
-        carriers: tuple[str, ...] = CARRIERS,
+        transports: tuple[str, ...] = TRANSPORTS,
     ) -> None:
         self.value = torch.ones(1000)
         plan = plan_of(trainers)
-        identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), carriers)
+        identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), transports)
         self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._landing])
         if self.client.join().install:
             self.client.install(pserver_program(Deployment(plan, (endpoint,), server_index=0)))
@@ -85,25 +95,27 @@ class Trainer:
         """One step, whole."""
         answer = self.channel.begin()
         self.channel.post(Kind.GRADIENT, step, [("w", torch.full((1000,), gradient))])
-        self.channel.commit(step, Commit(rows=[Row(group=0, numbers=numbers_to_proto(NUMBERS))]))
+        self.channel.commit(
+            step, Commit(hparams=[GroupHparams(group=0, values=hparams_to_proto(NUMBERS))])
+        )
         return answer.result(timeout=SECONDS)
 
 
-@pytest.mark.parametrize("transport", ["auto", *CARRIERS])
+@pytest.mark.parametrize("transport", ["auto", *TRANSPORTS])
 def test_a_trainer_trains_over_every_transport(transport: str) -> None:
-    """Whichever carriers are offered, a trainer joins, installs, steps and leaves; the others are
+    """Whichever transports are offered, a trainer joins, installs, steps and leaves; the others are
     not offered.
     """
     with Server(ServerConfig(transport=transport)) as server:
         expected = ["flight", "grpc", "shm"] if transport == "auto" else [transport]
         control = ControlClient(server.endpoint, SECONDS)
-        assert list(control.status().carriers) == expected
+        assert list(control.status().transports) == expected
         trainer = Trainer(server.endpoint)
         done = trainer.step(1, 1.0)
         trainer.client.leave()
         control.close()
 
-        assert trainer.client.carrier == ("shm" if transport == "auto" else transport)
+        assert trainer.client.transport == ("shm" if transport == "auto" else transport)
         assert done.version == 1
         assert torch.equal(trainer.value, torch.full((1000,), 0.5))
         assert server.job.ended.is_set() and server.job.failure is None
@@ -113,7 +125,7 @@ def unreachable_name(server: Server) -> None:
     """The server's socket is not where the trainer looks, as in a container with a network of its
     own.
     """
-    server.job.carriers["shm"] ^= 1
+    server.job.transports["shm"] ^= 1
 
 
 def no_room(server: Server) -> None:
@@ -134,7 +146,7 @@ def file_size_limit() -> Iterator[None]:
     [(unreachable_name, "Connection refused"), (no_room, "File too large")],
     ids=["unreachable", "too small"],
 )
-def test_a_trainer_that_cannot_share_memory_takes_the_next_carrier(
+def test_a_trainer_that_cannot_share_memory_takes_the_next_transport(
     hinder: Callable[[Server], None],
     reason: str,
     caplog: pytest.LogCaptureFixture,
@@ -147,10 +159,10 @@ def test_a_trainer_that_cannot_share_memory_takes_the_next_carrier(
         hinder(server)
         trainer = Trainer(server.endpoint)
         assert trainer.step(1, 1.0).version == 1
-        carriers = [each.carrier for each in server.job.status(StatusRequest()).trainers]
+        transports = [each.transport for each in server.job.status(StatusRequest()).trainers]
         trainer.client.leave()
 
-    assert carriers == [trainer.client.carrier] == ["flight"]
+    assert transports == [trainer.client.transport] == ["flight"]
     assert torch.equal(trainer.value, torch.full((1000,), 0.5))
     (line,) = [record.message for record in caplog.records]
     assert line.endswith("taking flight instead of shm") and reason in line
@@ -161,7 +173,7 @@ def test_a_trainer_told_to_share_memory_takes_nothing_else() -> None:
     with Server(ServerConfig()) as server:
         unreachable_name(server)
         with pytest.raises(Unreachable, match="no shared memory with 127.0.0.1"):
-            Trainer(server.endpoint, carriers=("shm",))
+            Trainer(server.endpoint, transports=("shm",))
 
 
 def test_a_server_without_the_facility_says_so_once(
@@ -172,25 +184,25 @@ def test_a_server_without_the_facility_says_so_once(
     """
     monkeypatch.delattr(os, "memfd_create")
     with caplog.at_level(logging.WARNING), Server(ServerConfig()) as server:
-        assert list(server.job.carriers) == ["flight", "grpc"]
+        assert list(server.job.transports) == ["flight", "grpc"]
         trainer = Trainer(server.endpoint)
-        assert trainer.client.carrier == "flight"
+        assert trainer.client.transport == "flight"
         trainer.client.leave()
     with pytest.raises(OSError, match="no shared memory: this system has no memfd_create"):
         Server(ServerConfig(transport="shm")).start()
 
     assert [record.message for record in caplog.records] == [
-        "no shared memory here, trainers take another carrier: this system has no memfd_create"
+        "no shared memory here, trainers take another transport: this system has no memfd_create"
     ]
 
 
-def test_no_carrier_in_common_is_refused() -> None:
+def test_no_transport_in_common_is_refused() -> None:
     """A trainer that cannot use what the server offers is told what both have."""
     with Server(ServerConfig(transport="grpc")) as server:
         with pytest.raises(
-            Refused, match="no carrier in common: the server has .*grpc.*, the trainer .*flight"
+            Refused, match="no transport in common: the server has .*grpc.*, the trainer .*flight"
         ):
-            Trainer(server.endpoint, carriers=("flight",))
+            Trainer(server.endpoint, transports=("flight",))
 
 
 def test_a_second_job_needs_no_restart() -> None:
@@ -217,7 +229,7 @@ def test_a_program_given_at_start_needs_no_trainer_0() -> None:
 
 def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
     """The server's own clock finds a trainer that shows no heartbeat for the deadline."""
-    with Server(ServerConfig(deadline_seconds=0.3)) as server:
+    with Server(ServerConfig(heartbeat_timeout_seconds=0.3)) as server:
         plan = plan_of()
         control = ControlClient(server.endpoint, SECONDS)
         manifest, fingerprint = plan.manifest(), plan.fingerprint()
@@ -227,7 +239,7 @@ def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
                 incarnation="a",
                 manifest=manifest,
                 fingerprint=fingerprint,
-                carriers=["grpc"],
+                transports=["grpc"],
             )
         )
         assert server.job.ended.wait(SECONDS)
@@ -236,12 +248,12 @@ def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
         assert isinstance(server.job.failure, TrainerLost)
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_stopping_tells_an_idle_trainer(carrier: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_stopping_tells_an_idle_trainer(transport: str) -> None:
     """A trainer that computes while its server drains gets a DRAIN frame, not a broken line; the
     server does not wait long.
     """
-    with Server(ServerConfig(transport=carrier)) as server:
+    with Server(ServerConfig(transport=transport)) as server:
         trainer = Trainer(server.endpoint)
         trainer.step(1, 1.0)
         answer = trainer.channel.begin()
@@ -256,12 +268,12 @@ def test_stopping_tells_an_idle_trainer(carrier: str) -> None:
     assert time.monotonic() - started < 3.0
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_stopping_tells_a_trainer_that_waits_for_another(carrier: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_stopping_tells_a_trainer_that_waits_for_another(transport: str) -> None:
     """A trainer whose step waits for the others hears that the server drains, and can still say
     goodbye.
     """
-    with Server(ServerConfig(transport=carrier)) as server, ThreadPoolExecutor(2) as pool:
+    with Server(ServerConfig(transport=transport)) as server, ThreadPoolExecutor(2) as pool:
         first = Trainer(server.endpoint, trainers=2)
         second = Trainer(server.endpoint, 1, trainers=2)
         step = pool.submit(first.step, 1, 1.0)
@@ -280,10 +292,10 @@ def test_stopping_tells_a_trainer_that_waits_for_another(carrier: str) -> None:
     assert time.monotonic() - started < 5.0
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_trainer_that_does_not_listen_cannot_hold_a_server(carrier: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_trainer_that_does_not_listen_cannot_hold_a_server(transport: str) -> None:
     """A stream whose client ignores DRAIN is cut after the grace."""
-    with Server(ServerConfig(transport=carrier)) as server:
+    with Server(ServerConfig(transport=transport)) as server:
         plan = plan_of()
         control = ControlClient(server.endpoint, SECONDS)
         manifest, fingerprint = plan.manifest(), plan.fingerprint()
@@ -292,10 +304,10 @@ def test_a_trainer_that_does_not_listen_cannot_hold_a_server(carrier: str) -> No
             incarnation="a",
             manifest=manifest,
             fingerprint=fingerprint,
-            carriers=[carrier],
+            transports=[transport],
         )
         reply = control.join(request)
-        stream = connect(carrier, "127.0.0.1", reply.data_port, deadline_seconds=SECONDS)
+        stream = connect(transport, "127.0.0.1", reply.data_port, timeout_seconds=SECONDS)
         stream.send(Frame(kind=Kind.HELLO, hello=Hello(session=reply.session)))
         stream.send(Frame(kind=Kind.PULL))
         started = time.monotonic()
@@ -317,7 +329,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
             OSError, match=f"^cannot listen on 127.0.0.1:{port}: Address already in use$"
         ):
             Server(ServerConfig(endpoint=first.endpoint)).start()
-        data_port = first.job.carriers["flight"]
+        data_port = first.job.transports["flight"]
         with pytest.raises(
             OSError, match=f"^cannot listen on 127.0.0.1:{data_port}: Address already in use$"
         ):
@@ -407,7 +419,7 @@ def test_a_second_signal_ends_at_once() -> None:
                 incarnation="a",
                 manifest=manifest,
                 fingerprint=fingerprint,
-                carriers=["grpc"],
+                transports=["grpc"],
             )
         )
         running.terminate()

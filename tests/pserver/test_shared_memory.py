@@ -33,15 +33,15 @@ PROMPT = 2.0
 
 CLIENT = """
 import sys
-from pserver.carriers import shm
+from pserver.transport import shm
 from pserver.wire_pb2 import VALUE, Frame
-stream = shm.connect("127.0.0.1", int(sys.argv[1]), deadline_seconds=20.0)
+stream = shm.connect("127.0.0.1", int(sys.argv[1]), timeout_seconds=20.0)
 while True:
     stream.send(Frame(kind=VALUE), [bytes(2**21)])
 """
 SERVER = """
 import threading
-from pserver.carriers import shm
+from pserver.transport import shm
 from pserver.wire_pb2 import VALUE, Frame
 def handle(stream):
     stream.receive()
@@ -129,7 +129,7 @@ def test_a_killed_server_is_noticed_at_once_and_leaves_nothing() -> None:
         assert server.stdout is not None
         port = int(server.stdout.readline())
         before = traces(port)
-        stream = shm.connect("127.0.0.1", port, deadline_seconds=SECONDS)
+        stream = shm.connect("127.0.0.1", port, timeout_seconds=SECONDS)
         stream.send(Frame(kind=HELLO))
         for _ in range(10):
             assert stream.receive() is not None
@@ -145,7 +145,7 @@ def test_a_killed_server_is_noticed_at_once_and_leaves_nothing() -> None:
     assert took < PROMPT
     assert before[2] and gone
     with pytest.raises(Unreachable, match="Connection refused"):
-        shm.connect("127.0.0.1", port, deadline_seconds=1.0)
+        shm.connect("127.0.0.1", port, timeout_seconds=1.0)
 
 
 def test_a_payload_stays_until_the_next_receive() -> None:
@@ -164,7 +164,7 @@ def test_a_payload_stays_until_the_next_receive() -> None:
         done.wait(SECONDS)
 
     listener = shm.listen(handle)
-    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
     first = stream.receive()
     assert first is not None
     assert until(lambda: not senders[0]._filling.has_room(shm_ring.SLOT_BYTES))
@@ -207,7 +207,7 @@ def test_slots_and_inline_frames_keep_their_order() -> None:
     """
     seen, handle = outcomes()
     listener = shm.listen(handle)
-    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
     edges = [
         0,
         1,
@@ -231,7 +231,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_leaves() -> None:
     """64 MB is the most of one frame; the stream goes on after the error."""
     seen, handle = outcomes()
     listener = shm.listen(handle)
-    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
     with pytest.raises(ValueError, match="expected a frame of at most 67108864 bytes"):
         stream.send(Frame(kind=VALUE), [bytes(shm.FRAME_BYTES + 1)])
     stream.send(Frame(kind=VALUE), [b"abc"])
@@ -291,7 +291,7 @@ def test_a_stranger_gets_no_stream() -> None:
     for segment in segments:
         os.close(segment)
     assert until(lambda: traces(listener.port) == before)
-    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
     stream.send(Frame(kind=VALUE), [b"fine"])
     stream.close()
     assert stream.receive() is None
@@ -313,7 +313,7 @@ def test_a_prelude_that_cannot_be_is_a_corrupt_frame(garbage: bytes) -> None:
     """Sizes that no frame has are not believed, and nothing is allocated for them."""
     seen, handle = outcomes()
     listener = shm.listen(handle)
-    stream = shm.connect("127.0.0.1", listener.port, deadline_seconds=SECONDS)
+    stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
     stream._out.sendall(garbage)
     error = seen.get(timeout=SECONDS)
     stream.cancel()
@@ -335,7 +335,7 @@ def test_no_room_is_unreachable_and_leaves_nothing() -> None:
             Unreachable,
             match=f"no shared memory with 127.0.0.1:{listener.port} within 5 s: File too large",
         ):
-            shm.connect("127.0.0.1", listener.port, deadline_seconds=5.0)
+            shm.connect("127.0.0.1", listener.port, timeout_seconds=5.0)
         with pytest.raises(OSError, match="File too large"):
             shm.listen(lambda stream: None)
     finally:
@@ -356,7 +356,7 @@ def test_a_number_is_taken_once() -> None:
         shm.listen(lambda stream: None, port=listener.port)
     listener.close(1.0)
     with pytest.raises(Unreachable, match="Connection refused"):
-        shm.connect("127.0.0.1", 1 + secrets.randbelow(2**31), deadline_seconds=1.0)
+        shm.connect("127.0.0.1", 1 + secrets.randbelow(2**31), timeout_seconds=1.0)
 
 
 def test_only_a_server_of_this_host_is_asked_for_shared_memory() -> None:

@@ -18,9 +18,9 @@ ADAGRAD = Rule("adagrad", {"lr": 0.1})
 
 
 def made(
-    dim: int = 4, rule: Rule = ADAGRAD, server: int = 0, servers: int = 1, **facts: Any
+    dim: int = 4, rule: Rule = ADAGRAD, server: int = 0, servers: int = 1, **metadata: Any
 ) -> SparseTable:
-    return SparseTable(Table("t", dim, (Segment(0, dim, 0),), **facts), [rule], server, servers)
+    return SparseTable(Table("t", dim, (Segment(0, dim, 0),), **metadata), [rule], server, servers)
 
 
 def read(table: SparseTable, ids: Any, now: float = 0.0) -> np.ndarray:
@@ -30,16 +30,16 @@ def read(table: SparseTable, ids: Any, now: float = 0.0) -> np.ndarray:
     return out
 
 
-def push(table: SparseTable, ids: Any, gradient: float | np.ndarray = 1.0, **facts: Any) -> None:
+def push(table: SparseTable, ids: Any, gradient: float | np.ndarray = 1.0, **metadata: Any) -> None:
     ids = np.asarray(ids, np.int64)
     gradients = np.full((len(ids), table.table.dim), gradient, table.table.dtype)
-    table.update(ids, gradients, [{}] * len(table.table.segments), **facts)
+    table.update(ids, gradients, [{}] * len(table.table.segments), **metadata)
 
 
-def chunks(table: SparseTable, most: int = 1000, **facts: Any) -> list[dict[str, np.ndarray]]:
+def chunks(table: SparseTable, most: int = 1000, **metadata: Any) -> list[dict[str, np.ndarray]]:
     found, cursor = [], 0
     while cursor >= 0:
-        chunk, cursor = table.scan(cursor, most, **facts)
+        chunk, cursor = table.scan(cursor, most, **metadata)
         found.append(chunk)
     return found
 
@@ -147,7 +147,7 @@ def test_a_scanned_table_is_loaded_on_any_number_of_servers():
     owned = owners(ids, 3)
     push(table, ids, 0.25)
     for server, part in enumerate(parts):
-        part.restore(table.facts())
+        part.restore(table.metadata())
         push(part, ids[owned == server], 0.25)
         assert np.array_equal(read(part, ids[owned == server]), read(table, ids[owned == server]))
 

@@ -39,17 +39,19 @@ def table(**options: Any) -> Table:
     )
 
 
-def rules(kind: str = "adagrad", **numbers: Any) -> list[Rule]:
-    return [Rule("sgd", {"lr": 0.05}), Rule(kind, {"lr": 0.1, **numbers})]
+def rules(kind: str = "adagrad", **hparams: Any) -> list[Rule]:
+    return [Rule("sgd", {"lr": 0.05}), Rule(kind, {"lr": 0.1, **hparams})]
 
 
-def whole(of: SparseTable, changed: bool = False, settled: bool = False, most: int = 50) -> Chunk:
+def whole(
+    of: SparseTable, changed: bool = False, materialized: bool = False, most: int = 50
+) -> Chunk:
     """All chunks, each array in the order of its ids, without what only a table with a budget
     knows: the order of pushes.
     """
     chunks, cursor = [], 0
     while cursor >= 0:
-        chunk, cursor = of.scan(cursor, most, changed, settled)
+        chunk, cursor = of.scan(cursor, most, changed, materialized)
         chunks.append(chunk)
     found = {
         name: np.concatenate([chunk[name] for chunk in chunks])
@@ -99,7 +101,7 @@ class Story:
         """More of the first ids than of the last ones, as clicks have them."""
         return IDS[np.unique((self.random.random(count) ** 2 * len(IDS)).astype(int))]
 
-    def push(self, numbers: Any = ({}, {})) -> None:
+    def push(self, hparams: Any = ({}, {})) -> None:
         ids = self.random.permutation(self.ids(40))
         gradients = self.random.standard_normal((len(ids), DIM)).astype(np.float32)
         statistics = (
@@ -112,7 +114,7 @@ class Story:
             each.update(
                 ids,
                 gradients.copy(),
-                numbers,
+                hparams,
                 None if statistics is None else statistics.copy(),
                 self.now,
             )
@@ -132,7 +134,7 @@ class Story:
             <= self.tiered.most_rows + 40
         )
         same(whole(self.plain), whole(self.tiered))
-        same(whole(self.plain, settled=True), whole(self.tiered, settled=True))
+        same(whole(self.plain, materialized=True), whole(self.tiered, materialized=True))
         mine, theirs = self.tiered.counters(), self.plain.counters()
         assert {name: mine[name] for name in theirs} == theirs
 
@@ -142,8 +144,8 @@ def test_a_table_of_ten_times_the_budget_trains_as_one_without(tmp_path: Path, k
     """Lookups and whole tables are equal to the bit after every few steps; a lookup leaves rows on
     disk where they are.
     """
-    name, numbers = RULES[kind]
-    story = Story(pair(table(), rules(name, **numbers), tmp_path))
+    name, hparams = RULES[kind]
+    story = Story(pair(table(), rules(name, **hparams), tmp_path))
     for step in range(60):
         story.push(
             ({}, {"weight_decay": 0.1 if kind.startswith("decay") and step >= 20 else 0.0})
@@ -164,7 +166,7 @@ def test_a_table_of_ten_times_the_budget_trains_as_one_without(tmp_path: Path, k
     assert (
         story.tiered.counters()["cold"] == before == len(story.tiered) - (counts["rows"] - before)
     )
-    empty = SparseTable(story.plain.table, rules(name, **numbers)).bytes_held
+    empty = SparseTable(story.plain.table, rules(name, **hparams)).bytes_held
     assert story.tiered.bytes_held - empty < min(5 * BUDGET, story.plain.bytes_held - empty)
 
 
@@ -241,7 +243,7 @@ def test_a_table_in_two_tiers_is_saved_and_restored(tmp_path: Path) -> None:
                 chunk, cursor = story.tiered.scan(cursor, 50, changed=part > 0)
                 chunks.append(chunk)
             writer.chunks("emb", chunks)
-            saved = writer.commit({"facts": story.tiered.facts()})
+            saved = writer.commit({"facts": story.tiered.metadata()})
         for each in (story.plain, story.tiered):
             each.mark_saved()
     reader = checkpoint.reading(tmp_path / "1")
@@ -254,11 +256,11 @@ def test_a_table_in_two_tiers_is_saved_and_restored(tmp_path: Path) -> None:
         for chunk in reader.chunks("emb"):
             each.load(chunk)
 
-    halves = [whole(each, settled=True) for each in parts]
+    halves = [whole(each, materialized=True) for each in parts]
     order = np.argsort(np.concatenate([half["ids"] for half in halves]))
     both = {name: np.concatenate([half[name] for half in halves])[order] for name in halves[0]}
-    same(both, whole(story.tiered, settled=True))
-    same(both, whole(story.plain, settled=True))
+    same(both, whole(story.tiered, materialized=True))
+    same(both, whole(story.plain, materialized=True))
     assert all(each.counters()["cold"] > 100 and len(each) > 200 for each in parts)
     assert len(checkpoint.manifest.read(tmp_path / "1").files) > 1 and len(
         whole(parts[0])["ids"]

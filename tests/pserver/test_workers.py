@@ -13,12 +13,12 @@ from pserver.client.client import Client, Identity
 from pserver.config import ServerConfig
 from pserver.dense import slice_update
 from pserver.job import installed_program
-from pserver.job.update_task import Batch, Progress
+from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
 from pserver.service.server import Server
-from pserver.wire_pb2 import Commit, Done, Kind, Part, Row
+from pserver.wire_pb2 import Commit, Done, GroupHparams, Kind, Part
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import numbers_to_proto
+from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.plan.plan import Deployment, Plan, Rule
 
 SECONDS = 10.0
@@ -64,20 +64,23 @@ class Trainer:
         """A step whose gradients are 1."""
         ones = {name: torch.ones(ELEMENTS) for name in NAMES}
         return self._ask(
-            Kind.GRADIENT, 1, ones, Commit(rows=[Row(group=0, numbers=numbers_to_proto(NUMBERS))])
+            Kind.GRADIENT,
+            1,
+            ones,
+            Commit(hparams=[GroupHparams(group=0, values=hparams_to_proto(NUMBERS))]),
         )
 
 
 def updates(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) -> None:
     """``before(name)`` is called before each slice's update."""
-    right = slice_update.Entry.update
+    right = slice_update.SliceUpdate.update
 
-    def update(self: slice_update.Entry, *arguments: Any, **named: Any) -> None:
+    def update(self: slice_update.SliceUpdate, *arguments: Any, **named: Any) -> None:
         before(self.slice)
         right(self, *arguments, **named)
 
     monkeypatch.setattr(slice_update, "JOINT_BYTES", 1)
-    monkeypatch.setattr(slice_update.Entry, "update", update)
+    monkeypatch.setattr(slice_update.SliceUpdate, "update", update)
 
 
 @pytest.fixture
@@ -132,7 +135,7 @@ def test_an_update_that_fails_ends_for_everybody() -> None:
         if batch == ("1",):
             raise ValueError("no update")
 
-    progress = Progress(changed, [("0",), ("1",), ("2",)], work, ends.append)
+    progress = UpdateTask(changed, [("0",), ("1",), ("2",)], work, ends.append)
     failed: list[bool] = []
 
     def advance() -> None:
@@ -155,22 +158,22 @@ def test_only_the_updating_threads_divide_nothing() -> None:
     """Threads that go side by side compute alone, and torch's number stays what it is for everybody
     else.
     """
-    before, numbers, ended = torch.get_num_threads(), list[int](), threading.Semaphore(0)
+    before, hparams, ended = torch.get_num_threads(), list[int](), threading.Semaphore(0)
     both = threading.Barrier(2)
     torch.set_num_threads(2)
     try:
 
         def task(number: int) -> None:
             both.wait(SECONDS)  # so that both threads have begun
-            numbers.append(torch.get_num_threads())
+            hparams.append(torch.get_num_threads())
             ended.release()
 
         workers = Workers(2)
         workers.start(task, [1, 1])
         assert ended.acquire(timeout=SECONDS) and ended.acquire(timeout=SECONDS)
-        later = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
+        later = threading.Thread(target=lambda: hparams.append(torch.get_num_threads()))
         later.start()
         later.join(SECONDS)
-        assert numbers == [1, 1, 2] and torch.get_num_threads() == 2
+        assert hparams == [1, 1, 2] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -161,7 +161,7 @@ class Trainer:
             )
 
     def train(
-        self, data: list[Batch], numbers: tuple[int, int] | None = None
+        self, data: list[Batch], hparams: tuple[int, int] | None = None
     ) -> list[torch.Tensor]:
         """Runs the programs over the batches: with ParallelExecutor if given its numbers.
 
@@ -169,12 +169,12 @@ class Trainer:
         """
         with Executor() as executor:
             executor.run(self.startup)
-            if numbers is None:
+            if hparams is None:
                 for batch in data:
                     executor.run(self.main, feed=batch)
                     self.schedule.step()
             else:
-                with ParallelExecutor(False, "loss", self.main, *numbers) as parallel:
+                with ParallelExecutor(False, "loss", self.main, *hparams) as parallel:
                     for batch in data:
                         parallel.run(feed=batch)
                         self.schedule.step()
@@ -239,7 +239,7 @@ def test_one_trainer_is_a_single_node_to_the_bit(settings: dict[str, Any]) -> No
 
 
 def test_what_is_fetched() -> None:
-    """The loss is the trainer's own, a gradient the mean over trainers, and the carrier is gloo."""
+    """The loss is the trainer's own, a gradient the mean over trainers, and the transport is gloo."""
     data, endpoints = batches(2, 1), ports(2)
     team = [Trainer(endpoints, rank, GRAD) for rank in range(2)]
 
@@ -249,15 +249,15 @@ def test_what_is_fetched() -> None:
             values = executor.run(
                 team[rank].main, feed=data[0][rank], fetch_list=["loss", "0.weight@GRAD"]
             )
-            return executor.carrier, *values
+            return executor.transport, *values
 
     results = fine(together(2, act))
     single = Trainer([], 0, {})
     with Executor() as executor:
         losses = [float(step(net(), *batch).detach()) for batch in data[0]]
         (grad,) = executor.run(single.main, feed=joined(data)[0], fetch_list=["0.weight@GRAD"])
-    for (carrier, loss, mean), own in zip(results, losses, strict=True):
-        assert carrier == "gloo" and float(loss) == own
+    for (transport, loss, mean), own in zip(results, losses, strict=True):
+        assert transport == "gloo" and float(loss) == own
         torch.testing.assert_close(mean, grad, rtol=0, atol=1e-6)
 
 
@@ -460,7 +460,7 @@ def test_a_trainer_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) ->
     """Whoever came says after the deadline who did not, with its endpoint; without trainer 0, that
     it does not answer.
     """
-    monkeypatch.setenv("PSERVER_START_DEADLINE", "0.5")
+    monkeypatch.setenv("PSERVER_START_TIMEOUT", "0.5")
     endpoints = ports(3)
     team = [Trainer(endpoints, rank, GRAD) for rank in range(3)]
     errors = together(2, lambda rank: team[rank].train([]))
@@ -481,7 +481,7 @@ def test_without_wait_port_the_others_are_expected_to_be_there(
     """wait_port is recorded in the program; without it the wait is that for a sign of life, not
     that for a start.
     """
-    monkeypatch.setenv("PSERVER_DEADLINE", "0.3")
+    monkeypatch.setenv("PSERVER_HEARTBEAT_TIMEOUT", "0.3")
     endpoints = ports(2)
     trainer = Trainer(endpoints, 1, GRAD)
     assert trainer.startup.deployment is not None
@@ -667,7 +667,7 @@ def test_one_trainer_on_a_gpu(settings: dict[str, Any]) -> None:
         for batch in data:
             executor.run(feed=batch)
             trainer.schedule.step()
-        assert executor.carrier == "nccl"
+        assert executor.transport == "nccl"
     for ours, theirs in zip(trainer.model.parameters(), expected, strict=True):
         torch.testing.assert_close(ours.detach().cpu(), theirs, rtol=0, atol=1e-4)
 

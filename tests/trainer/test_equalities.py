@@ -1,7 +1,7 @@
 """A cluster computes what a single node computes: to the bit with one trainer, within rounding with
 several.
 
-Real servers in this process, over their real carriers.  The reference runs in the same test, on the
+Real servers in this process, over their real transports.  The reference runs in the same test, on the
 same threads.
 """
 

@@ -95,7 +95,7 @@ def test_alone_the_same_script_trains_single_node_with_one_log_line(
             nn.utils.clip_grad_norm_([parameter], 0.1)
         plain.step()
     assert_same(mine.state_dict(), reference.state_dict())
-    assert fleet.carrier() == "local"
+    assert fleet.transport() == "local"
 
 
 def test_the_models_state_and_the_optimizers_are_whole_and_current(servers: Servers) -> None:

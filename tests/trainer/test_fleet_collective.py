@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer import DistributedEmbedding, fleet
-from trainer.job.collective_job import Together
+from trainer.job.collective_job import LockstepBatches
 from transpiler import ClipGradByGlobalNorm, DistributedStrategy
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -78,7 +78,7 @@ def test_alone_it_trains_as_plain_torch(device: str) -> None:
     for name, value in model.state_dict().items():
         assert torch.allclose(value, reference.state_dict()[name], rtol=1e-5, atol=1e-6), name
     assert fleet.metrics() == {"steps": 6.0} and fleet.worker_num() == 1 and fleet.is_first_worker()
-    assert fleet.carrier() == ("gloo" if device == "cpu" else "nccl")
+    assert fleet.transport() == ("gloo" if device == "cpu" else "nccl")
 
 
 def test_a_mixed_precision_step_that_overflows_is_skipped() -> None:
@@ -237,6 +237,6 @@ def test_it_saves_and_goes_on_as_with_servers(tmp_path: Path) -> None:
 
 def test_batches_have_the_length_of_this_trainers_part() -> None:
     """A progress display may ask for it; what has none says so."""
-    assert len(Together([1, 2, 3], 2, 0)) == 3
+    assert len(LockstepBatches([1, 2, 3], 2, 0)) == 3
     with pytest.raises(TypeError):
-        len(Together(iter([1]), 2, 0))
+        len(LockstepBatches(iter([1]), 2, 0))

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer import Executor, fleet
-from trainer.communicator.device_copy import Crossed, Crossing
+from trainer.communicator.device_copy import DeviceCopy, PendingCopy
 from transpiler import ClipGradByGlobalNorm, DistributedStrategy, DistributeTranspiler, capture
 
 Servers = Callable[[int], str]
@@ -346,8 +346,8 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
     """
     seen = []
 
-    class Seen(Crossing):
-        def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
+    class Seen(DeviceCopy):
+        def _copy(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
             host = source if target.is_cuda else target
             seen.append(
                 (
@@ -358,7 +358,7 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
             )
             return super()._copy(source, target)
 
-    monkeypatch.setattr("trainer.communicator.parameter_slices.Crossing", Seen)
+    monkeypatch.setattr("trainer.communicator.parameter_slices.DeviceCopy", Seen)
     torch.backends.cudnn.deterministic = True
     model, reference = net("cuda:0"), net("cuda:0")
     scalers = [torch.amp.GradScaler("cuda", init_scale=256.0) if mixed else None for _ in range(2)]
@@ -437,13 +437,13 @@ def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     """With copies that take as long as they may, and gradients written to after the step, it is
     plain torch to the bit.
     """
-    for module in ("communicator", "together", "queued", "slices"):
-        monkeypatch.setattr(f"trainer.{module}.crosses", lambda tensor: True)
+    for module in ("communicator", "sync_sender", "async_sender", "parameter_slices"):
+        monkeypatch.setattr(f"trainer.communicator.{module}.crosses", lambda tensor: True)
     monkeypatch.setattr(
         "trainer.communicator.parameter_slices.pinned",
         lambda shape, dtype: torch.empty(shape, dtype=dtype),
     )
-    monkeypatch.setattr("trainer.communicator.parameter_slices.Crossing", Late)
+    monkeypatch.setattr("trainer.communicator.parameter_slices.DeviceCopy", Late)
     model, reference = net(), net()
     train_on(
         model,

@@ -11,35 +11,35 @@ import pytest
 import torch
 
 from pserver.dense import slice_update
-from pserver.dense.slice_update import Entry
+from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Unreachable
 from pserver.job import installed_program, lane, workers
-from pserver.job.lane import Steps
-from pserver.job.locked_table import HeldTable
-from pserver.job.membership import Mark, Member
-from pserver.job.sync_round import Round
+from pserver.job.lane import LaneExecutor
+from pserver.job.locked_table import LockedTable
+from pserver.job.membership import Member, Watermark
+from pserver.job.sync_round import SyncRound
 from pserver.table.gradient import RowGradient
 from pserver.testing.rpc_faults import CALL_ACTIONS, CallPoint
 from pserver.testing.stream_faults import ACTIONS, Point
-from pserver.transport.sequenced import Numbered
+from pserver.transport.sequenced import SequencedStream
 from pserver.wire_pb2 import Frame, Kind
 from trainer.checker.__main__ import table
-from trainer.checker.scenario import CARRIERS, MODES, Scenario, of_seed
+from trainer.checker.scenario import MODES, TRANSPORTS, Scenario, of_seed
 from trainer.checker.trial import play
 
 SEEDS = 50
 
 
 def test_fifty_stories_under_random_faults() -> None:
-    """Every law holds, and the stories have had every mode over every carrier, and every fault in
+    """Every law holds, and the stories have had every mode over every transport, and every fault in
     most modes.
     """
     verdicts = [play(of_seed(seed)) for seed in range(SEEDS)]
 
     failed = [str(verdict) for verdict in verdicts if verdict.failure]
     assert not failed, failed[0]
-    assert {(verdict.scenario.mode, verdict.scenario.carrier) for verdict in verdicts} == {
-        (m, c) for m in MODES for c in CARRIERS
+    assert {(verdict.scenario.mode, verdict.scenario.transport) for verdict in verdicts} == {
+        (m, c) for m in MODES for c in TRANSPORTS
     }
     assert {action for verdict in verdicts for action, _, _ in verdict.faults} == {
         *ACTIONS,
@@ -253,7 +253,7 @@ class Nth:
 def torn(update: Callable[..., Any]) -> Callable[..., Any]:
     """An update of the first half of a slice."""
 
-    def half(entry: Entry, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
+    def half(entry: SliceUpdate, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
         before = slice_update.value.clone()
         update(entry, gradient, *arguments, **named)
         middle = before.numel() // 2
@@ -263,7 +263,7 @@ def torn(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def twice(update: Callable[..., Any]) -> Callable[..., Any]:
-    def both(entry: Entry, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
+    def both(entry: SliceUpdate, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
         update(entry, gradient.clone(), *arguments, **named)
         update(entry, gradient, *arguments, **named)
 
@@ -297,12 +297,12 @@ MISTREATED.remove(("doubles", "diloco"))
 
 def in_a_round(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., None]:
     """A round that mistreats its first slice."""
-    right = Round.apply
+    right = SyncRound.apply
 
     def apply(
-        current: Round,
+        current: SyncRound,
         names: Iterable[str],
-        entries: Mapping[str, Entry],
+        entries: Mapping[str, SliceUpdate],
         scale: Mapping[str, float],
     ) -> None:
         first = next(iter(current.merged), None)
@@ -323,7 +323,7 @@ def test_a_server_that_mistreats_one_update_is_caught(
 ) -> None:
     """One slice's update, once, among the stories of the mode in the first 50."""
     rounds = mode in ("sync", "diloco")
-    owner, method = (Round, "apply") if rounds else (Entry, "update")
+    owner, method = (SyncRound, "apply") if rounds else (SliceUpdate, "update")
     right = getattr(owner, method)
     mutant = in_a_round(WRONG[wrong]) if rounds else WRONG[wrong](right)
 
@@ -356,15 +356,15 @@ def test_a_server_that_mistreats_one_row_is_caught(
     wrong: Callable[[RowGradient], RowGradient], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One row in one update of a table, without any fault of the network."""
-    update, left = HeldTable.update, [2]
+    update, left = LockedTable.update, [2]
 
-    def mistreats(held: HeldTable, gradient: RowGradient, *arguments: Any) -> None:
+    def mistreats(held: LockedTable, gradient: RowGradient, *arguments: Any) -> None:
         left[0] -= bool(len(gradient.ids))
         if not left[0] and len(gradient.ids):
             gradient, left[0] = wrong(gradient.clone()), -1
         update(held, gradient, *arguments)
 
-    monkeypatch.setattr(HeldTable, "update", mistreats)
+    monkeypatch.setattr(LockedTable, "update", mistreats)
 
     assert " row" in play(story(mode)).failure and left[0] < 0
 
@@ -374,64 +374,64 @@ def test_a_server_whose_rows_go_back_is_caught(mode: str, monkeypatch: pytest.Mo
     """A lookup that answers with what rows were some lookups before, though at the end every row is
     right.
     """
-    lookup, seen = HeldTable.lookup, [0]
+    lookup, seen = LockedTable.lookup, [0]
 
-    def goes_back(held: HeldTable, ids: torch.Tensor) -> torch.Tensor:
+    def goes_back(held: LockedTable, ids: torch.Tensor) -> torch.Tensor:
         rows = lookup(held, ids)
         seen[0] += bool(rows.any())
         return torch.zeros_like(rows) if seen[0] == 6 else rows
 
-    monkeypatch.setattr(HeldTable, "lookup", goes_back)
+    monkeypatch.setattr(LockedTable, "lookup", goes_back)
 
     assert "reads" in play(story(mode)).failure
 
 
 def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that comes again is taken again."""
-    commit = Steps.commit
+    commit = LaneExecutor.commit
 
-    def wrong(steps: Steps, member: Member, step: int, contribution: Any) -> Any:
+    def wrong(steps: LaneExecutor, member: Member, step: int, contribution: Any) -> Any:
         mark = member.mark(lane.index)
         if step == mark.applied:
             mark.applied, mark.taking = step - 1, 0
         return commit(steps, member, step, contribution)
 
-    monkeypatch.setattr(Steps, "commit", wrong)
+    monkeypatch.setattr(LaneExecutor, "commit", wrong)
 
 
 def marks_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step counts as applied when it comes: with the connection that it came over, its update may
     be lost.
     """
-    commit = Steps.commit
+    commit = LaneExecutor.commit
 
-    def wrong(steps: Steps, member: Member, step: int, contribution: Any) -> Any:
+    def wrong(steps: LaneExecutor, member: Member, step: int, contribution: Any) -> Any:
         mark = member.mark(lane.index)
         if mark.stream > 1 and step == mark.applied + 1:
             mark.taking = step
             mark.apply(1, False)
         return commit(steps, member, step, contribution)
 
-    monkeypatch.setattr(Steps, "commit", wrong)
+    monkeypatch.setattr(LaneExecutor, "commit", wrong)
 
 
 def answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded staleness waits for nobody."""
-    monkeypatch.setattr(Steps, "_slowest", lambda steps: 2**63)
+    monkeypatch.setattr(LaneExecutor, "_slowest", lambda steps: 2**63)
 
 
 def forgets_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step came to is not kept for its second asking."""
-    apply = Mark.apply
+    apply = Watermark.apply
     monkeypatch.setattr(
-        Mark, "apply", lambda mark, committed, overflow: apply(mark, committed, False)
+        Watermark, "apply", lambda mark, committed, overflow: apply(mark, committed, False)
     )
 
 
 def lets_repeats_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames that come twice are acted on twice; what is missing is still noticed."""
 
-    def wrong(numbered: Numbered) -> tuple[Frame, memoryview] | None:
+    def wrong(numbered: SequencedStream) -> tuple[Frame, memoryview] | None:
         received = numbered._stream.receive()
         if received is not None:
             if received[0].sequence > numbered.received + 1:
@@ -439,18 +439,18 @@ def lets_repeats_pass(monkeypatch: pytest.MonkeyPatch) -> None:
             numbered.received = max(numbered.received, received[0].sequence)
         return received
 
-    monkeypatch.setattr(Numbered, "receive", wrong)
+    monkeypatch.setattr(SequencedStream, "receive", wrong)
 
 
 def counts_versions_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round counts as two updates."""
-    applied = Steps._applied
+    applied = LaneExecutor._applied
 
-    def wrong(steps: Steps, current: Any) -> None:
+    def wrong(steps: LaneExecutor, current: Any) -> None:
         applied(steps, current)
         lane.version += 1
 
-    monkeypatch.setattr(Steps, "_applied", wrong)
+    monkeypatch.setattr(LaneExecutor, "_applied", wrong)
 
 
 FORGETFUL = {  # where it shows, and what is forgotten

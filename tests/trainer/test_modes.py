@@ -24,7 +24,7 @@ from pserver.service.server import Server
 from pserver.wire_pb2 import StatusRequest
 from trainer import fleet
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.parameter_slices import LiveSlices
+from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler import DistributedStrategy
 from transpiler.distribute import plan_parameters
 from transpiler.plan.plan import Deployment, Rule
@@ -134,14 +134,14 @@ def test_runtime_split_send_recv_cuts_gradients_where_they_are_sent(
     """On the lane's sending thread instead of in ``step()``; what is trained is the same to the
     bit.
     """
-    cut, where = LiveSlices.cut, []
+    cut, where = ParameterSlices.cut, []
 
-    def seen(self: LiveSlices, tensors: Any) -> Any:
+    def seen(self: ParameterSlices, tensors: Any) -> Any:
         if set(tensors) - set(slices := cut(self, tensors)):  # a variable of several slices
             where.append(threading.current_thread().name)
         return slices
 
-    monkeypatch.setattr(LiveSlices, "cut", seen)
+    monkeypatch.setattr(ParameterSlices, "cut", seen)
     trained = {}
     for late in (False, True):
         trained[late] = net()
@@ -213,7 +213,7 @@ class Bare:
     def __init__(self, endpoints: str, trainer: int = 0, trainers: int = 1, **configs: Any) -> None:
         self.w = torch.zeros(8)
         rule = Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
-        self.rows = {0: rule.numbers}
+        self.rows = {0: rule.hparams}
         strategy = strategy_of(**configs) if configs else None
         named = [("w", (8,), "float32", 0)]
         count = len(endpoints.split(","))
@@ -293,13 +293,13 @@ def test_a_lane_holds_one_copy_of_its_parameters_where_servers_answer(
         "trainer.communicator.async_sender.SOFT_SECONDS", 30.0
     )  # as if the servers had answered
     monkeypatch.setattr("trainer.communicator.async_sender.SMALL_BYTES", 0)
-    blank, made = LiveSlices.blank, []
+    blank, made = ParameterSlices.blank, []
 
-    def counted(self: LiveSlices, name: str) -> torch.Tensor:
+    def counted(self: ParameterSlices, name: str) -> torch.Tensor:
         made.append(blank(self, name))
         return made[-1]
 
-    monkeypatch.setattr(LiveSlices, "blank", counted)
+    monkeypatch.setattr(ParameterSlices, "blank", counted)
     mine = net()
     optimizer = joined(servers(2), mine, torch.optim.SGD(mine.parameters(), lr=0.1), **configs)
     for batch in batches(12):
@@ -523,7 +523,7 @@ def test_two_trainers_diloco_go_on_from_the_same_point(server: Server) -> None:
 # ---- overlap ----
 
 
-class Gate(torch.autograd.Function):
+class Quiesce(torch.autograd.Function):
     """The identity, whose backward, the last of all, waits until something holds."""
 
     @staticmethod
@@ -555,7 +555,7 @@ def test_overlap_sends_gradients_while_backward_runs(servers: Servers) -> None:
 
         x = torch.ones(4, 128, requires_grad=True)
         optimizer.zero_grad()
-        mine(Gate.apply(x, half_has_left)).square().mean().backward()
+        mine(Quiesce.apply(x, half_has_left)).square().mean().backward()
         optimizer.step()
         plain.zero_grad()
         reference(torch.ones(4, 128)).square().mean().backward()

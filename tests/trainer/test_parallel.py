@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLost, Unreachable
 from trainer import fleet, init_parallel_env, new_group, spawn
 from trainer.collective import membership, rendezvous
-from trainer.collective.membership import Event, Guard, Presence
+from trainer.collective.membership import Event, Guard, Membership
 from trainer.role import World
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -213,17 +213,17 @@ def test_two_processes_with_one_number_are_refused(store: TCPStore) -> None:
 # ---- who is there ----
 
 
-def star(store: TCPStore, count: int, deadline: float) -> list[Presence]:
+def star(store: TCPStore, count: int, deadline: float) -> list[Membership]:
     with ThreadPoolExecutor(count) as pool:
         return list(
             pool.map(
-                lambda rank: Presence(rank, count, "127.0.0.1", store.clone(), deadline),
+                lambda rank: Membership(rank, count, "127.0.0.1", store.clone(), deadline),
                 range(count),
             )
         )
 
 
-def error_of(one: Presence) -> PServerError:
+def error_of(one: Membership) -> PServerError:
     event = one.cause()
     assert event is not None
     return event.error()
@@ -281,7 +281,7 @@ def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_aw
 
     with ThreadPoolExecutor(1) as pool:
         pretender = pool.submit(pretend)
-        first = Presence(0, 2, "127.0.0.1", store, deadline=0.4)
+        first = Membership(0, 2, "127.0.0.1", store, deadline=0.4)
         with pretender.result(timeout=10):
             began = time.monotonic()
             assert str(error_of(first)) == "trainer 1 is lost: silent for 0.4 s"

@@ -240,17 +240,21 @@ def test_init_takes_role_makers_only() -> None:
 
 
 def test_the_connections_settings_are_optional_and_checked() -> None:
-    """PSERVER_DEADLINE, PSERVER_START_DEADLINE, PSERVER_TRANSPORT: each error names its
+    """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT, PSERVER_TRANSPORT: each error names its
     variable.
     """
     assert Connection.from_environment({}) == Connection()
-    given = {"PSERVER_DEADLINE": "2.5", "PSERVER_START_DEADLINE": "7", "PSERVER_TRANSPORT": "grpc"}
+    given = {
+        "PSERVER_HEARTBEAT_TIMEOUT": "2.5",
+        "PSERVER_START_TIMEOUT": "7",
+        "PSERVER_TRANSPORT": "grpc",
+    }
     assert Connection.from_environment(given) == Connection(2.5, 7.0, "grpc")
     for name, value in (
-        ("PSERVER_DEADLINE", "0"),
-        ("PSERVER_DEADLINE", "soon"),
-        ("PSERVER_DEADLINE", "nan"),
-        ("PSERVER_START_DEADLINE", "-1"),
+        ("PSERVER_HEARTBEAT_TIMEOUT", "0"),
+        ("PSERVER_HEARTBEAT_TIMEOUT", "soon"),
+        ("PSERVER_HEARTBEAT_TIMEOUT", "nan"),
+        ("PSERVER_START_TIMEOUT", "-1"),
         ("PSERVER_TRANSPORT", "pigeon"),
     ):
         with pytest.raises(ValueError, match=f"{name}.*{value}"):

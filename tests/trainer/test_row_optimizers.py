@@ -38,7 +38,7 @@ def test_every_rule_for_rows_has_an_optimizer() -> None:
 
         assert rule.type == cls.type
         assert (
-            tuple(rule.numbers) == ROW_RULES[cls.type].numbers
+            tuple(rule.hparams) == ROW_RULES[cls.type].hparams
             and tuple(rule.flags) == ROW_RULES[cls.type].flags
         )
 
@@ -152,7 +152,7 @@ def test_numbers_may_be_set() -> None:
     with pytest.raises(ValueError, match="expected 0 or more"):
         optimizer.lr = -0.5
 
-    assert optimizer.rule().numbers["lr"] == 1.0
+    assert optimizer.rule().hparams["lr"] == 1.0
 
 
 def test_a_group_says_its_rule() -> None:

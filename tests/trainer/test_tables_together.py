@@ -565,9 +565,9 @@ def test_rows_outlive_their_time_by_the_servers_clock(
     and is counted.
     """
     now = [1000.0]
-    real = locked_table.HeldTable
+    real = locked_table.LockedTable
     monkeypatch.setattr(
-        locked_table, "HeldTable", lambda *arguments: real(*arguments, clock=lambda: now[0])
+        locked_table, "LockedTable", lambda *arguments: real(*arguments, clock=lambda: now[0])
     )
     model, optimizer = alone(2, ttl=60.0)
     push(model, optimizer, [1, 2, 3, 4])

@@ -41,7 +41,7 @@ UPDATE = Op(
         "grad": Ref("w@GRAD.block0"),
         "momentum_buffer": Ref("w.block0@momentum_buffer"),
         "group": 0,
-        **RULE.numbers,
+        **RULE.hparams,
         **RULE.flags,
     },
     ("w.block0",),
@@ -169,11 +169,11 @@ ATTACKS: dict[str, tuple[Callable[[], Program], str]] = {
     "four billion servers": (lambda: planned(servers=2**32 - 1), "servers, got 4294967295"),
     "a rule that is none": (lambda: planned(groups=(Rule("exec", {}),)), "group 0: rule 'exec'"),
     "a rule with nan": (
-        lambda: planned(groups=(replace(RULE, numbers={**RULE.numbers, "lr": float("nan")}),)),
+        lambda: planned(groups=(replace(RULE, hparams={**RULE.hparams, "lr": float("nan")}),)),
         "group 0.*'lr'",
     ),
     "a rule with another number": (
-        lambda: planned(groups=(replace(RULE, numbers={**RULE.numbers, "x": 1.0}),)),
+        lambda: planned(groups=(replace(RULE, hparams={**RULE.hparams, "x": 1.0}),)),
         "argument 'x'",
     ),
     "a clip that is none": (lambda: planned(clip=Clip("hair", 1.0)), "plan, clip"),

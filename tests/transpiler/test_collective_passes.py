@@ -34,7 +34,7 @@ from transpiler.plan.comm_rings import heads, row_length, row_of
 from transpiler.plan.plan import Collective
 from transpiler.tracing.default_programs import default_main_program, default_trainer_program
 from transpiler.verify import collective as collective_invariants
-from transpiler.verify.verify import IllegalProgram, laws_of, verify
+from transpiler.verify.verify import IllegalProgram, invariants_of, verify
 
 TWO, FOUR = "h:1,h:2", "a:1,a:2,b:1,b:2"
 GRAD: dict[str, Any] = {"mode": "collective", "collective_mode": "grad_allreduce"}
@@ -645,7 +645,9 @@ def test_a_broken_law_is_named(
     assert faults and all(fault.why for fault in faults)
     with pytest.raises(IllegalProgram) as caught:
         verify(broken, plan)
-    if not any(list(other(broken, plan)) for other in laws_of(broken) if other.__name__ != law):
+    if not any(
+        list(other(broken, plan)) for other in invariants_of(broken) if other.__name__ != law
+    ):
         assert caught.value.law == sentence
 
 

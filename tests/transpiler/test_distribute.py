@@ -522,7 +522,7 @@ def test_the_rule_that_was_asked_for_runs(op_type: str) -> None:
     program = pserver_program(Deployment(plan, ("h:1", "h:2"), None, 1))
     op = program.blocks[1].ops[-1]
     assert op.type == op_type and op.arguments["lr"] == 0.25
-    assert {**op.arguments, **rule.numbers, **rule.flags} == op.arguments
+    assert {**op.arguments, **rule.hparams, **rule.flags} == op.arguments
     states = {key: Ref(f"w@{key}.block1") for key in state_of(rule)}
     assert {key: op.arguments[key] for key in states} == states
     shapes = {key: program.main.variables[f"w@{key}.block1"].shape for key in states}
@@ -720,7 +720,7 @@ def test_a_group_that_updates_nothing_keeps_its_place(single: Single) -> None:
     match by index.
     """
     plan = plan_in(transpiled(single).get_trainer_program())
-    assert [rule.numbers["lr"] for rule in plan.groups] == [0.1, 0.5]
+    assert [rule.hparams["lr"] for rule in plan.groups] == [0.1, 0.5]
     stripped = replace(single[0], storage=None)
     assert len(plan_program(stripped, mode="sync", trainers=1, servers=1).groups) == 1
 
@@ -1030,12 +1030,12 @@ def test_rules_of_one_group_must_agree() -> None:
     variables |= {
         f"{n}@GRAD": Variable(f"{n}@GRAD", (2,), "float32", Role.GRADIENT, n) for n in "ab"
     }
-    numbers = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+    hparams = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
     ops = [Op("aten.neg", {"self": Ref(n)}, (f"{n}@GRAD",)) for n in "ab"]
     ops += [
         Op(
             "sgd",
-            {"param": Ref(n), "grad": Ref(f"{n}@GRAD"), "group": 0, "lr": lr, **numbers},
+            {"param": Ref(n), "grad": Ref(f"{n}@GRAD"), "group": 0, "lr": lr, **hparams},
             (n,),
         )
         for n, lr in (("a", 0.1), ("b", 0.2))

@@ -62,7 +62,7 @@ def server(blocks: int) -> Program:
         "param": Ref("w"),
         "grad": Ref("w@GRAD"),
         "group": 0,
-        **RULE.numbers,
+        **RULE.hparams,
         **RULE.flags,
     }
     ops = (Op("scale", {"x": Ref("w@GRAD"), "scale": 0.5}, ("w@GRAD",)), Op("sgd", update, ("w",)))

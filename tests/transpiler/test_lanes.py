@@ -81,16 +81,16 @@ def test_the_settings_of_the_queue_reach_the_lane() -> None:
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"type": "sgd"}, Rule("sgd", {**SGD.numbers, "lr": 1.0}, {"nesterov": False})),
+        ({"type": "sgd"}, Rule("sgd", {**SGD.hparams, "lr": 1.0}, {"nesterov": False})),
         (
             {"type": "sgd", "momentum": 0.5},
-            Rule("momentum", {**SGD.numbers, "lr": 1.0, "momentum": 0.5}, {"nesterov": False}),
+            Rule("momentum", {**SGD.hparams, "lr": 1.0, "momentum": 0.5}, {"nesterov": False}),
         ),
         (
             NESTEROV,
-            Rule("momentum", {**SGD.numbers, "lr": 0.7, "momentum": 0.9}, {"nesterov": True}),
+            Rule("momentum", {**SGD.hparams, "lr": 0.7, "momentum": 0.9}, {"nesterov": True}),
         ),
-        ({"type": "adam", "lr": 0.1}, Rule("adam", ADAM.numbers, {"amsgrad": False})),
+        ({"type": "adam", "lr": 0.1}, Rule("adam", ADAM.hparams, {"amsgrad": False})),
     ],
 )
 def test_outer_optimizers(settings: dict[str, Any], rule: Rule) -> None:
@@ -220,7 +220,7 @@ def test_supported_names_are_names_of_a_strategy() -> None:
     assert strategy(launch_barrier=False, k_steps=4).unsupported(SUPPORTED) == []
 
 
-OUTER = Rule("sgd", {**SGD.numbers}, {})
+OUTER = Rule("sgd", {**SGD.hparams}, {})
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_lane_that_makes_no_sense_is_refused(lane: Lane, words: str) -> None:
                 "diloco",
                 k_steps=1,
                 outer=Rule(
-                    "momentum", {**SGD.numbers, "lr": 0.7, "momentum": 0.9}, {"nesterov": True}
+                    "momentum", {**SGD.hparams, "lr": 0.7, "momentum": 0.9}, {"nesterov": True}
                 ),
             ),
             "every step the mean of what changed is the gradient of momentum(lr=0.7, "

@@ -269,7 +269,7 @@ def test_every_optimizer_op_checks_with_the_arguments_that_its_rule_asks_for() -
             "grad": Ref("g"),
             **states,
             "group": 0,
-            **rule.numbers,
+            **rule.hparams,
             **rule.flags,
         }
 

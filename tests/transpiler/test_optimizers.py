@@ -13,10 +13,10 @@ from transpiler.ir.rules import (
     RULES,
     SliceUpdater,
     SmallSlices,
+    hparams_of,
     make,
-    row_of,
     rule_of,
-    set_row,
+    set_hparams,
     slice_state,
     state_of,
 )
@@ -124,7 +124,7 @@ def both(
         whole.grad = torch.randn(3, cuts[-1] // 3, generator=generator).to(dtype)
         schedule(group, step)
         optimizer.step()
-        row = row_of(rule.type, group)
+        row = hparams_of(rule.type, group)
         for updater, begin, end in zip(updaters, cuts, cuts[1:], strict=False):
             updater.update(whole.grad.reshape(-1)[begin:end], row)
         if step == 9:
@@ -196,7 +196,7 @@ def test_a_servers_thread_count_does_not_change_a_slice(settings: dict[str, floa
             updater = SliceUpdater(rule, values, 3, 60_000)
             for _ in range(3):
                 updater.update(
-                    torch.randn(50_017, generator=generator).to(torch.bfloat16), rule.numbers
+                    torch.randn(50_017, generator=generator).to(torch.bfloat16), rule.hparams
                 )
             results.append(values)
     finally:
@@ -245,7 +245,7 @@ def test_a_resumed_optimizer_hands_its_state_over(
         updater.load_state(slice_state(optimizer, whole, begin, end))
     whole.grad = torch.randn(10, 7, generator=generator)
     for updater, (begin, end) in zip(updaters, ((0, 21), (21, 70)), strict=True):
-        updater.update(whole.grad.reshape(-1)[begin:end], rule.numbers)
+        updater.update(whole.grad.reshape(-1)[begin:end], rule.hparams)
     optimizer.step()
     assert rule.type == op_type
     assert int(ulps(whole.reshape(-1), memory).max()) <= int(
@@ -267,7 +267,7 @@ def test_empty_and_scalar_parameters_are_slices_too(op_type: str, shape: tuple[i
     for _ in range(2):
         parameter.grad = torch.full(shape, 0.5)
         optimizer.step()
-        updater.update(parameter.grad.reshape(-1), rule.numbers)
+        updater.update(parameter.grad.reshape(-1), rule.hparams)
         saved = updater.state()
         updater = SliceUpdater(rule, memory)
         updater.load_state(saved)
@@ -285,10 +285,10 @@ def test_tensor_hyper_parameters_become_floats() -> None:
         [parameter], lr=torch.tensor(0.1), betas=(torch.tensor(0.9), torch.tensor(0.99))
     )
     rule = rule_of(optimizer, optimizer.param_groups[0])
-    assert rule.numbers["lr"] == float(torch.tensor(0.1)) and isinstance(rule.numbers["lr"], float)
-    assert rule.numbers["betas"] == (float(torch.tensor(0.9)), float(torch.tensor(0.99)))
+    assert rule.hparams["lr"] == float(torch.tensor(0.1)) and isinstance(rule.hparams["lr"], float)
+    assert rule.hparams["betas"] == (float(torch.tensor(0.9)), float(torch.tensor(0.99)))
     parameter.grad = torch.full((4,), 0.3)
-    SliceUpdater(rule, memory).update(parameter.grad, rule.numbers)
+    SliceUpdater(rule, memory).update(parameter.grad, rule.hparams)
     optimizer.step()
     assert int(ulps(parameter, memory).max()) <= 2
 
@@ -314,10 +314,10 @@ def test_what_a_schedule_adds_to_a_group_is_no_number_of_the_rule() -> None:
     """
     optimizer = optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1, momentum=0.9)
     optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
-    row = row_of("momentum", optimizer.param_groups[0])
+    row = hparams_of("momentum", optimizer.param_groups[0])
     assert set(row) == {"lr", "momentum", "dampening", "weight_decay"}
     other = optim.SGD([torch.zeros(1)], lr=9.0)
-    set_row(other, row)
+    set_hparams(other, row)
     assert other.param_groups[0]["momentum"] == row["momentum"] == pytest.approx(0.95)
 
 
@@ -364,7 +364,7 @@ def test_a_state_of_the_wrong_size_is_refused() -> None:
     """load_state names the state and both sizes, and leaves the updater as it was."""
     rule = Rule("momentum", {"lr": 0.1, "momentum": 0.9})
     updater = SliceUpdater(rule, torch.zeros(4))
-    updater.update(torch.ones(4), rule.numbers)
+    updater.update(torch.ones(4), rule.hparams)
     with pytest.raises(ValueError, match="state momentum_buffer: expected 4 elements"):
         updater.load_state({"momentum_buffer": torch.zeros(5)})
     assert torch.equal(updater.state()["momentum_buffer"], torch.ones(4))
@@ -379,7 +379,7 @@ def test_bytes_held_counts_the_slice_and_its_states() -> None:
     rule = Rule("adam", {"lr": 0.1})
     updater = SliceUpdater(rule, torch.zeros(100))
     assert updater.bytes_held == 400
-    updater.update(torch.ones(100), rule.numbers)
+    updater.update(torch.ones(100), rule.hparams)
     assert updater.bytes_held == 1204
 
 
@@ -505,7 +505,7 @@ def test_small_slices_that_step_together_are_equal_to_each_by_itself(op_type, fu
     alone, joint = ([SliceUpdater(rule, value.clone()) for value in values] for _ in range(2))
     together = SmallSlices(joint)
     for step in range(5):
-        row = {**rule.numbers, "lr": 0.01 / (1 + step)}
+        row = {**rule.hparams, "lr": 0.01 / (1 + step)}
         grads = [torch.randn_like(value) for value in values]
         present = [index for index in range(3) if step != 2 or index != 1]
         if step == 3:

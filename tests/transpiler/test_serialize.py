@@ -18,8 +18,8 @@ from transpiler.formats.serialize import (
     argument_from_proto,
     argument_to_proto,
     canonical,
-    numbers_from_proto,
-    numbers_to_proto,
+    hparams_from_proto,
+    hparams_to_proto,
 )
 from transpiler.ir.graph import (
     Argument,
@@ -153,7 +153,7 @@ def test_arguments_come_back_in_the_order_of_the_schema() -> None:
         "weight_decay",
     ]
     refs = {name: Ref(name) for name in order[:5]}
-    arguments: dict[str, Argument] = {**RULE.numbers, "group": 0, **dict(reversed(refs.items()))}
+    arguments: dict[str, Argument] = {**RULE.hparams, "group": 0, **dict(reversed(refs.items()))}
     block = Block(0, freeze({}), (Op("adam", arguments, ("param",)),))
 
     back = Program.from_proto(Program((block,)).to_proto())
@@ -165,9 +165,9 @@ def test_a_row_of_numbers_survives_the_wire() -> None:
     """Single numbers and tuples stay apart, also a tuple of one."""
     row = {"lr": 0.1, "betas": (0.9, 0.999), "one": (1.0,)}
 
-    assert numbers_from_proto(pb.Rule(numbers=numbers_to_proto(row)).numbers) == row
+    assert hparams_from_proto(pb.Rule(hparams=hparams_to_proto(row)).hparams) == row
     with pytest.raises(ValueError, match="'lr': expected one value, got 2"):
-        numbers_from_proto({"lr": pb.Numbers(values=[1, 2])})
+        hparams_from_proto({"lr": pb.Numbers(values=[1, 2])})
 
 
 def _variable(**fields: object) -> pb.Program:
@@ -306,7 +306,7 @@ def test_a_fingerprint_sees_everything_that_a_program_means() -> None:
     """
     full = OPS[2].arguments
     other = b"\x00\xff" * 3 + b"\x01\xff"
-    faster = replace(PLAN, groups=(replace(RULE, numbers={**RULE.numbers, "lr": 2e-3}),))
+    faster = replace(PLAN, groups=(replace(RULE, hparams={**RULE.hparams, "lr": 2e-3}),))
     role = {**VARIABLES, "n": replace(VARIABLES["n"], role=Role.PARAMETER)}
     others = [
         with_op(Op("aten.full", {**full, "fill_value": 1}, ("f",)), 2),

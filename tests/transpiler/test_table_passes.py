@@ -33,7 +33,7 @@ from transpiler.ir.tables import (
 from transpiler.plan.planner import tables_of
 from transpiler.verify import tables as table_invariants
 from transpiler.verify.invariants import IllegalProgram
-from transpiler.verify.verify import laws_of, verify
+from transpiler.verify.verify import invariants_of, verify
 
 ENDPOINTS = "127.0.0.1:6174,127.0.0.1:6175"
 Edit = Callable[[Program], Program]
@@ -574,7 +574,9 @@ def test_each_law_of_tables_is_kept(
 
 def test_every_law_of_tables_has_a_test_that_breaks_it() -> None:
     """All that complete programs are held against."""
-    used = {law for mode in MODES for program in job(mode).values() for law in laws_of(program)}
+    used = {
+        law for mode in MODES for program in job(mode).values() for law in invariants_of(program)
+    }
     names = {law.__name__ for law in used if inspect.getmodule(law) is table_invariants}
 
     assert names == {case[0] for case in BROKEN}

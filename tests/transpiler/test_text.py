@@ -125,7 +125,7 @@ def server_program() -> Program:
         "param": Ref("fc.weight.block1"),
         "grad": Ref(grad.name),
         "group": 0,
-        **RULE.numbers,
+        **RULE.hparams,
         **RULE.flags,
     }
     ops = (

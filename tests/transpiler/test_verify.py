@@ -19,8 +19,8 @@ from transpiler.strategy.from_strategy import LanePlan, uniform
 from transpiler.verify import invariants
 from transpiler.verify import pserver as pserver_invariants
 from transpiler.verify import trainer as trainer_invariants
-from transpiler.verify.invariants import Fault, IllegalProgram
-from transpiler.verify.verify import Stage, laws_of, run, verify, verify_servers
+from transpiler.verify.invariants import IllegalProgram, Violation
+from transpiler.verify.verify import Stage, invariants_of, run, verify, verify_servers
 
 SGD = {
     "lr": 0.1,
@@ -754,7 +754,7 @@ def test_every_law_has_a_test_that_breaks_it() -> None:
         law
         for programs in map(job, LANES)
         for program in programs.values()
-        for law in laws_of(program)
+        for law in invariants_of(program)
     }
     used = {law.__name__ for law in laws if law.__module__ != "transpiler.verify.tables"}
     assert used == broken
@@ -843,7 +843,11 @@ def test_laws_are_checked_after_every_pass() -> None:
         seen.append("never")
         return program
 
-    stages = [Stage(harmless, (trainer_invariants.sent_exactly_once,)), Stage(careless), Stage(never)]
+    stages = [
+        Stage(harmless, (trainer_invariants.sent_exactly_once,)),
+        Stage(careless),
+        Stage(never),
+    ]
     with pytest.raises(IllegalProgram, match="b@GRAD: it is never sent"):
         run(program, plan_of(program), stages)
     assert seen == ["harmless", "careless"]
@@ -858,14 +862,14 @@ def test_the_message_names_op_variable_and_law() -> None:
         verify(twice("send")(program), plan_of(program))
     assert str(raised.value).startswith("op 4 of block 0 (send), b@GRAD: it is sent a second time")
     assert "law: Each gradient is sent exactly once" in str(raised.value)
-    assert isinstance(raised.value, ValueError) and isinstance(raised.value.fault, Fault)
+    assert isinstance(raised.value, ValueError) and isinstance(raised.value.fault, Violation)
 
 
 def test_a_law_is_a_sentence() -> None:
     """Every law's docstring begins with the sentence that its error quotes."""
     for mode in LANES:
         for program in job(mode).values():
-            for law in laws_of(program):
+            for law in invariants_of(program):
                 assert (inspect.getdoc(law) or "").split("\n\n")[0].endswith(".")
 
 

@@ -9,30 +9,30 @@ import time
 from collections import Counter
 
 from pserver.testing.stream_faults import ACTIONS
-from trainer.checker.scenario import CARRIERS, MODES, Scenario, of_seed
-from trainer.checker.trial import Verdict, play
+from trainer.checker.scenario import MODES, TRANSPORTS, Scenario, of_seed
+from trainer.checker.trial import Result, play
 
 PROGRESS_SECONDS = 10.0
 
 
-def table(verdicts: list[Verdict]) -> str:
-    """Modes x faults: how many of each happened; and modes x carriers: how many stories."""
+def table(verdicts: list[Result]) -> str:
+    """Modes x faults: how many of each happened; and modes x transports: how many stories."""
     faults: Counter[tuple[str, str]] = Counter()
     for verdict in verdicts:
         for (action, _, _), count in verdict.faults.items():
             faults[verdict.scenario.mode, action] += count
-    stories = Counter((verdict.scenario.mode, verdict.scenario.carrier) for verdict in verdicts)
-    lines = ["mode".ljust(18) + "".join(name.rjust(11) for name in (*ACTIONS, *CARRIERS))]
+    stories = Counter((verdict.scenario.mode, verdict.scenario.transport) for verdict in verdicts)
+    lines = ["mode".ljust(18) + "".join(name.rjust(11) for name in (*ACTIONS, *TRANSPORTS))]
     for mode in MODES:
         counts = [
             *(faults[mode, action] for action in ACTIONS),
-            *(stories[mode, carrier] for carrier in CARRIERS),
+            *(stories[mode, transport] for transport in TRANSPORTS),
         ]
         lines.append(mode.ljust(18) + "".join(str(count).rjust(11) for count in counts))
     return "\n".join(lines)
 
 
-def smallest(scenario: Scenario) -> Verdict | None:
+def smallest(scenario: Scenario) -> Result | None:
     """A simpler story of the same seed that fails too; None where no simpler one does."""
     found = None
     candidates = scenario.smaller()
@@ -43,15 +43,15 @@ def smallest(scenario: Scenario) -> Verdict | None:
     return found
 
 
-def check(first: int, seeds: int, mode: str | None = None, carrier: str | None = None) -> int:
+def check(first: int, seeds: int, mode: str | None = None, transport: str | None = None) -> int:
     """Plays the stories of some seeds; prints the first that fails, or the table.
 
     Returns the exit status.
     """
     began = said = time.monotonic()
-    verdicts: list[Verdict] = []
+    verdicts: list[Result] = []
     for seed in range(first, first + seeds):
-        verdicts.append(play(of_seed(seed, mode, carrier)))
+        verdicts.append(play(of_seed(seed, mode, transport)))
         if verdicts[-1].failure:
             print(f"FAILED {verdicts[-1]}", flush=True)
             simpler = smallest(verdicts[-1].scenario)
@@ -79,11 +79,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=50, help="how many stories (default: 50)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--mode", choices=list(MODES), help="only this mode")
-    parser.add_argument("--carrier", choices=CARRIERS, help="only this carrier")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="only this transport")
     parser.add_argument("--verbose", action="store_true", help="show what servers and trainers log")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.CRITICAL)
-    return check(arguments.first, arguments.seeds, arguments.mode, arguments.carrier)
+    return check(arguments.first, arguments.seeds, arguments.mode, arguments.transport)
 
 
 if __name__ == "__main__":

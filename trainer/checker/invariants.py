@@ -17,7 +17,7 @@ from transpiler.plan.plan import Lane
 Ladder = list[Fraction]
 
 
-class Law:
+class Invariant:
     """The law of what travels in one lane: of its parameters; or of one row of a table, which only
     some steps touch.
 

@@ -14,7 +14,7 @@ from transpiler.plan.plan import Clip, Plan, Rule
 from transpiler.strategy.from_strategy import lanes_of
 from transpiler.strategy.strategy import DistributedStrategy
 
-CARRIERS = ("inprocess", "grpc", "flight", "shm")
+TRANSPORTS = ("inprocess", "grpc", "flight", "shm")
 RULE = Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
 UNCLIPPED = Clip("global_norm", 2.0**40)  # the norms travel, and the coefficient is 1
 COPIES = 2  # of each trainer's counter in a slice, or in a row: an update of half of it shows
@@ -54,7 +54,7 @@ class Scenario:
     """One story.
 
     Attributes:
-        mode: a key of ``MODES``; ``carrier``: how tensors travel.
+        mode: a key of ``MODES``; ``transport``: how tensors travel.
         steps: that each trainer takes; a multiple of 4.
         rate: the part of the frames that something happens to.
         tables: whether there are sparse tables beside the parameters, in the modes that tables
@@ -63,7 +63,7 @@ class Scenario:
 
     seed: int
     mode: str
-    carrier: str
+    transport: str
     servers: int
     trainers: int
     steps: int
@@ -73,7 +73,7 @@ class Scenario:
     def __str__(self) -> str:
         configs = "" if self.configs is None else f" {self.configs}"
         return (
-            f"seed {self.seed}: {self.mode}{configs} over {self.carrier}, {self.servers} servers, "
+            f"seed {self.seed}: {self.mode}{configs} over {self.transport}, {self.servers} servers, "
             f"{self.trainers} trainers, "
             f"{self.steps} steps, {'no ' if not self.table_names else ''}tables, faults in "
             f"{self.rate:.0%} of the frames"
@@ -179,14 +179,14 @@ class Scenario:
         return [scenario for scenario in simpler if scenario != self]
 
 
-def of_seed(seed: int, mode: str | None = None, carrier: str | None = None) -> Scenario:
-    """The story of a seed.  40 seeds in a row have every mode over every carrier."""
+def of_seed(seed: int, mode: str | None = None, transport: str | None = None) -> Scenario:
+    """The story of a seed.  40 seeds in a row have every mode over every transport."""
     draw = random.Random(f"{seed} scenario")
     modes = list(MODES)
     return Scenario(
         seed=seed,
         mode=mode or modes[seed % len(modes)],
-        carrier=carrier or CARRIERS[(seed // len(modes) + seed) % len(CARRIERS)],
+        transport=transport or TRANSPORTS[(seed // len(modes) + seed) % len(TRANSPORTS)],
         servers=draw.choice((1, 2)),
         trainers=draw.choice((1, 2, 2, 2, 4)),
         steps=draw.choice((4, 8)),

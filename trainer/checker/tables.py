@@ -12,17 +12,17 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from pserver.job.locked_table import HeldTable
+from pserver.job.locked_table import LockedTable
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
-from trainer.checker.invariants import Law
+from trainer.checker.invariants import Invariant
 from trainer.checker.scenario import COPIES, IDS, Scenario
 from trainer.communicator.communicator import Communicator
 
 Expect = Callable[[bool, int, str], None]
 
 
-class TableLaws:
+class TableInvariants:
     """What the rows of one table may be: one law for each id."""
 
     def __init__(self, scenario: Scenario, name: str) -> None:
@@ -37,7 +37,9 @@ class TableLaws:
             [ids is not None and step not in self.skipped for step, ids in enumerate(each, 1)]
             for each in trained
         ]
-        self.of_id = {id_: Law(scenario, self.lane, self._changes(id_, trained)) for id_ in IDS}
+        self.of_id = {
+            id_: Invariant(scenario, self.lane, self._changes(id_, trained)) for id_ in IDS
+        }
 
     def _changes(self, id_: int, trained: list[list[list[int] | None]]) -> list[list[int]]:
         return [
@@ -53,7 +55,7 @@ class TableLaws:
         law, trainers = self.of_id[id_], self.scenario.trainers
         return [float(law.final(column % trainers)) for column in range(COPIES * trainers)]
 
-    def check_held(self, held: HeldTable, server: int) -> str:
+    def check_held(self, held: LockedTable, server: int) -> str:
         """What is wrong with a server's part at the end; "" if nothing is.
 
         It has the rows that somebody's step has touched, and no others; and has counted as many
@@ -90,7 +92,7 @@ class TableReader:
     """
 
     def __init__(
-        self, laws: TableLaws, trainer: int, communicator: Communicator, expect: Expect
+        self, laws: TableInvariants, trainer: int, communicator: Communicator, expect: Expect
     ) -> None:
         self._laws, self._trainer, self._expect = laws, trainer, expect
         self._communicator = communicator

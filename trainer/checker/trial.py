@@ -22,26 +22,26 @@ from pserver.testing.rpc_faults import CallInjector, CallPoint, faulty_calls
 from pserver.testing.stream_faults import Injector, Point, injected
 from pserver.transport import inprocess
 from pserver.wire_pb2 import Done
-from trainer.checker.invariants import Law
+from trainer.checker.invariants import Invariant
 from trainer.checker.scenario import COPIES, RULE, Scenario
-from trainer.checker.tables import TableLaws, TableReader
+from trainer.checker.tables import TableInvariants, TableReader
 from trainer.communicator.communicator import Communicator
 from trainer.role import Connection
 from transpiler.ir.graph import Program
 from transpiler.plan.plan import Deployment, Placement
 
-DEADLINE_SECONDS = 30.0  # of a whole story
+TIMEOUT_SECONDS = 30.0  # of a whole story
 # the part of the control calls that something happens to, where streams have random faults
 CALL_RATE = 0.1
 _shortening = threading.Lock()  # one story at a time shortens the waits of this process
 
 
-class Broken(AssertionError):
+class ViolatedInvariant(AssertionError):
     """A law does not hold; the message says which one, for whom, and what was expected."""
 
 
 @dataclass
-class Verdict:
+class Result:
     """What came of a story: ``failure`` is "" if every law held; ``faults``: (action, direction,
     kind) -> how often.
     """
@@ -60,8 +60,8 @@ class Verdict:
         return f"{self.scenario}\n  {self.failure or 'every law held'}\n  faults: {happened}"
 
 
-class AnyCarrier(Connection):
-    """A connection over a carrier that is not for users: "inprocess"."""
+class AnyTransport(Connection):
+    """A connection over a transport that is not for users: "inprocess"."""
 
     def __post_init__(self) -> None:
         """No check of the name."""
@@ -73,8 +73,8 @@ class TwinServer(Server):
     def _open(self, host: str, program: Program | None) -> None:
         super()._open(host, program)
         listener = inprocess.listen(self._streams.handle, host)
-        self._carriers.append(listener)
-        self.job.carriers["inprocess"] = listener.port
+        self._transports.append(listener)
+        self.job.transports["inprocess"] = listener.port
 
 
 @contextmanager
@@ -97,8 +97,8 @@ class Trainer:
         self.tensors = {
             placement.name: torch.zeros(placement.shape) for placement in plan.placements
         }
-        self.laws = [Law(scenario, lane) for lane in plan.lanes]
-        self.table_laws = [TableLaws(scenario, name) for name in scenario.table_names]
+        self.laws = [Invariant(scenario, lane) for lane in plan.lanes]
+        self.table_laws = [TableInvariants(scenario, name) for name in scenario.table_names]
         self.tables: list[TableReader] = []
         # (parameter, slice, trainer) -> the last value read
         self._lowest: dict[tuple[str, int, int], Fraction] = {}
@@ -106,8 +106,10 @@ class Trainer:
         self.communicator = Communicator(
             Deployment(plan, endpoints, trainer_id=number),
             self.tensors,
-            connection=AnyCarrier(
-                deadline_seconds=10.0, start_deadline_seconds=10.0, transport=scenario.carrier
+            connection=AnyTransport(
+                heartbeat_timeout_seconds=10.0,
+                start_timeout_seconds=10.0,
+                transport=scenario.transport,
             ),
         )
 
@@ -149,7 +151,7 @@ class Trainer:
         for table in self.tables:
             table.send(step)
         return self.communicator.commit(
-            {0: RULE.numbers}, overflow=(self.number, step) in self.scenario.overflows
+            {0: RULE.hparams}, overflow=(self.number, step) in self.scenario.overflows
         )
 
     def _check_done(self, step: int, done: Done) -> None:
@@ -217,21 +219,21 @@ class Trainer:
 
     def _expect(self, holds: bool, step: int, what: str) -> None:
         if not holds:
-            raise Broken(f"trainer {self.number}, step {step}: {what}")
+            raise ViolatedInvariant(f"trainer {self.number}, step {step}: {what}")
 
 
 def play(
     scenario: Scenario, points: Sequence[Point] = (), calls: Sequence[CallPoint] = ()
-) -> Verdict:
+) -> Result:
     """Runs a story to its end, with faults at these points beside the random ones.  Whatever goes
     wrong is in the verdict.
 
     Args:
         points: faults of streams; calls: of control calls.
     """
-    verdict = Verdict(scenario)
+    verdict = Result(scenario)
     with _short_waits(), ExitStack() as stack:
-        transport = "grpc" if scenario.carrier == "inprocess" else scenario.carrier
+        transport = "grpc" if scenario.transport == "inprocess" else scenario.transport
         servers = [TwinServer(ServerConfig(transport=transport)) for _ in range(scenario.servers)]
         for server in servers:
             server.start()
@@ -239,10 +241,10 @@ def play(
         names = {
             port: f"server {index}"
             for index, server in enumerate(servers)
-            for port in server.job.carriers.values()
+            for port in server.job.transports.values()
         }
         injector = Injector(points, scenario.seed, scenario.rate, names)
-        stack.enter_context(injected(injector, scenario.carrier))
+        stack.enter_context(injected(injector, scenario.transport))
         call_names = {
             split_endpoint(server.endpoint)[1]: f"server {index}"
             for index, server in enumerate(servers)
@@ -264,7 +266,7 @@ def play(
 
 def _run(scenario: Scenario, servers: list[TwinServer], trainers: list[Trainer]) -> None:
     endpoints = tuple(server.endpoint for server in servers)
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     pool = ThreadPoolExecutor(scenario.trainers, thread_name_prefix="trainer")
     try:
         for number in range(scenario.trainers):
@@ -287,7 +289,7 @@ def _result(running: Future[None], deadline: float) -> None:
     try:
         running.result(timeout=deadline - time.monotonic())
     except TimeoutError:
-        raise Broken(f"the story did not end within {DEADLINE_SECONDS:g} s") from None
+        raise ViolatedInvariant(f"the story did not end within {TIMEOUT_SECONDS:g} s") from None
 
 
 def _check_servers(scenario: Scenario, servers: list[TwinServer], trainer: Trainer) -> None:
@@ -301,11 +303,11 @@ def _check_servers(scenario: Scenario, servers: list[TwinServer], trainer: Train
             )
         for laws in trainer.table_laws:
             if wrong := laws.check_held(installed.tables[laws.name], index):
-                raise Broken(wrong)
+                raise ViolatedInvariant(wrong)
         for steps, law in zip(installed.lanes, trainer.laws, strict=True):
             expected = law.version(skipped)
             if expected not in (-1, steps.version):
-                raise Broken(
+                raise ViolatedInvariant(
                     f"server {index}, lane {steps.index}: expected {expected} updates, counted "
                     f"{steps.version}"
                 )

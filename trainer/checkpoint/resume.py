@@ -59,8 +59,8 @@ def save(
         writer.tensors(named)
         for name in names:
             assert tables is not None
-            meta.setdefault("tables", {})[name] = facts = dict[str, Any]()
-            writer.chunks(name, tables.chunks(name, base is not None, facts))
+            meta.setdefault("tables", {})[name] = metadata = dict[str, Any]()
+            writer.chunks(name, tables.chunks(name, base is not None, metadata))
         saved = writer.commit(meta)
     for name in names:
         assert tables is not None

@@ -1,6 +1,6 @@
 """Tables as a checkpoint has them, wherever their rows are: on servers, or in this process.
 
-A table's facts in a checkpoint are its width and dtype, its rules by columns, and what
+A table's metadata in a checkpoint are its width and dtype, its rules by columns, and what
 :class:`pserver.table.sparse_table.SparseTable` says of itself besides its rows.  Rows come and go in chunks, so
 that nobody needs to hold a table.
 """
@@ -30,8 +30,8 @@ class TableStore(Protocol):
     def names(self) -> list[str]:
         """Of the tables."""
 
-    def chunks(self, name: str, changed: bool, facts: dict[str, Any]) -> Iterator[Chunk]:
-        """A table's rows, or those that changed since :meth:`saved`; ``facts`` are filled in before
+    def chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
+        """A table's rows, or those that changed since :meth:`saved`; ``metadata`` are filled in before
         the end.
         """
 
@@ -41,14 +41,14 @@ class TableStore(Protocol):
     def saved(self, name: str) -> None:
         """All that has changed until now has been saved."""
 
-    def check(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Returns if a table is as these facts say.
+    def check(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Returns if a table is as these metadata say.
 
         Raises:
             ValueError: it is not.
         """
 
-    def load(self, name: str, chunks: Iterable[Chunk], facts: Mapping[str, Any]) -> None:
+    def load(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
         """Replaces a table's rows."""
 
 
@@ -63,35 +63,37 @@ class ServedTables:
         """See :class:`TableStore`, here and below."""
         return list(self._lookups.tables)
 
-    def chunks(self, name: str, changed: bool, facts: dict[str, Any]) -> Iterator[Chunk]:
+    def chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
         table = self._plan.table(name)
         for chunk, known in self._lookups.scan(name, changed):
             # all servers have taken the same steps
-            facts.update(_facts(table, _by_columns(table, self._plan), known))
+            metadata.update(_facts(table, _by_columns(table, self._plan), known))
             yield chunk
 
     def settled(self, name: str) -> Iterator[Chunk]:
-        return (chunk for chunk, _ in self._lookups.scan(name, settled=True) if len(chunk["ids"]))
+        return (
+            chunk for chunk, _ in self._lookups.scan(name, materialized=True) if len(chunk["ids"])
+        )
 
     def saved(self, name: str) -> None:
         self._lookups.saved(name)
 
-    def check(self, name: str, facts: Mapping[str, Any]) -> None:
+    def check(self, name: str, metadata: Mapping[str, Any]) -> None:
         table = self._plan.table(name)
-        _check(table, facts)
+        _check(table, metadata)
         mine = [
             [begin, end, rule.type, dict(rule.flags)]
             for begin, end, rule in _by_columns(table, self._plan)
         ]
-        theirs = [[begin, end, kind, flags] for begin, end, kind, _, flags in facts["rules"]]
-        if mine != theirs and facts["table"].get("step", 0):
+        theirs = [[begin, end, kind, flags] for begin, end, kind, _, flags in metadata["rules"]]
+        if mine != theirs and metadata["table"].get("step", 0):
             raise ValueError(
                 f"table {name!r}: expected rows that were trained by {mine}, got rows trained by "
                 f"{theirs}"
             )
 
-    def load(self, name: str, chunks: Iterable[Chunk], facts: Mapping[str, Any]) -> None:
-        self._lookups.begin_anew(name, facts["table"])
+    def load(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
+        self._lookups.begin_anew(name, metadata["table"])
         for chunk in chunks:
             self._lookups.load(name, chunk)
 
@@ -111,25 +113,25 @@ class LocalTables:
         assert isinstance(rows, LocalRows), "nothing is served"
         return rows
 
-    def chunks(self, name: str, changed: bool, facts: dict[str, Any]) -> Iterator[Chunk]:
+    def chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
         whole, known = self._rows(name).state(changed)
-        facts.update(_width(self._tables.embedding(name).table(name)) | known)
+        metadata.update(_width(self._tables.embedding(name).table(name)) | known)
         yield whole
 
     def saved(self, name: str) -> None:
         self._rows(name).rows.mark_saved()
 
-    def check(self, name: str, facts: Mapping[str, Any]) -> None:
-        _check(self._tables.embedding(name).table(name), facts)
+    def check(self, name: str, metadata: Mapping[str, Any]) -> None:
+        _check(self._tables.embedding(name).table(name), metadata)
 
-    def load(self, name: str, chunks: Iterable[Chunk], facts: Mapping[str, Any]) -> None:
+    def load(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
         parts = list(chunks)
         if parts:
             self._rows(name).load(
-                {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}, facts
+                {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}, metadata
             )
         else:
-            self._rows(name).begin_anew(facts)
+            self._rows(name).begin_anew(metadata)
 
     def settled(self, name: str) -> Iterator[Chunk]:
         ids, values = self._rows(name).whole() or (
@@ -167,15 +169,15 @@ def _facts(
     table: Table, rules: list[tuple[int, int, Rule]], known: Mapping[str, Any]
 ) -> dict[str, Any]:
     plain = [
-        [begin, end, rule.type, dict(rule.numbers), dict(rule.flags)] for begin, end, rule in rules
+        [begin, end, rule.type, dict(rule.hparams), dict(rule.flags)] for begin, end, rule in rules
     ]
     return _width(table) | {"rules": plain, "table": known}
 
 
-def _check(table: Table, facts: Mapping[str, Any]) -> None:
+def _check(table: Table, metadata: Mapping[str, Any]) -> None:
     for what, mine in _width(table).items():
-        if facts.get(what) != mine:
+        if metadata.get(what) != mine:
             raise ValueError(
                 f"table {table.name!r}: {what}: expected {mine}, got a checkpoint with "
-                f"{facts.get(what)}"
+                f"{metadata.get(what)}"
             )

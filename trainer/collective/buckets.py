@@ -52,7 +52,7 @@ def buckets(
             found.append(open_ones[kind])
         open_ones[kind].append(number)
         room_in[kind] -= _bytes(parameter)
-    found.sort(key=lambda numbers: -numbers[-1])  # by when the last gradient in it is ready
+    found.sort(key=lambda hparams: -hparams[-1])  # by when the last gradient in it is ready
     return [*found, last[::-1]], [int(size * MB)] * len(found) + [int(last_size * MB)]
 
 

@@ -352,8 +352,8 @@ def fused_allreduce_gradients(
             if gradients
             else ([], [])
         )
-        for numbers in order:
-            together = [gradients[number] for number in numbers]
+        for hparams in order:
+            together = [gradients[number] for number in hparams]
             flat = _flatten_dense_tensors(together).mul_(share)  # type: ignore[no-untyped-call]
             dist.all_reduce(flat, group=group)
             means = _unflatten_dense_tensors(flat, together)  # type: ignore[no-untyped-call]

@@ -20,14 +20,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pserver.client.client import Client
-from pserver.config import DEADLINE_SECONDS, split_endpoint
+from pserver.config import HEARTBEAT_TIMEOUT_SECONDS, split_endpoint
 from pserver.errors import TimedOut
 from trainer.collective.process_groups import World, bring_up, open_store
 
 POLL_SECONDS = 0.02
 
 
-class Averaging:
+class DenseAllreduce:
     """See the module's docstring.
 
     Args:
@@ -50,7 +50,7 @@ class Averaging:
             store = store or open_store(place, rank, patience)
             names = ["" for _ in range(size)]
             self._world = bring_up(
-                store, rank, names, patience=patience, deadline=DEADLINE_SECONDS, host=host
+                store, rank, names, patience=patience, deadline=HEARTBEAT_TIMEOUT_SECONDS, host=host
             )
 
     def average(
@@ -142,7 +142,7 @@ def _free_endpoint(host: str) -> str:
 
 def _meeting(client: Client, place: str, patience: float) -> str:
     end = time.monotonic() + patience
-    while not (found := client.meet(place)):
+    while not (found := client.rendezvous(place)):
         if time.monotonic() > end:
             raise TimedOut(f"trainer 0 has not said within {patience:g} s where trainers meet")
         client.check()

@@ -8,7 +8,7 @@ the deadline, is a lost trainer, and trainer 0 tells the others::
     trainer 1 --beat, left, failed-->  trainer 0  --beat, and what happened to anyone--> trainers 1, 2, ...
 
 Errors of a collective are then raised anew under the name of whoever caused them
-(:func:`Presence.cause`).  A process whose main thread still waits in the same place GRACE_SECONDS
+(:func:`Membership.cause`).  A process whose main thread still waits in the same place GRACE_SECONDS
 after a trainer was lost can't be woken, so it says why, and ends.  Once trainer 0 has left nobody
 is watched any more, and no collective needs to be.
 """
@@ -72,7 +72,7 @@ class _Peer:
     rest: bytes = b""
 
 
-class Presence:
+class Membership:
     """This trainer's end of the star.  See [Note: who is lost].
 
     Args:

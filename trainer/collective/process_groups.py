@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
-from pserver.config import DEADLINE_SECONDS, START_DEADLINE_SECONDS, split_endpoint
+from pserver.config import HEARTBEAT_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS, split_endpoint
 from pserver.errors import (
     FingerprintMismatch,
     PServerError,
@@ -44,7 +44,7 @@ from pserver.errors import (
     TrainerLost,
     Unreachable,
 )
-from trainer.collective.membership import Event, Presence
+from trainer.collective.membership import Event, Membership
 from transpiler.plan.plan import differences
 
 SAY_SECONDS = 3.0  # a wait that lasts longer says for whom, once
@@ -131,8 +131,8 @@ def bring_up(
     endpoints: Sequence[str],
     *,
     facts: Mapping[str, str] | None = None,
-    patience: float = START_DEADLINE_SECONDS,
-    deadline: float = DEADLINE_SECONDS,
+    patience: float = START_TIMEOUT_SECONDS,
+    deadline: float = HEARTBEAT_TIMEOUT_SECONDS,
     host: str = "",
     meeting: int = 1,
 ) -> World:
@@ -164,7 +164,7 @@ def bring_up(
     presence = None
     if len(endpoints) > 1:
         try:
-            presence = Presence(rank, len(endpoints), announced[0]["host"], store, deadline)
+            presence = Membership(rank, len(endpoints), announced[0]["host"], store, deadline)
         except OSError as error:
             raise Unreachable(
                 f"{_named(rank, endpoints)} and {_named(0, endpoints)} cannot reach one another: "
@@ -265,7 +265,7 @@ class World:
         store: Store,
         rank: int,
         endpoints: tuple[str, ...],
-        presence: Presence | None,
+        presence: Membership | None,
         id: str,
         host: str,
         patience: float,

@@ -28,9 +28,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
-from pserver.config import START_DEADLINE_SECONDS
+from pserver.config import START_TIMEOUT_SECONDS
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable
-from trainer.collective.membership import Presence
+from trainer.collective.membership import Membership
 from trainer.role import Connection, World
 
 NOTICE_SECONDS = 5.0
@@ -53,12 +53,12 @@ class Environment:
 
     world: World
     store: Store
-    presence: Presence | None
+    presence: Membership | None
     # to wait for trainers that are there, but not yet where the others are
-    seconds: float = START_DEADLINE_SECONDS
+    seconds: float = START_TIMEOUT_SECONDS
 
     def check(self, needed: Collection[int] = ()) -> None:
-        """Raises what has happened to another trainer; see :meth:`Presence.check`."""
+        """Raises what has happened to another trainer; see :meth:`Membership.check`."""
         if self.presence is not None:
             self.presence.check(needed)
 
@@ -107,7 +107,7 @@ def init_parallel_env() -> None:
 
     Raises:
         ValueError: a variable is missing, or holds something else than it should.
-        TimedOut: a trainer has not come up within PSERVER_START_DEADLINE; the message says which.
+        TimedOut: a trainer has not come up within PSERVER_START_TIMEOUT; the message says which.
         Unreachable: trainer 0, which keeps the store, cannot be reached.
         Refused: another process has this trainer's number.
     """
@@ -116,7 +116,7 @@ def init_parallel_env() -> None:
         return
     _times += 1
     world, connection = World.from_environment(), Connection.from_environment()
-    seconds = connection.start_deadline_seconds
+    seconds = connection.start_timeout_seconds
     store: Store = HashStore() if world.size == 1 else _meet(world, seconds)
     if torch.cuda.is_available():
         if world.local_rank < torch.cuda.device_count():
@@ -134,8 +134,8 @@ def init_parallel_env() -> None:
     presence = None
     if world.size > 1:
         try:
-            presence = Presence(
-                world.rank, world.size, world.address, store, connection.deadline_seconds
+            presence = Membership(
+                world.rank, world.size, world.address, store, connection.heartbeat_timeout_seconds
             )
         except OSError as error:
             raise Unreachable(

@@ -41,7 +41,7 @@ def spawn(
     nprocs: int = -1,
     join: bool = True,
     **options: Any,
-) -> Children | None:
+) -> SpawnedProcesses | None:
     """Runs ``func(*args)`` in processes that :func:`trainer.init_parallel_env` makes one another's
     trainers.
 
@@ -74,7 +74,7 @@ def spawn(
         )
     if not isinstance(nprocs, int) or isinstance(nprocs, bool) or (nprocs != -1 and nprocs < 1):
         raise ValueError(f"nprocs: expected -1, or 1 or more, got {nprocs!r}")
-    children = Children(
+    children = SpawnedProcesses(
         func,
         tuple(args),
         nprocs if nprocs > 0 else _places(),
@@ -87,7 +87,7 @@ def spawn(
     return None
 
 
-class Children:
+class SpawnedProcesses:
     """The processes that :func:`spawn` has started.
 
     Attributes:

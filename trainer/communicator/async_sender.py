@@ -26,10 +26,10 @@ from pserver.client.channel import Channel
 from pserver.errors import PServerError
 from pserver.table.gradient import RowGradient
 from pserver.wire_pb2 import Done, Part
-from trainer.communicator.device_copy import Crossed, crosses
-from trainer.communicator.lane import Rows
-from trainer.communicator.parameter_slices import LiveSlices
-from trainer.communicator.request_pipeline import Buffers, Stage, Tensors, Wire
+from trainer.communicator.device_copy import PendingCopy, crosses
+from trainer.communicator.lane import Hparams
+from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.request_pipeline import Buffers, RequestPipeline, Stage, Tensors
 from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)
@@ -45,13 +45,13 @@ class _Message:
 
     gradients: Tensors  # by slice; those that are to be cut when they leave, by variable
     tables: dict[str, RowGradient]
-    rows: Rows
+    rows: Hparams
     steps: int = 1
     own: bool = False  # whether the gradients are copies
     # copies from a GPU that may not have been made yet
-    crossing: list[Crossed] = field(default_factory=list)
+    crossing: list[PendingCopy] = field(default_factory=list)
 
-    def copy(self, slices: LiveSlices, buffers: Buffers) -> None:
+    def copy(self, slices: ParameterSlices, buffers: Buffers) -> None:
         """Copies the gradients; what they come from may be written to by whatever the script does
         next.
         """
@@ -94,19 +94,19 @@ class _Message:
                 of_table.mul_(1.0 / self.steps)
 
 
-class Queued:
+class AsyncSender:
     """Async and half-async: closed steps queue, and one thread merges and sends them.
 
     With one slot, or where a step waits for a bound or a number of steps, ``finish`` waits for the
     step's own result.
     """
 
-    def __init__(self, lane: Lane, slices: LiveSlices) -> None:
+    def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
         self._lane = lane
         self._slices = slices
         self._buffers = Buffers(slices)
         self._stage = Stage(self._buffers)
-        self._wire = Wire(lane, slices, self._buffers)
+        self._wire = RequestPipeline(lane, slices, self._buffers)
         self.turn = self._wire.turn
         self._gradients: Tensors = {}  # of the step under way: the script's own
         self._tables: dict[str, RowGradient] = {}  # likewise
@@ -162,7 +162,7 @@ class Queued:
         """See :class:`LaneSender`."""
         self._tables[table] = gradient
 
-    def close(self, rows: Rows, overflow: bool) -> None:
+    def close(self, rows: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.
 
         An overflow's step is dropped; one that finds no room leaves in ``finish``.
@@ -286,9 +286,9 @@ class Queued:
             while (message := self._next()) is not None:
                 message.settle()
                 message.merge(self._lane.merge)
-                self._exchange(message, quiet := self._quiet())
+                self._exchange(message, omit_values := self._omits_values())
                 with self._changed:
-                    self._since_fetch = self._since_fetch + 1 if quiet else 0
+                    self._since_fetch = self._since_fetch + 1 if omit_values else 0
                     self._merged += message.steps
                     self._unanswered -= message.steps
                     self._changed.notify_all()
@@ -298,22 +298,22 @@ class Queued:
             log.exception("sending steps")
             self._fail(PServerError(f"sending steps: {type(error).__name__}: {error}"))
 
-    def _exchange(self, message: _Message, quiet: bool) -> None:
+    def _exchange(self, message: _Message, omit_values: bool) -> None:
         gradients = self._slices.cut(message.gradients)
-        over = message.own and not quiet
+        over = message.own and not omit_values
         self._last, values = self._wire.exchange(
-            gradients, message.rows, quiet, over, message.tables
+            gradients, message.rows, omit_values, over, message.tables
         )
         beside = {
             name: value for name, value in values.items() if not over or name not in gradients
         }
         memory = {**(message.gradients if message.own else {}), **beside}
-        if quiet or self._direct:
+        if omit_values or self._direct:
             self._buffers.give_back(memory)
         else:
             self._stage.arrived(values, memory)
 
-    def _quiet(self) -> bool:
+    def _omits_values(self) -> bool:
         """Whether the next message's answer need not bring parameters."""
         if self._lane.independent_recv_thread:
             return True

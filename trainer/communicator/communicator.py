@@ -26,15 +26,15 @@ from pserver.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from pserver.wire_pb2 import Done, JoinReply
-from trainer.collective.dense_allreduce import Averaging
-from trainer.communicator.async_sender import Queued
+from trainer.collective.dense_allreduce import DenseAllreduce
+from trainer.communicator.async_sender import AsyncSender
 from trainer.communicator.device_copy import crosses
-from trainer.communicator.initial_values import StartValues
-from trainer.communicator.kstep_senders import Geo, Outer
-from trainer.communicator.lane import LaneSender, Rows
-from trainer.communicator.parameter_slices import LiveSlices
-from trainer.communicator.state_transfer import Transfer
-from trainer.communicator.sync_sender import Together
+from trainer.communicator.initial_values import InitialValues
+from trainer.communicator.kstep_senders import DiLoCoSender, GeoSender
+from trainer.communicator.lane import Hparams, LaneSender
+from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.state_transfer import StateTransfer
+from trainer.communicator.sync_sender import SyncSender
 from trainer.role import Connection
 from transpiler.distribute import pserver_program
 from transpiler.formats.plan_text import plan_text
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CARRIERS = ("shm", "flight", "grpc")
+TRANSPORTS = ("shm", "flight", "grpc")
 
 
 class Communicator:
@@ -58,7 +58,7 @@ class Communicator:
         tensors: every placed variable by name, the live ones: parameters arrive in them.  Any
             device, any strides.
         optimizer: whose state, where it has some already, is the servers' initial state.
-        connection: deadlines, and which carriers to offer.
+        connection: deadlines, and which transports to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
         split_late: steps queue whole, and each lane's sending thread cuts them into slices.
 
@@ -86,20 +86,20 @@ class Communicator:
         self._programs = [
             pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
         ]
-        self._all = LiveSlices(list(self.plan.placements), tensors)
-        self._transfer = Transfer(self.plan, self._programs, self._all, tensors, optimizer)
+        self._all = ParameterSlices(list(self.plan.placements), tensors)
+        self._transfer = StateTransfer(self.plan, self._programs, self._all, tensors, optimizer)
         self.lanes = [_sender(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         # where trainers share some gradients among themselves
-        self.averaging: Averaging | None = None
+        self.averaging: DenseAllreduce | None = None
         self._barriers = 0
         self._left = False
         # Without wait_port the servers are expected to be there already.
         patience = (
-            connection.start_deadline_seconds
+            connection.start_timeout_seconds
             if deployment.wait_port
-            else connection.deadline_seconds
+            else connection.heartbeat_timeout_seconds
         )
         identity = _identity(deployment, connection)
         landings = [self._transfer.landing(lane) for lane in self.lanes]
@@ -110,7 +110,7 @@ class Communicator:
                 endpoint,
                 index,
                 identity,
-                connection.deadline_seconds,
+                connection.heartbeat_timeout_seconds,
                 patience,
                 landings,
                 _landing(self.lookups, index),
@@ -168,7 +168,7 @@ class Communicator:
         """The job's values; where this trainer's own, which are not the job's, were others, one
         warning.
         """
-        own = StartValues(
+        own = InitialValues(
             () if installed else (placement.name for placement in self.plan.placements),
             self._tensors,
         )
@@ -208,9 +208,9 @@ class Communicator:
         self.leave("" if error is None else f"{type(error).__name__}: {error}")
 
     @property
-    def carrier(self) -> str:
-        """The carriers in use: "flight", or "flight, grpc" where servers differ."""
-        return ", ".join(sorted({client.carrier for client in self.clients}))
+    def transport(self) -> str:
+        """The transports in use: "flight", or "flight, grpc" where servers differ."""
+        return ", ".join(sorted({client.transport for client in self.clients}))
 
     def metrics(self) -> dict[str, float]:
         """Counters since the start, over all lanes and servers.
@@ -297,7 +297,7 @@ class Communicator:
         """
         assert self.lookups is not None, "the plan has this table"
         lane = self.lanes[self.plan.table(table).lane]
-        if not isinstance(lane, Geo):
+        if not isinstance(lane, GeoSender):
             return self.lookups.rows_of(table)
         from trainer.communicator.geo_rows import GeoRows
 
@@ -312,7 +312,7 @@ class Communicator:
         self._open.add(lane)
         self.lanes[lane].send_rows(table, gradient)
 
-    def commit(self, rows: Rows, overflow: bool = False) -> Done:
+    def commit(self, rows: Hparams, overflow: bool = False) -> Done:
         """Closes the step in every lane and finishes it: :meth:`close_step`, then
         :meth:`finish_step`.
         """
@@ -322,7 +322,7 @@ class Communicator:
         return done
 
     def close_step(
-        self, rows: Rows, overflow: bool = False, lanes: Sequence[int] | None = None
+        self, rows: Hparams, overflow: bool = False, lanes: Sequence[int] | None = None
     ) -> None:
         """The step is complete; parameters that nothing was sent for have no gradient in it.
 
@@ -441,14 +441,18 @@ class Communicator:
 def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> LaneSender:
     """The sender for a lane's mode."""
     lane = plan.lanes[index]
-    slices = LiveSlices(
+    slices = ParameterSlices(
         [p for p in plan.placements if p.lane == index and p.group is not None], tensors
     )
     if lane.mode == "sync":
-        return Together(slices, plan.clip if plan.clips_on_servers else None)
+        return SyncSender(slices, plan.clip if plan.clips_on_servers else None)
     if lane.local:
-        return Outer(lane, slices) if lane.mode == "diloco" else Geo(lane, slices, plan.trainers)
-    return Queued(lane, slices)
+        return (
+            DiLoCoSender(lane, slices)
+            if lane.mode == "diloco"
+            else GeoSender(lane, slices, plan.trainers)
+        )
+    return AsyncSender(lane, slices)
 
 
 def _lookups(plan: Plan) -> Lookups | None:
@@ -473,5 +477,5 @@ def _identity(deployment: Deployment, connection: Connection) -> Identity:
         incarnation=secrets.token_hex(8),
         fingerprint=deployment.plan.fingerprint(),
         manifest=deployment.plan.manifest(),
-        carriers=CARRIERS if connection.transport == "auto" else (connection.transport,),
+        transports=TRANSPORTS if connection.transport == "auto" else (connection.transport,),
     )

@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 
 
-class Crossed(Protocol):
+class PendingCopy(Protocol):
     """A copy on its way: a ``torch.cuda.Event``."""
 
     def synchronize(self) -> None:
@@ -43,19 +43,19 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
-class Crossing:
+class DeviceCopy:
     """One device's side stream.  See [Note: what waits for what]."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
 
-    def out(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
+    def out(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
         """Begins to copy from the device to pinned memory."""
         source.record_stream(self.stream)
         return self._copy(source, target)
 
-    def back(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
+    def back(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
         """Begins to copy from pinned memory to the device; what the script's stream is given from
         now on sees the new values.
         """
@@ -69,7 +69,7 @@ class Crossing:
         """
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Crossed:
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)

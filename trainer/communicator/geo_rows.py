@@ -23,7 +23,7 @@ from pserver.table.index import Index
 from pserver.table.sparse_table import SparseTable
 from pserver.transport.codec import DTYPES
 from transpiler.ir.tables import Segment, ShowClickEntry, Table
-from transpiler.plan.plan import Number, Plan, Rule
+from transpiler.plan.plan import Hparam, Plan, Rule
 from transpiler.plan.table_planner import rules_of
 
 Pull = Callable[[torch.Tensor], torch.Tensor]
@@ -44,7 +44,7 @@ class GeoRows:
         # which rows there are, the servers decide
         here = replace(table, entry=None, ttl=None, capacity=None, memory_bytes=None)
         self._read = [
-            (segment.group, rule.numbers)
+            (segment.group, rule.hparams)
             for segment, rule in zip(table.segments, rules, strict=True)
         ]
         self._own = SparseTable(here, rules)  # x, and states
@@ -96,13 +96,13 @@ class GeoRows:
         self._fresh.clear()
         self._trained = []
 
-    def step(self, gradient: RowGradient, rows: Mapping[int, Mapping[str, Number]]) -> None:
+    def step(self, gradient: RowGradient, rows: Mapping[int, Mapping[str, Hparam]]) -> None:
         """One step of the rows of a gradient, by the table's rules with these numbers of the
         groups.
         """
         ids = gradient.ids.numpy()
-        numbers = [{name: rows[group][name] for name in names} for group, names in self._read]
-        self._own.update(ids, gradient.rows.numpy(), numbers)
+        hparams = [{name: rows[group][name] for name in names} for group, names in self._read]
+        self._own.update(ids, gradient.rows.numpy(), hparams)
         self._trained.append(RowGradient(gradient.ids, gradient.rows[:, :0], gradient.statistics))
 
     def leave(self) -> RowGradient:

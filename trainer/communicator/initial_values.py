@@ -13,7 +13,7 @@ from pserver.transport.codec import buffer_of
 log = logging.getLogger(__name__)
 
 
-class StartValues:
+class InitialValues:
     """Checksums of a trainer's own values, taken before the servers' replace them.
 
     Args:

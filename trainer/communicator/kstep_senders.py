@@ -17,26 +17,26 @@ import torch
 from pserver.client.channel import Channel
 from pserver.table.gradient import RowGradient
 from pserver.wire_pb2 import Done, Part
-from trainer.communicator.lane import Rows
-from trainer.communicator.parameter_slices import LiveSlices
-from trainer.communicator.request_pipeline import Buffers, Stage, Tensors, Wire
+from trainer.communicator.lane import Hparams
+from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.request_pipeline import Buffers, RequestPipeline, Stage, Tensors
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
     from trainer.communicator.geo_rows import GeoRows
 
 
-class Local:
+class KStepSender:
     """What the two have in common: gradients stay here, and steps are counted."""
 
-    def __init__(self, lane: Lane, slices: LiveSlices) -> None:
+    def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
         self._lane = lane
         self._slices = slices
         self._buffers = Buffers(slices)
-        self._wire = Wire(lane, slices, self._buffers)
+        self._wire = RequestPipeline(lane, slices, self._buffers)
         self.turn = self._wire.turn
         self._taken = 0  # steps since the last message
-        self._rows: Rows = {}
+        self._rows: Hparams = {}
         self._last = Done()
 
     @property
@@ -55,7 +55,7 @@ class Local:
         """See :class:`LaneSender`; no plan has tables where this is not done better."""
         raise AssertionError("a plan refuses tables in such a lane")
 
-    def close(self, rows: Rows, overflow: bool) -> None:
+    def close(self, rows: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
         self._taken += 0 if overflow else 1
         self._rows = rows
@@ -65,7 +65,7 @@ class Local:
         return {"messages": self.step, "steps_queued": self._taken}
 
 
-class Outer(Local):
+class DiLoCoSender(KStepSender):
     """Diloco: every k steps the parameters themselves leave, and the servers' land over them while
     the script waits.
 
@@ -97,7 +97,7 @@ class Outer(Local):
         """No threads."""
 
 
-class Geo(Local):
+class GeoSender(KStepSender):
     """Geo: every k steps what changed is added on the servers, while training goes on.
 
     [Note: geo]  Each slice has a copy y of what the trainer takes for the server's.  Every k steps
@@ -110,7 +110,7 @@ class Geo(Local):
     still has to be moved by it.
     """
 
-    def __init__(self, lane: Lane, slices: LiveSlices, trainers: int) -> None:
+    def __init__(self, lane: Lane, slices: ParameterSlices, trainers: int) -> None:
         super().__init__(lane, slices)
         self._trainers = trainers
         self._stage = Stage(self._buffers)
@@ -136,7 +136,7 @@ class Geo(Local):
         """Gradients of rows stay here, too."""
         self._gradients[table] = gradient
 
-    def close(self, rows: Rows, overflow: bool) -> None:
+    def close(self, rows: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
         super().close(rows, overflow)
         gradients, self._gradients = self._gradients, {}
@@ -182,7 +182,7 @@ class Geo(Local):
         self._under_way.append((self._left, changed, answer))
 
     def _exchange(
-        self, number: int, changed: Tensors, rows: Rows, tables: Mapping[str, RowGradient]
+        self, number: int, changed: Tensors, rows: Hparams, tables: Mapping[str, RowGradient]
     ) -> Done:
         done, values = self._wire.exchange(changed, rows, False, self._stage.empty, tables)
         self._stage.arrived(values, values, number)

@@ -25,11 +25,11 @@ import torch
 from pserver.client.channel import Channel
 from pserver.table.gradient import RowGradient
 from pserver.transport.array_assembler import row_parts
-from pserver.wire_pb2 import Commit, Done, Kind, Part, Row
-from transpiler.formats.plan_message import numbers_to_proto
-from transpiler.plan.plan import Number
+from pserver.wire_pb2 import Commit, Done, GroupHparams, Kind, Part
+from transpiler.formats.plan_message import hparams_to_proto
+from transpiler.plan.plan import Hparam
 
-Rows = Mapping[int, Mapping[str, Number]]
+Hparams = Mapping[int, Mapping[str, Hparam]]
 
 
 class LaneSender(Protocol):
@@ -55,7 +55,7 @@ class LaneSender(Protocol):
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """One table's gradient; what it holds is not written to any more."""
 
-    def close(self, rows: Rows, overflow: bool) -> None:
+    def close(self, rows: Hparams, overflow: bool) -> None:
         """The step is complete."""
 
     def finish(self) -> Done:
@@ -101,9 +101,14 @@ def post_rows(channels: Sequence[Channel], step: int, table: str, gradient: RowG
         channel.post(Kind.ROWS, step, row_parts(table, part))
 
 
-def commit_of(rows: Rows, absent: set[str], overflow: bool = False, quiet: bool = False) -> Commit:
+def commit_of(
+    hparams: Hparams, absent: set[str], overflow: bool = False, omit_values: bool = False
+) -> Commit:
     """The end of a step, as a message."""
     messages = [
-        Row(group=group, numbers=numbers_to_proto(row)) for group, row in sorted(rows.items())
+        GroupHparams(group=group, values=hparams_to_proto(values))
+        for group, values in sorted(hparams.items())
     ]
-    return Commit(rows=messages, absent=sorted(absent), overflow=overflow, quiet=quiet)
+    return Commit(
+        hparams=messages, absent=sorted(absent), overflow=overflow, omit_values=omit_values
+    )

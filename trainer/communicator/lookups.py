@@ -147,14 +147,18 @@ class Lookups:
     # ---- whole tables ----
 
     def scan(
-        self, name: str, changed: bool = False, settled: bool = False
+        self, name: str, changed: bool = False, materialized: bool = False
     ) -> Iterator[tuple[Chunk, dict[str, Any]]]:
-        """Chunks of a table from all servers, one after the other, each with its server's facts."""
+        """Chunks of a table from all servers, one after the other, each with its server's metadata."""
         for server in range(len(self._clients)):
             cursor = 0
             while cursor >= 0:
                 asked = Scan(
-                    table=name, cursor=cursor, most=CHUNK_ROWS, changed=changed, settled=settled
+                    table=name,
+                    cursor=cursor,
+                    limit=CHUNK_ROWS,
+                    changed_since_save=changed,
+                    materialized=materialized,
                 )
                 with self._turn:
                     done = self._scan(server, asked)
@@ -162,7 +166,7 @@ class Lookups:
                 chunk = {
                     full.removeprefix(f"{name}@"): array.numpy() for full, array in landed.items()
                 }
-                yield chunk, json.loads(done.facts)
+                yield chunk, json.loads(done.metadata)
                 cursor = done.cursor
 
     def _scan(self, server: int, asked: Scan) -> Done:
@@ -176,7 +180,7 @@ class Lookups:
         """All that has changed of a table until now has been saved."""
         with self._turn:
             for server in range(len(self._clients)):
-                self._scan(server, Scan(table=name, saved=True))
+                self._scan(server, Scan(table=name, mark_saved=True))
 
     def begin_with(self, server: int, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
         """Gives a server those of these rows that it holds, as values that nothing was learned from
@@ -199,9 +203,9 @@ class Lookups:
                     ]
                 )
 
-    def begin_anew(self, name: str, facts: Mapping[str, Any]) -> None:
-        """A table without rows, with these facts, on every server."""
-        said = {name: json.dumps(facts)}
+    def begin_anew(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """A table without rows, with these metadata, on every server."""
+        said = {name: json.dumps(metadata)}
         with self._turn:
             self._wait([self._give(server, [], said) for server in range(len(self._clients))])
 
@@ -221,12 +225,12 @@ class Lookups:
             self._wait(answers)
 
     def _give(
-        self, server: int, arrays: list[tuple[str, torch.Tensor]], facts: Mapping[str, str]
+        self, server: int, arrays: list[tuple[str, torch.Tensor]], metadata: Mapping[str, str]
     ) -> Future[Done]:
         channel = self._channel(server)
         answer = channel.begin()
         channel.post(Kind.VALUE, 0, arrays)
-        channel.commit(0, Commit(facts=facts))
+        channel.commit(0, Commit(metadata=metadata))
         return answer
 
     def metrics(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ import torch
 
 from pserver.dense.compression import Compressor
 from pserver.transport.codec import DTYPES
-from trainer.communicator.device_copy import Crossed, Crossing, crosses, pinned
+from trainer.communicator.device_copy import DeviceCopy, PendingCopy, crosses, pinned
 from transpiler.plan.plan import Placement, Slice
 
 LARGE_BYTES = 2**20  # a buffer of its own pages wastes next to nothing of them
@@ -33,7 +33,7 @@ def kept_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     ).view(shape)
 
 
-class LiveSlices:
+class ParameterSlices:
     """See the module's docstring.
 
     Args:
@@ -61,8 +61,8 @@ class LiveSlices:
         self._compressor = Compressor()
         self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step
         self._landed: set[str] = set()  # slices whose buffer holds something new
-        self._crossings: dict[torch.device, Crossing] = {}
-        self._unloading: list[Crossed] = []  # copies to a GPU that may not have been made yet
+        self._crossings: dict[torch.device, DeviceCopy] = {}
+        self._unloading: list[PendingCopy] = []  # copies to a GPU that may not have been made yet
 
     def __contains__(self, name: str) -> bool:
         return name in self._owners
@@ -134,10 +134,10 @@ class LiveSlices:
         make = pinned if crosses(self._tensors[placement.name]) else kept_buffer
         return make(shape, DTYPES[placement.dtype])
 
-    def crossing(self, tensor: torch.Tensor) -> Crossing:
+    def crossing(self, tensor: torch.Tensor) -> DeviceCopy:
         """The way between a tensor's device and main memory."""
         if tensor.device not in self._crossings:
-            self._crossings[tensor.device] = Crossing(tensor.device)
+            self._crossings[tensor.device] = DeviceCopy(tensor.device)
         return self._crossings[tensor.device]
 
     def join(self) -> None:

@@ -25,8 +25,8 @@ from pserver.client.channel import Channel
 from pserver.table.gradient import RowGradient
 from pserver.transport.array_assembler import row_parts
 from pserver.wire_pb2 import Done, Kind
-from trainer.communicator.lane import Request, Rows, commit_of
-from trainer.communicator.parameter_slices import LiveSlices
+from trainer.communicator.lane import Hparams, Request, commit_of
+from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.plan.plan import Lane
 
 Tensors = dict[str, torch.Tensor]  # by slice, where nothing else is said
@@ -37,7 +37,7 @@ class Buffers:
     its use.
     """
 
-    def __init__(self, slices: LiveSlices) -> None:
+    def __init__(self, slices: ParameterSlices) -> None:
         self._slices = slices
         self._lock = threading.Lock()  # guards the one below
         self._spare: Tensors = {}
@@ -56,12 +56,12 @@ class Buffers:
             self._spare.update(tensors)
 
 
-class Wire:
+class RequestPipeline:
     """The messages of one lane that are not waited for by the script: one at a time, over all
     servers.
     """
 
-    def __init__(self, lane: Lane, slices: LiveSlices, buffers: Buffers) -> None:
+    def __init__(self, lane: Lane, slices: ParameterSlices, buffers: Buffers) -> None:
         self.step = 0
         self._lane = lane
         self._slices = slices
@@ -88,8 +88,8 @@ class Wire:
     def exchange(
         self,
         gradients: Mapping[str, torch.Tensor],
-        rows: Rows,
-        quiet: bool,
+        rows: Hparams,
+        omit_values: bool,
         over: bool = False,
         tables: Mapping[str, RowGradient] = MappingProxyType({}),
     ) -> tuple[Done, Tensors]:
@@ -97,7 +97,7 @@ class Wire:
         the answers.
 
         Args:
-            quiet: the answer is not to bring values.
+            omit_values: the answer is not to bring values.
             over: the values may take the gradients' memory.  See [Note: one buffer there and back].
             tables: gradients of rows.
 
@@ -125,7 +125,9 @@ class Wire:
                     channel.post(Kind.ROWS, self.step, row_parts(name, parts[server]))
                 channel.commit(
                     self.step,
-                    commit_of(rows, self._slices.on(server) - set(gradients), quiet=quiet),
+                    commit_of(
+                        rows, self._slices.on(server) - set(gradients), omit_values=omit_values
+                    ),
                 )
             return request.wait(), self._landed
 

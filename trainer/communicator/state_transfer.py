@@ -16,14 +16,14 @@ from pserver.client.client import Client, Landing
 from pserver.transport.codec import DTYPES
 from pserver.wire_pb2 import Commit, Done, Kind, Part
 from trainer.communicator.lane import LaneSender, Request
-from trainer.communicator.parameter_slices import LiveSlices
+from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.ir.graph import Program, Ref
 from transpiler.ir.rules import RULES, slice_state
 from transpiler.ir.table_ops import updates_rows
 from transpiler.plan.plan import Placement, Plan
 
 
-class Transfer:
+class StateTransfer:
     """See the module's docstring.
 
     Args:
@@ -36,7 +36,7 @@ class Transfer:
         self,
         plan: Plan,
         programs: list[Program],
-        slices: LiveSlices,
+        slices: ParameterSlices,
         tensors: Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer | None,
     ) -> None:

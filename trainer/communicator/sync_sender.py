@@ -13,20 +13,20 @@ from pserver.client.channel import Channel
 from pserver.dense.merge import clip_coefficients
 from pserver.table.gradient import RowGradient
 from pserver.wire_pb2 import Done, Kind, Part
-from trainer.communicator.device_copy import Crossed, crosses
-from trainer.communicator.lane import Request, Rows, commit_of, post_rows
-from trainer.communicator.parameter_slices import LiveSlices
+from trainer.communicator.device_copy import PendingCopy, crosses
+from trainer.communicator.lane import Hparams, Request, commit_of, post_rows
+from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.plan.plan import Clip
 
 
-class Together:
+class SyncSender:
     """Sync.
 
     Gradients leave as they come; new parameters land in the parameters' own memory while the script
     waits.
     """
 
-    def __init__(self, slices: LiveSlices, clip: Clip | None) -> None:
+    def __init__(self, slices: ParameterSlices, clip: Clip | None) -> None:
         self.turn = threading.Lock()
         self._step = 0
         self._slices = slices
@@ -37,7 +37,7 @@ class Together:
         self._sent: set[str] = set()
         self._buffers: dict[str, torch.Tensor] = {}  # gradients of a GPU, kept from step to step
         # those that are on their way into them
-        self._crossing: deque[tuple[str, Crossed]] = deque()
+        self._crossing: deque[tuple[str, PendingCopy]] = deque()
 
     @property
     def step(self) -> int:
@@ -85,7 +85,7 @@ class Together:
             self._answers = [channel.begin() for channel in self._channels]
         post_rows(self._channels, self.step + 1, table, gradient)
 
-    def close(self, rows: Rows, overflow: bool) -> None:
+    def close(self, rows: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
         if not self._answers:
             self._answers = [channel.begin() for channel in self._channels]

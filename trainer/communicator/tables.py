@@ -17,10 +17,10 @@ from torch import nn
 from pserver.table.gradient import RowGradient
 from trainer.embedding.embedding import DistributedEmbedding, RowSource
 from trainer.embedding.local_rows import LocalRows
-from trainer.embedding.proxy_parameter import Anchor
+from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.row_optimizers import RowOptimizer
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Number, Rule
+from transpiler.plan.plan import Hparam, Rule
 
 
 @runtime_checkable
@@ -31,7 +31,7 @@ class Forgetful(Protocol):
         """They are out of date."""
 
 
-Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
+Hparams = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
 
 
 class Tables:
@@ -125,11 +125,11 @@ class Tables:
             self._own.append(own)
         return self._first_own + next(i for i, known in enumerate(self._own) if known is own)
 
-    def rows(self) -> dict[int, Mapping[str, Number]]:
+    def rows(self) -> dict[int, Mapping[str, Hparam]]:
         """The present numbers of the tables' own groups."""
-        return {self._first_own + index: own.rule().numbers for index, own in enumerate(self._own)}
+        return {self._first_own + index: own.rule().hparams for index, own in enumerate(self._own)}
 
-    def start_rows(self) -> dict[str, Rows]:
+    def start_rows(self) -> dict[str, Hparams]:
         """The rows that tables begin with, where embeddings have some: ids, int64 [n], and values,
         [n, dim].
         """
@@ -211,4 +211,4 @@ def _parameters(group: Mapping[str, object]) -> list[torch.Tensor]:
 
 
 def _is_anchor(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, Anchor)
+    return isinstance(parameter, ProxyParameter)

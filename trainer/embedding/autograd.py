@@ -11,10 +11,10 @@ from torch.autograd.function import once_differentiable
 
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
-from trainer.embedding.proxy_parameter import Anchor
+from trainer.embedding.proxy_parameter import ProxyParameter
 
 
-def attach(anchor: Anchor, rows: Tensor, ids: Tensor, statistics: Tensor | None) -> Tensor:
+def attach(anchor: ProxyParameter, rows: Tensor, ids: Tensor, statistics: Tensor | None) -> Tensor:
     """The same rows, of which each backward pass tells the anchor the gradient.
 
     Args:
@@ -55,7 +55,7 @@ def gather_bags(rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, m
 class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Anchor, rows: Tensor, ids: Tensor, statistics: Tensor | None
+        ctx: Any, anchor: ProxyParameter, rows: Tensor, ids: Tensor, statistics: Tensor | None
     ) -> Tensor:
         ctx.anchor, ctx.ids, ctx.statistics = anchor, ids, statistics
         return rows.view_as(rows)

@@ -22,9 +22,9 @@ from pserver.table.gradient import RowGradient
 from trainer.embedding.autograd import attach, gather
 from trainer.embedding.bags import POOLINGS, bags_of, pool
 from trainer.embedding.local_rows import LocalRows
-from trainer.embedding.proxy_parameter import Anchor
+from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.row_cache import RowCache
-from trainer.embedding.table_settings import DTYPES, TableModule
+from trainer.embedding.table_settings import DTYPES, TableSettings
 from transpiler.ir.tables import (
     CountFilterEntry,
     Initial,
@@ -46,7 +46,7 @@ class RowSource(Protocol):
         """
 
 
-class DistributedEmbedding(TableModule):
+class DistributedEmbedding(TableSettings):
     """Rows of ``dim`` numbers for int64 ids of any value.
 
     A row that nothing was learned for reads the initial value of its id, which depends on ``seed``
@@ -153,7 +153,7 @@ class DistributedEmbedding(TableModule):
         self.register_buffer(
             "padding_row", None if padding_idx is None or pooling else torch.zeros(dim, dtype=dtype)
         )
-        self.anchor = Anchor(torch.zeros((), dtype=dtype))
+        self.anchor = ProxyParameter(torch.zeros((), dtype=dtype))
         self.anchor.bind(self)
 
     @classmethod
@@ -330,13 +330,13 @@ class DistributedEmbedding(TableModule):
             return None
         columns = []
         for name, usual in zip(names, (1.0, 0.0), strict=True):
-            numbers = torch.as_tensor(given.get(name, usual)).detach().to("cpu", torch.float32)
+            hparams = torch.as_tensor(given.get(name, usual)).detach().to("cpu", torch.float32)
             try:
-                columns.append(numbers.expand(ids.shape).reshape(-1))
+                columns.append(hparams.expand(ids.shape).reshape(-1))
             except RuntimeError:
                 shapes = (
                     f"expected a shape that broadcasts to {list(ids.shape)}, got "
-                    f"{list(numbers.shape)}"
+                    f"{list(hparams.shape)}"
                 )
                 raise ValueError(f"{self.whose()}: {name}: {shapes}") from None
         return torch.stack(columns, 1)
@@ -458,13 +458,13 @@ class DistributedEmbedding(TableModule):
 
 
 def _check_kinds(
-    numbers: Mapping[str, int | None], init: Initial | None, entry: TableEntry | None
+    hparams: Mapping[str, int | None], init: Initial | None, entry: TableEntry | None
 ) -> None:
-    for name, number in numbers.items():
+    for name, number in hparams.items():
         if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
             raise TypeError(f"{name}: expected a whole number, got {number!r}")
     for name in ("num_embeddings", "cache_rows"):
-        number = numbers[name]
+        number = hparams[name]
         if number is not None and number < (name == "num_embeddings"):
             raise ValueError(
                 f"{name}: expected {int(name == 'num_embeddings')} or more, got {number}"

@@ -81,9 +81,9 @@ class LocalRows:
         """One step; the gradient is used up."""
         self._follow(rules)
         statistics = None if gradient.statistics is None else gradient.statistics.numpy()
-        numbers = [rule.numbers for _, _, rule in rules]
+        hparams = [rule.hparams for _, _, rule in rules]
         self.rows.update(
-            gradient.ids.numpy(), gradient.rows.numpy(), numbers, statistics, self._clock()
+            gradient.ids.numpy(), gradient.rows.numpy(), hparams, statistics, self._clock()
         )
 
     def _follow(self, rules: ByColumns) -> None:
@@ -92,7 +92,7 @@ class LocalRows:
         before = self.rows
         self._rules = list(rules)
         self._rows = self._made()
-        for chunk in _chunks(before, settled=True):
+        for chunk in _chunks(before, materialized=True):
             self._rows.assign(chunk["ids"], chunk["values"])
 
     def assign(self, ids: Tensor, rows: Tensor) -> None:
@@ -123,19 +123,19 @@ class LocalRows:
         chunks = list(_chunks(self.rows, changed=changed))
         whole = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
         rules = [
-            [begin, end, rule.type, dict(rule.numbers), dict(rule.flags)]
+            [begin, end, rule.type, dict(rule.hparams), dict(rule.flags)]
             for begin, end, rule in self._rules
         ]
-        return whole, {"rules": rules, "table": self.rows.facts()}
+        return whole, {"rules": rules, "table": self.rows.metadata()}
 
-    def begin_anew(self, facts: Mapping[str, Any]) -> None:
-        """No rows, and these facts, as :meth:`state` gave them."""
-        self._rules = [(begin, end, _rule(*rest)) for begin, end, *rest in facts["rules"]]
+    def begin_anew(self, metadata: Mapping[str, Any]) -> None:
+        """No rows, and these metadata, as :meth:`state` gave them."""
+        self._rules = [(begin, end, _rule(*rest)) for begin, end, *rest in metadata["rules"]]
         self._start = None
         self._rows = self._made()
-        self._rows.restore(facts["table"])
+        self._rows.restore(metadata["table"])
 
-    def load(self, rows: Chunk, facts: Mapping[str, Any]) -> None:
+    def load(self, rows: Chunk, metadata: Mapping[str, Any]) -> None:
         """Takes what :meth:`state` gave, in place of all rows that are here.
 
         Raises:
@@ -149,11 +149,11 @@ class LocalRows:
         if rows["values"].dtype != np.dtype(self._table.dtype):
             raise ValueError(f"expected rows of {self._table.dtype}, got {rows['values'].dtype}")
         before = self._rules, self._rows
-        self._rules = [(begin, end, _rule(*rest)) for begin, end, *rest in facts["rules"]]
+        self._rules = [(begin, end, _rule(*rest)) for begin, end, *rest in metadata["rules"]]
         self._rows = self._made()
         try:
             self._rows.load(rows)
-            self._rows.restore(facts["table"])
+            self._rows.restore(metadata["table"])
         except Exception:
             self._rules, self._rows = before
             raise
@@ -167,7 +167,7 @@ class LocalRows:
             return self._start
         if not len(self._rows):
             return None
-        chunks = list(_chunks(self._rows, settled=True))
+        chunks = list(_chunks(self._rows, materialized=True))
         ids, values = (
             torch.from_numpy(np.concatenate([chunk[key] for chunk in chunks]))
             for key in ("ids", "values")
@@ -185,11 +185,13 @@ class LocalRows:
             self.load(*state["_rows"])
 
 
-def _chunks(rows: SparseTable, *, changed: bool = False, settled: bool = False) -> Iterator[Chunk]:
-    """All rows, or those that changed, at least one chunk; settled: as a lookup reads them."""
+def _chunks(
+    rows: SparseTable, *, changed: bool = False, materialized: bool = False
+) -> Iterator[Chunk]:
+    """All rows, or those that changed, at least one chunk; materialized: as a lookup reads them."""
     cursor = 0
     while cursor >= 0:
-        chunk, cursor = rows.scan(cursor, CHUNK_ROWS, changed, settled)
+        chunk, cursor = rows.scan(cursor, CHUNK_ROWS, changed, materialized)
         yield chunk
 
 
@@ -197,9 +199,9 @@ def _form(rules: Sequence[tuple[int, int, Rule]]) -> list[tuple[int, int, str, d
     return [(begin, end, rule.type, dict(rule.flags)) for begin, end, rule in rules]
 
 
-def _rule(kind: str, numbers: Mapping[str, Any], flags: Mapping[str, bool]) -> Rule:
+def _rule(kind: str, hparams: Mapping[str, Any], flags: Mapping[str, bool]) -> Rule:
     return Rule(
         kind,
-        {key: tuple(value) if isinstance(value, list) else value for key, value in numbers.items()},
+        {key: tuple(value) if isinstance(value, list) else value for key, value in hparams.items()},
         dict(flags),
     )

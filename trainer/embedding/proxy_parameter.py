@@ -38,7 +38,7 @@ from trainer.row_optimizers import group_rule
 from transpiler.plan.plan import Rule
 
 
-class Anchored(Protocol):
+class ProxiedTable(Protocol):
     """What an anchor stands for."""
 
     def steps_here(self) -> bool:
@@ -54,17 +54,19 @@ class Anchored(Protocol):
         """The table, in words."""
 
 
-class Anchor(nn.Parameter):
+class ProxyParameter(nn.Parameter):
     """See the module's docstring.  Made by its module, and found in parameter groups."""
 
-    _owner: weakref.ref[Anchored] | None
+    _owner: weakref.ref[ProxiedTable] | None
     # of the backward passes under way, by the number autograd gives them
     _parts: dict[int, list[RowGradient]]
     _pending: RowGradient | None
     _recorded: float  # the norm of what is pending, as anchor.grad was set to it
 
-    def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Anchor:
-        anchor: Anchor = super().__new__(cls, torch.zeros(()) if data is None else data, True)
+    def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> ProxyParameter:
+        anchor: ProxyParameter = super().__new__(
+            cls, torch.zeros(()) if data is None else data, True
+        )
         anchor._owner, anchor._parts = None, {}
         anchor.drop()
         anchor.register_post_accumulate_grad_hook(_arrived)  # type: ignore[no-untyped-call]  # torch's own
@@ -72,14 +74,14 @@ class Anchor(nn.Parameter):
         return anchor
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return Anchor, (self.detach(), self.requires_grad)
+        return ProxyParameter, (self.detach(), self.requires_grad)
 
     @property
-    def owner(self) -> Anchored | None:
+    def owner(self) -> ProxiedTable | None:
         """The module, while it lives."""
         return None if self._owner is None else self._owner()
 
-    def bind(self, owner: Anchored) -> None:
+    def bind(self, owner: ProxiedTable) -> None:
         """Says which module this is the anchor of."""
         self._owner = weakref.ref(owner)
 
@@ -157,22 +159,22 @@ class Anchor(nn.Parameter):
 
 
 def _arrived(anchor: Tensor) -> None:
-    assert isinstance(anchor, Anchor), "the hook of an anchor"
+    assert isinstance(anchor, ProxyParameter), "the hook of an anchor"
     anchor.arrive()
 
 
 # ---- steps of optimizers of this process; see [Note: steps without servers] ----
 
-_hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[Anchor, Tensor]]] = (
+_hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[ProxyParameter, Tensor]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def anchors(optimizer: Optimizer) -> Iterator[tuple[int, Anchor]]:
+def proxy_parameters(optimizer: Optimizer) -> Iterator[tuple[int, ProxyParameter]]:
     """The anchors among an optimizer's parameters, each with the index of its group."""
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            if isinstance(parameter, Anchor):
+            if isinstance(parameter, ProxyParameter):
                 yield index, parameter
 
 
@@ -181,7 +183,7 @@ def _before_step(
 ) -> tuple[Any, Any] | None:
     if (
         isinstance(getattr(optimizer, "inner", None), Optimizer)
-        or next(anchors(optimizer), None) is None
+        or next(proxy_parameters(optimizer), None) is None
     ):
         return None  # an optimizer that has another one step: that one's step is seen here, too
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -205,7 +207,7 @@ def _before_step(
 
 def _step_rows(optimizer: Optimizer) -> None:
     here = []
-    for index, anchor in anchors(optimizer):
+    for index, anchor in proxy_parameters(optimizer):
         owner = anchor.owner
         if owner is not None and anchor.grad is not None and owner.steps_here():
             here.append(
@@ -221,7 +223,7 @@ def _step_rows(optimizer: Optimizer) -> None:
         if not overflow:
             owner.step(rules, scale)
     hidden = _hidden[optimizer] = []
-    for _, anchor in anchors(optimizer):
+    for _, anchor in proxy_parameters(optimizer):
         if anchor.grad is not None:
             hidden.append((anchor, anchor.grad))
             anchor.grad = None

@@ -2,7 +2,7 @@
 
 In a ``state_dict`` they are plain tensors, that any file format of tensors takes: ``table.ids``
 (int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule and what else a
-table keeps for its rows; ``table.facts``: steps, counters and rules, as JSON in bytes.  Rows that
+table keeps for its rows; ``table.metadata``: steps, counters and rules, as JSON in bytes.  Rows that
 servers hold are in none: ``fleet.save`` and ``fleet.export`` write them.
 """
 
@@ -34,8 +34,8 @@ class RowState(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if isinstance(self.rows, LocalRows):
-            arrays, facts = self.rows.state()
-            text = np.frombuffer(json.dumps(facts).encode(), np.uint8).copy()
+            arrays, metadata = self.rows.state()
+            text = np.frombuffer(json.dumps(metadata).encode(), np.uint8).copy()
             for key, array in {**arrays, "facts": text}.items():
                 destination[f"{prefix}{PREFIX}{key}"] = torch.from_numpy(array)
 
@@ -86,7 +86,7 @@ class RowState(nn.Module):
 def _load(rows: LocalRows, given: Mapping[str, Tensor]) -> None:
     arrays = {key: np.ascontiguousarray(value.cpu().numpy()) for key, value in given.items()}
     try:
-        facts: dict[str, Any] = json.loads(arrays.pop("facts").tobytes())
+        metadata: dict[str, Any] = json.loads(arrays.pop("facts").tobytes())
     except ValueError as error:
-        raise ValueError(f"{PREFIX}facts: expected JSON: {error}") from error
-    rows.load(arrays, facts)
+        raise ValueError(f"{PREFIX}metadata: expected JSON: {error}") from error
+    rows.load(arrays, metadata)

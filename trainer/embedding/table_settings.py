@@ -19,7 +19,7 @@ from transpiler.plan.plan import Rule
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-class TableModule(RowState):
+class TableSettings(RowState):
     """See the module's docstring; what the attributes are is said by
     :class:`trainer.embedding.embedding.DistributedEmbedding`.
     """
@@ -106,7 +106,7 @@ class TableModule(RowState):
             memory_bytes=self.memory_bytes,
         )
 
-    def differs(self, other: TableModule) -> str | None:
+    def differs(self, other: TableSettings) -> str | None:
         """What keeps two modules from sharing one table, in words: the first difference; None:
         nothing.
         """

@@ -36,15 +36,15 @@ class DeepFM(nn.Module):
         self.first_order = DistributedEmbedding(
             1, init=Uniform(0, 0), optimizer=Adagrad(lr=linear_rate), name="first_order"
         )
-        self.numbers = nn.Linear(NUMBERS, 1)
+        self.hparams = nn.Linear(NUMBERS, 1)
         self.deep = _network(SLOTS * dim + NUMBERS, hidden)
 
-    def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, hparams: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """float32 [batch, 13], int64 [batch, 26] -> logits [batch]."""
         rows = self.embedding(ids)  # [batch, 26, dim]
         pairs = 0.5 * (rows.sum(1).square() - rows.square().sum(1)).sum(1)
-        first = self.first_order(ids).sum((1, 2)) + self.numbers(numbers).squeeze(1)
-        deep = self.deep(torch.cat([rows.flatten(1), numbers], 1)).squeeze(1)
+        first = self.first_order(ids).sum((1, 2)) + self.hparams(hparams).squeeze(1)
+        deep = self.deep(torch.cat([rows.flatten(1), hparams], 1)).squeeze(1)
         logits: torch.Tensor = first + pairs + deep
         return logits
 
@@ -64,9 +64,9 @@ class WideDeep(nn.Module):
         )
         self.deep = _network(SLOTS * dim + NUMBERS, hidden)
 
-    def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, hparams: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """float32 [batch, 13], int64 [batch, 26] -> logits [batch]."""
-        deep = self.deep(torch.cat([self.embedding(ids).flatten(1), numbers], 1)).squeeze(1)
+        deep = self.deep(torch.cat([self.embedding(ids).flatten(1), hparams], 1)).squeeze(1)
         logits: torch.Tensor = self.wide(ids).sum((1, 2)) + deep
         return logits
 
@@ -113,7 +113,7 @@ class Progress:
         print(
             f"{self._samples:>10} samples  {rate:7.0f}/s  loss {loss:.4f}  auc "
             f"{auc(labels, scores):.4f}  "
-            f"{rows:>9} rows, {held / 2**20:.0f} MiB  ({fleet.carrier()})",
+            f"{rows:>9} rows, {held / 2**20:.0f} MiB  ({fleet.transport()})",
             flush=True,
         )
 
@@ -122,8 +122,8 @@ def train(
     model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
     """One epoch."""
-    for label, numbers, ids in batches:
-        logits = model(numbers, ids)
+    for label, hparams, ids in batches:
+        logits = model(hparams, ids)
         F.binary_cross_entropy_with_logits(logits, label).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -134,7 +134,7 @@ def train(
 def evaluate(model: nn.Module, batches: Iterable[Batch]) -> float:
     """The AUC over these batches; nobody's rows are made by it."""
     model.eval()
-    pairs = [(label.numpy(), model(numbers, ids).numpy()) for label, numbers, ids in batches]
+    pairs = [(label.numpy(), model(hparams, ids).numpy()) for label, hparams, ids in batches]
     model.train()
     labels, scores = zip(*pairs, strict=True)
     return auc(np.concatenate(labels), np.concatenate(scores))

@@ -39,7 +39,7 @@ def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs
     """The ordinary loop; four words of fleet make it a cluster's."""
     model = fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=2e-3))
-    with Display(epochs, fleet.carrier()) as display:
+    with Display(epochs, fleet.transport()) as display:
         for _ in range(epochs):
             for images, labels in fleet.shard(loader):
                 loss = F.cross_entropy(model(images), labels)

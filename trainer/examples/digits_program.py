@@ -34,7 +34,7 @@ def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs
         program, startup = transpiler.get_trainer_program(), transpiler.get_startup_program()
     executor = Executor(device=str(images.device))
     executor.run(startup)
-    with Display(epochs, executor.carrier) as display:
+    with Display(epochs, executor.transport) as display:
         for _ in range(epochs):
             for images, labels in fleet.shard(loader):
                 (loss,) = executor.run(program, feed=(images, labels), fetch_list=["loss"])

@@ -19,16 +19,16 @@ class Display:
 
     Args:
         epochs: how many there will be.
-        carrier: shown as it is.
+        transport: shown as it is.
     """
 
-    def __init__(self, epochs: int, carrier: str) -> None:
+    def __init__(self, epochs: int, transport: str) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"), disable=not fleet.is_first_worker()
         )
         self._live = self._progress.console.is_terminal
         self._task = self._progress.add_task("")
-        self._epoch, self._epochs, self._carrier = 1, epochs, carrier
+        self._epoch, self._epochs, self._transport = 1, epochs, transport
         self._step, self._samples, self._begin, self._text = 0, 0, time.perf_counter(), ""
 
     def step(self, loss: torch.Tensor, samples: int) -> None:
@@ -39,7 +39,7 @@ class Display:
         self._text = (
             f"epoch {self._epoch:2}/{self._epochs}  step {self._step:4}  loss {loss.item():.4f}"
         )
-        self._text += f"  {rate:5.0f} samples/s  {self._carrier}"
+        self._text += f"  {rate:5.0f} samples/s  {self._transport}"
         self._progress.update(self._task, description=self._text)
 
     def epoch(self) -> None:

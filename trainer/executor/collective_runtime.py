@@ -91,7 +91,7 @@ class CollectiveRuntime:
         return same and device == self._device
 
     @property
-    def carrier(self) -> str:
+    def transport(self) -> str:
         """ "nccl" or "gloo"; "local" where nothing has travelled yet."""
         return ("nccl" if self._device.type == "cuda" else "gloo") if self._joined else "local"
 
@@ -226,9 +226,9 @@ class CollectiveRuntime:
             raise SystemExit(0)
         # Without wait_port the others are expected to be there already.
         patience = (
-            connection.start_deadline_seconds
+            connection.start_timeout_seconds
             if deployment.wait_port
-            else connection.deadline_seconds
+            else connection.heartbeat_timeout_seconds
         )
         end = time.monotonic() + patience
         while True:
@@ -248,7 +248,7 @@ class CollectiveRuntime:
             endpoints,
             facts=self._deployment.plan.manifest(),
             patience=patience,
-            deadline=connection.deadline_seconds,
+            deadline=connection.heartbeat_timeout_seconds,
             host=split_endpoint(endpoints[self._rank])[0],
             meeting=self._job.meetings + 1,
         )

@@ -24,7 +24,7 @@ from pserver.service.server import serve
 from trainer.executor.collective_runtime import CollectiveRuntime
 from trainer.executor.feed import Feed, check_feed, close_names
 from trainer.executor.optimizer_segment import Update
-from trainer.executor.pserver_runtime import ClusterRuntime
+from trainer.executor.pserver_runtime import PServerRuntime
 from trainer.role import Connection
 from transpiler.ir.graph import PERSISTENT, Op, Program, Role, Storage
 from transpiler.ir.ops import is_optimizer
@@ -80,7 +80,7 @@ class Executor:
         # what startup programs bound, for programs that hold no values of their own
         self._scope: dict[str, Tensor] = {}
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # what the tables of a server begin with
-        self._runtimes: list[ClusterRuntime] = []
+        self._runtimes: list[PServerRuntime] = []
         self._collectives: list[CollectiveRuntime] = []
         self._closed = False
 
@@ -244,11 +244,11 @@ class Executor:
             return self._collective(program, program.deployment).kernels_of(program)
         return self._runtime(program, program.deployment).kernels_of(program)
 
-    def _runtime(self, program: Program, deployment: Deployment) -> ClusterRuntime:
+    def _runtime(self, program: Program, deployment: Deployment) -> PServerRuntime:
         """The connection of a trainer's deployment."""
         runtime = next((known for known in self._runtimes if known.serves(deployment)), None)
         if runtime is None:
-            runtime = ClusterRuntime(program, _stored(program))
+            runtime = PServerRuntime(program, _stored(program))
             self._runtimes.append(runtime)
         return runtime
 
@@ -262,14 +262,14 @@ class Executor:
         return known
 
     @property
-    def carrier(self) -> str:
+    def transport(self) -> str:
         """How tensors travel: "shm", "flight", "grpc", "gloo", "nccl", or "local" where nothing has
         travelled yet.
         """
-        carriers = {runtime.communicator.carrier for runtime in self._runtimes} | {
-            each.carrier for each in self._collectives
+        transports = {runtime.communicator.transport for runtime in self._runtimes} | {
+            each.transport for each in self._collectives
         }
-        return ", ".join(sorted(carriers)) or "local"
+        return ", ".join(sorted(transports)) or "local"
 
     def _serve(self, program: Program) -> None:
         """Runs a pserver program: serves until stopped by SIGTERM, SIGINT or a Drain call."""
@@ -288,7 +288,7 @@ class Executor:
         config = ServerConfig(
             endpoint=deployment.endpoints[deployment.server_index],
             transport=connection.transport,
-            deadline_seconds=connection.deadline_seconds,
+            heartbeat_timeout_seconds=connection.heartbeat_timeout_seconds,
         )
         values = {variable.name: self._scope[variable.name] for variable in held}
         if serve(config, replace(program, storage=Storage(values, None, rows=self._rows))):

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.lane import Rows
+from trainer.communicator.lane import Hparams
 from transpiler.ir.graph import Op, Program, Storage, refs
-from transpiler.ir.rules import RULES, row_of
+from transpiler.ir.rules import RULES, hparams_of
 from transpiler.ir.tables import ROW_RULES
 from transpiler.lower import Kernel
-from transpiler.plan.plan import Deployment, Number
+from transpiler.plan.plan import Deployment, Hparam
 
 if TYPE_CHECKING:
     from trainer.executor.served_tables import ServedTables
     from trainer.executor.table_runtime import HeldRows
 
 
-class ClusterRuntime:
+class PServerRuntime:
     """A trainer's connection to its servers, for all programs of one deployment (startup and main).
 
     Args:
@@ -105,18 +105,18 @@ class ClusterRuntime:
         if self._started:
             self._communicator.leave(failure)
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> Hparams:
         """The present hyper-parameters: the live optimizer's, or the plan's in a process that has
         none.
         """
         groups = self._deployment.plan.groups
-        rows: dict[int, Mapping[str, Number]] = {
-            index: rule.numbers for index, rule in enumerate(groups)
+        rows: dict[int, Mapping[str, Hparam]] = {
+            index: rule.hparams for index, rule in enumerate(groups)
         }
         if self._storage.optimizer is not None:
             for index, group in enumerate(self._storage.optimizer.param_groups):
-                rows[index] = _numbers(groups[index].type, group)
-        return rows if self._tables is None else rows | self._tables.numbers()
+                rows[index] = _hparams(groups[index].type, group)
+        return rows if self._tables is None else rows | self._tables.hparams()
 
     def _send(self, program: Program, op: Op, x: Sequence[Any], **_: Any) -> tuple[()]:
         plan, first = self._deployment.plan, next(refs(op.arguments["x"]))
@@ -174,10 +174,10 @@ class ClusterRuntime:
         return self._storage.tensors[op.outputs[0]]
 
 
-def _numbers(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Number]:
+def _hparams(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Hparam]:
     """The present numbers of a parameter group."""
     return (
-        row_of(op_type, group)
+        hparams_of(op_type, group)
         if op_type in RULES
-        else {name: group[name] for name in ROW_RULES[op_type].numbers}
+        else {name: group[name] for name in ROW_RULES[op_type].hparams}
     )

@@ -25,7 +25,7 @@ from trainer.executor.table_runtime import InRange, NativeRowKernels, ServedRows
 from transpiler.ir.graph import Op, Storage
 from transpiler.ir.sparse_rows import SparseRows
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Number, Plan
+from transpiler.plan.plan import Hparam, Plan
 from transpiler.tracing.embedding_lookup import is_sparse
 from transpiler.tracing.embedding_tables import start_rows
 
@@ -106,11 +106,11 @@ class ServedTables:
                 module.connect(source)
                 module.initial_rows = None
 
-    def numbers(self) -> dict[int, Mapping[str, Number]]:
+    def hparams(self) -> dict[int, Mapping[str, Hparam]]:
         """The present numbers of the tables' own optimizers, by the group of the plan."""
         own = self._storage.own
         first = len(self._plan.groups) - len(own)
-        return {first + index: each.rule().numbers for index, each in enumerate(own)}
+        return {first + index: each.rule().hparams for index, each in enumerate(own)}
 
     def write_back(self, communicator: Communicator) -> None:
         """Weights of torch's own get their rows back, as the servers hold them."""

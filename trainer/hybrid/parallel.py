@@ -181,7 +181,7 @@ def hybrid_optimizer(
         ValueError: the model was not made by ``hybrid_parallel``, or the optimizer's rule looks at
             whole tensors.
     """
-    from trainer.hybrid.shards import LocalPieces
+    from trainer.hybrid.shards import LocalShards
 
     if model not in _made:
         raise ValueError("model: expected the one that hybrid_parallel returned")
@@ -201,7 +201,7 @@ def hybrid_optimizer(
     ]
     if grad_clip is None:
         grad_clip = getattr(optimizer, "grad_clip", None)
-    pieces = LocalPieces(parameters, _made[model].mesh)
+    pieces = LocalShards(parameters, _made[model].mesh)
     return ShardedOptimizer(optimizer, pieces, parameters[0].device, grad_clip)
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainer.sharding.shards import Pieces, Values
+from trainer.sharding.shards import Shards, Values
 from trainer.sharding.units import whole_of
 
 
-class LocalPieces(Pieces):
+class LocalShards(Shards):
     """The local parts of a model's parameters.
 
     Args:

@@ -74,7 +74,7 @@ class CollectiveJob(Job):
         log.info("training collectively: trainer %d of %d", world.rank, world.size)
 
     @property
-    def carrier(self) -> str:
+    def transport(self) -> str:
         """How tensors travel: "nccl" where a model is on a GPU, "gloo" from main memory."""
         return "nccl" if any(tensor.is_cuda for tensor in self.tensors().values()) else "gloo"
 
@@ -143,7 +143,7 @@ class CollectiveJob(Job):
         return (
             mine
             if self.role.trainers == 1
-            else Together(mine, self.role.trainers, self.role.trainer_id)
+            else LockstepBatches(mine, self.role.trainers, self.role.trainer_id)
         )
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         )
 
 
-class Together:
+class LockstepBatches:
     """Batches of this trainer, for as long as every trainer has one.
 
     Trainers whose data differ would otherwise stop after different numbers of steps, and the others

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trainer.hybrid.mesh import data_place, hybrid_mesh
 from trainer.hybrid.parallel import hybrid_optimizer, hybrid_parallel, hybrid_state_dict
-from trainer.job.collective_job import CollectiveJob, CollectiveOptimizer, Together
+from trainer.job.collective_job import CollectiveJob, CollectiveOptimizer, LockstepBatches
 from trainer.job.data_shard import shard
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import RoleMaker
@@ -113,7 +113,9 @@ class HybridJob(CollectiveJob):
         batches.
         """
         place, parts = data_place(self.mesh)
-        return Together(shard(loader, parts, place, seed), self.role.trainers, self.role.trainer_id)
+        return LockstepBatches(
+            shard(loader, parts, place, seed), self.role.trainers, self.role.trainer_id
+        )
 
 
 class HybridOptimizer(CollectiveOptimizer):

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from pserver.checkpoint.checkpoint import Saved
-from trainer.collective.dense_allreduce import Averaging
+from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
-from trainer.embedding.proxy_parameter import Anchor
+from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
 from transpiler.distribute import plan_parameters
@@ -57,9 +57,9 @@ class Job:
         return None if self.optimizer is None else self.optimizer.communicator
 
     @property
-    def carrier(self) -> str:
+    def transport(self) -> str:
         """How tensors travel; "local" in a process that trains alone."""
-        return "local" if self.communicator is None else self.communicator.carrier
+        return "local" if self.communicator is None else self.communicator.transport
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Every module of every registered model, by name; several models are numbered."""
@@ -74,7 +74,7 @@ class Job:
             ValueError: two embeddings of one name differ.
         """
         if not any(
-            isinstance(parameter, Anchor)
+            isinstance(parameter, ProxyParameter)
             for model in self.models
             for parameter in model.parameters()
         ):
@@ -105,7 +105,7 @@ class Job:
                 {
                     prefix + name: p
                     for name, p in model.named_parameters()
-                    if not isinstance(p, Anchor)
+                    if not isinstance(p, ProxyParameter)
                 }
             )
             found.update({prefix + name: b for name, b in model.named_buffers()})
@@ -134,8 +134,8 @@ class Job:
         communicator.start()
         if plan.averaged:
             log.info("training collectively, beside: %s", ", ".join(plan.averaged))
-            patience = Connection.from_environment().start_deadline_seconds
-            communicator.averaging = Averaging(
+            patience = Connection.from_environment().start_timeout_seconds
+            communicator.averaging = DenseAllreduce(
                 communicator.clients, self.role.trainer_id, plan.trainers, patience
             )
         if self.tables is not None and communicator.lookups is not None:
@@ -181,7 +181,7 @@ class Job:
         for index, group in enumerate(distributed.param_groups):
             for number, parameter in enumerate(group["params"]):
                 name = distributed.names.get(parameter)
-                if isinstance(parameter, Anchor):
+                if isinstance(parameter, ProxyParameter):
                     continue
                 if name is None:
                     raise ValueError(

@@ -79,8 +79,8 @@ def variable_bytes() -> dict[str, dict[str, int]]:
     return {} if job.communicator is None else job.communicator.variable_bytes()
 
 
-def carrier() -> str:
+def transport() -> str:
     """How tensors travel: "shm", "flight", "grpc"; "gloo" or "nccl" without servers; "local" where
     the process trains alone.
     """
-    return present().carrier
+    return present().transport

@@ -37,7 +37,7 @@ from trainer.collective.rendezvous import environment
 from trainer.optimizer import DistributedOptimizer
 from trainer.sharding.agreement import agree, facts_of
 from trainer.sharding.optimizer import ShardedOptimizer
-from trainer.sharding.shards import Pieces, Slices
+from trainer.sharding.shards import Shards, Slices
 from transpiler.clip import GradClip
 from transpiler.ir.rules import rule_of
 
@@ -46,7 +46,7 @@ SEGMENT_SIZE = 2**20
 
 log = logging.getLogger(__name__)
 # the models of this process that are
-sharded: WeakKeyDictionary[nn.Module, Pieces] = WeakKeyDictionary()
+sharded: WeakKeyDictionary[nn.Module, Shards] = WeakKeyDictionary()
 
 
 def group_sharded_parallel(
@@ -134,7 +134,7 @@ def _units(
     group: dist.ProcessGroup,
     least: int,
     *rest: Any,
-) -> Pieces:
+) -> Shards:
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainer.sharding.units import Units  # FSDP2 takes half a second to import

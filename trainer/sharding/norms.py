@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainer.sharding.shards import Pieces
+from trainer.sharding.shards import Shards
 from transpiler.clip import (
     ClipGradByGlobalNorm,
     ClipGradByValue,
@@ -17,7 +17,7 @@ from transpiler.clip import (
 )
 
 
-def clip_gradients(clip: GradClip, pieces: Pieces, device: torch.device) -> None:
+def clip_gradients(clip: GradClip, pieces: Shards, device: torch.device) -> None:
     """Clips every piece's gradient in place, as a single node would clip the whole ones; all ranks
     call this.
 
@@ -47,7 +47,7 @@ def _gradient(piece: nn.Parameter) -> Tensor:
     return piece.grad
 
 
-def _squares(pieces: Pieces, parameters: list[nn.Parameter], device: torch.device) -> Tensor:
+def _squares(pieces: Shards, parameters: list[nn.Parameter], device: torch.device) -> Tensor:
     """The square of each whole gradient's 2-norm: 1-D, float32, or float64 where a gradient is."""
     grads = [_gradient(pieces.of[parameter]) for parameter in parameters]
     dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32

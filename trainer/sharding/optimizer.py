@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trainer.collective.rendezvous import named
 from trainer.sharding.norms import clip_gradients
-from trainer.sharding.shards import Pieces
+from trainer.sharding.shards import Shards
 from transpiler.clip import GradClip
 
 
@@ -38,7 +38,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        pieces: Pieces,
+        pieces: Shards,
         device: torch.device,
         grad_clip: GradClip | None,
         after: Callable[[], None] | None = None,

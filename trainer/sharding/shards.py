@@ -22,7 +22,7 @@ from trainer.sharding.reducer import Reducer
 Values = dict[nn.Parameter, Tensor]
 
 
-class Pieces(ABC):
+class Shards(ABC):
     """The pieces of one rank.
 
     Attributes:
@@ -97,7 +97,7 @@ def _own_memory(bucket: Bucket, group: dist.ProcessGroup) -> Tensor:
     return flat
 
 
-class Slices(Pieces):
+class Slices(Shards):
     """Parameters whole on every rank, each rank's optimizer with its share of every bucket: levels
     "os" and "os_g".
 

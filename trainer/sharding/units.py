@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainer.sharding.bucket import buckets_of
 from trainer.sharding.reducer import Reducer
-from trainer.sharding.shards import Pieces, Values
+from trainer.sharding.shards import Shards, Values
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -125,7 +125,7 @@ def _placement(ranks: int) -> Any:
     return chosen
 
 
-class Units(Pieces):
+class Units(Shards):
     """A model sharded by FSDP2, its small tensors whole on every rank, their gradients averaged.
 
     Args:

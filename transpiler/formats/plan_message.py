@@ -11,8 +11,8 @@ from transpiler.plan.plan import (
     Clip,
     Collective,
     Deployment,
+    Hparam,
     Lane,
-    Number,
     Placement,
     Plan,
     Rule,
@@ -20,25 +20,25 @@ from transpiler.plan.plan import (
 )
 
 
-def numbers_to_proto(numbers: Mapping[str, Number]) -> dict[str, pb.Numbers]:
-    """A row of hyper-parameters, as the values of a ``map<string, Numbers>`` field (pass it to the
+def hparams_to_proto(hparams: Mapping[str, Hparam]) -> dict[str, pb.Hparam]:
+    """A row of hyper-parameters, as the values of a ``map<string, Hparam>`` field (pass it to the
     message's constructor).
     """
     return {
-        name: pb.Numbers(values=value, pair=True)
+        name: pb.Hparam(values=value, pair=True)
         if isinstance(value, tuple)
-        else pb.Numbers(values=[value])
-        for name, value in numbers.items()
+        else pb.Hparam(values=[value])
+        for name, value in hparams.items()
     }
 
 
-def numbers_from_proto(fields: Mapping[str, pb.Numbers]) -> dict[str, Number]:
-    """The row of hyper-parameters of a ``map<string, Numbers>`` field, sorted by name.
+def hparams_from_proto(fields: Mapping[str, pb.Hparam]) -> dict[str, Hparam]:
+    """The row of hyper-parameters of a ``map<string, Hparam>`` field, sorted by name.
 
     Raises:
         ValueError: a single number that is none or several.
     """
-    row: dict[str, Number] = {}
+    row: dict[str, Hparam] = {}
     for name in sorted(fields):
         values = tuple(fields[name].values)
         if not fields[name].pair and len(values) != 1:
@@ -66,12 +66,12 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
 
 
 def _rule_to_proto(rule: Rule) -> pb.Rule:
-    return pb.Rule(type=rule.type, numbers=numbers_to_proto(rule.numbers), flags=rule.flags)
+    return pb.Rule(type=rule.type, hparams=hparams_to_proto(rule.hparams), flags=rule.flags)
 
 
 def _rule_from_proto(message: pb.Rule) -> Rule:
     return Rule(
-        message.type, numbers_from_proto(message.numbers), dict(sorted(message.flags.items()))
+        message.type, hparams_from_proto(message.hparams), dict(sorted(message.flags.items()))
     )
 
 

@@ -20,8 +20,8 @@ from transpiler import program_pb2 as pb
 from transpiler.formats.canonical import canonical as canonical
 from transpiler.formats.plan_message import deployment_from_proto as deployment_from_proto
 from transpiler.formats.plan_message import deployment_to_proto as deployment_to_proto
-from transpiler.formats.plan_message import numbers_from_proto as numbers_from_proto
-from transpiler.formats.plan_message import numbers_to_proto as numbers_to_proto
+from transpiler.formats.plan_message import hparams_from_proto as hparams_from_proto
+from transpiler.formats.plan_message import hparams_to_proto as hparams_to_proto
 from transpiler.formats.plan_message import plan_from_proto as plan_from_proto
 from transpiler.formats.plan_message import plan_to_proto as plan_to_proto
 from transpiler.ir.graph import (

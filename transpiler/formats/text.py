@@ -227,10 +227,10 @@ def _update(op: Op) -> str:
     """An optimizer op: the gradient, the rate, and what is not as torch has it by default."""
     rule, defaults = rule_of_op(op), _defaults(op.type)
     group = {} if op.arguments.get("group") == 0 else {"group": op.arguments.get("group")}
-    numbers = {**rule.numbers, **rule.flags, **group}
+    hparams = {**rule.hparams, **rule.flags, **group}
     said = [
         f"{name}={value(number)}"
-        for name, number in numbers.items()
+        for name, number in hparams.items()
         if name not in defaults or defaults[name] != number
     ]
     return f"{op.type}({', '.join([value(op.arguments['grad']), *said])})"

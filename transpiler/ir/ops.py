@@ -51,7 +51,7 @@ from transpiler.ir.table_ops import (
 )
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
 from transpiler.ir.tables import ROW_RULES
-from transpiler.plan.plan import Number, Rule
+from transpiler.plan.plan import Hparam, Rule
 
 
 def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:
@@ -158,9 +158,9 @@ def _rules() -> Mapping[str, Mapping[str, Parameter]]:
             name: parameter.default
             for name, parameter in inspect.signature(spec.cls).parameters.items()
         }
-        numbers = {name: _number_parameter(defaults.get(name)) for name in spec.numbers}
+        hparams = {name: _number_parameter(defaults.get(name)) for name in spec.hparams}
         table[op_type] = {
-            **numbers,
+            **hparams,
             **{name: Parameter(BOOLEAN, required=False) for name in spec.flags},
         }
     return MappingProxyType(table)
@@ -194,11 +194,11 @@ def known(op_type: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _states(
-    op_type: str, numbers: tuple[tuple[str, Number], ...], flags: tuple[tuple[str, bool], ...]
+    op_type: str, hparams: tuple[tuple[str, Hparam], ...], flags: tuple[tuple[str, bool], ...]
 ) -> Mapping[str, bool]:
     from transpiler.ir.rules import state_of
 
-    return MappingProxyType(state_of(Rule(op_type, dict(numbers), dict(flags))))
+    return MappingProxyType(state_of(Rule(op_type, dict(hparams), dict(flags))))
 
 
 def rule_of_op(op: Op) -> Rule:
@@ -208,19 +208,19 @@ def rule_of_op(op: Op) -> Rule:
     from transpiler.ir.rules import RULES
 
     spec = RULES[op.type]
-    numbers = {
+    hparams = {
         name: _number(op.arguments[name])
-        for name in spec.numbers
+        for name in spec.hparams
         if op.arguments.get(name) is not None
     }
     return Rule(
         op.type,
-        numbers,
+        hparams,
         {name: bool(op.arguments[name]) for name in spec.flags if name in op.arguments},
     )
 
 
-def _number(value: Argument) -> Number:
+def _number(value: Argument) -> Hparam:
     if isinstance(value, tuple):
         return tuple(float(item) for item in value if isinstance(item, int | float))
     assert isinstance(value, int | float), "checked against the schema"
@@ -238,7 +238,7 @@ def states_of_op(op: Op) -> dict[str, bool]:
     if updates_rows(op):
         return {}
     try:
-        return dict(_states(rule.type, tuple(rule.numbers.items()), tuple(rule.flags.items())))
+        return dict(_states(rule.type, tuple(rule.hparams.items()), tuple(rule.flags.items())))
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(
             f"{where(op)}: expected numbers and flags that torch accepts, got {rule}: {error}"
@@ -253,7 +253,7 @@ def check_rule(rule: Rule) -> None:
     """
     if rule.type not in _rules():
         raise ValueError(f"rule {rule.type!r}: expected one of {', '.join(_rules())}")
-    _optimizer_schema(Op(rule.type, {**rule.numbers, **rule.flags, "group": 0}))
+    _optimizer_schema(Op(rule.type, {**rule.hparams, **rule.flags, "group": 0}))
 
 
 def _optimizer_schema(op: Op) -> Schema:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from transpiler.optim.decayed_adagrad import DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl
-from transpiler.plan.plan import Number, Rule
+from transpiler.plan.plan import Hparam, Rule
 
 CHUNK = 65536  # elements
 GRAIN = 32768  # elements that torch never divides among threads
@@ -47,7 +47,7 @@ class RuleSpec:
     """
 
     cls: type[torch.optim.Optimizer]
-    numbers: tuple[str, ...]
+    hparams: tuple[str, ...]
     flags: tuple[str, ...] = ()
 
 
@@ -126,7 +126,7 @@ def _type_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     )
 
 
-def _number(key: str, value: Any) -> Number:
+def _number(key: str, value: Any) -> Hparam:
     if isinstance(value, tuple | list):
         return tuple(float(item) for item in value)
     if isinstance(value, Tensor) and value.numel() != 1:
@@ -155,10 +155,10 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
                 f"support {why}"
             )
     flags = {key: bool(group[key]) for key in RULES[op_type].flags if group.get(key) is not None}
-    return Rule(op_type, row_of(op_type, group), flags)
+    return Rule(op_type, hparams_of(op_type, group), flags)
 
 
-def row_of(op_type: str, group: Mapping[str, Any]) -> dict[str, Number]:
+def hparams_of(op_type: str, group: Mapping[str, Any]) -> dict[str, Hparam]:
     """The present numbers of a parameter group: what a step carries.  A number that is None is left
     out.
 
@@ -169,8 +169,8 @@ def row_of(op_type: str, group: Mapping[str, Any]) -> dict[str, Number]:
     Raises:
         KeyError: ``op_type`` is not in ``RULES``.
     """
-    numbers = RULES[op_type].numbers
-    return {key: _number(key, group[key]) for key in numbers if group.get(key) is not None}
+    hparams = RULES[op_type].hparams
+    return {key: _number(key, group[key]) for key in hparams if group.get(key) is not None}
 
 
 def state_of(rule: Rule) -> dict[str, bool]:
@@ -201,10 +201,10 @@ def make(rule: Rule, params: list[Tensor]) -> torch.optim.Optimizer:
     if rule.type not in RULES:
         raise ValueError(f"expected an optimizer op among {', '.join(RULES)}, got {rule.type!r}")
     cls: Callable[..., torch.optim.Optimizer] = RULES[rule.type].cls
-    return cls(params, **rule.numbers, **rule.flags)
+    return cls(params, **rule.hparams, **rule.flags)
 
 
-def set_row(optimizer: torch.optim.Optimizer, row: Mapping[str, Number]) -> None:
+def set_hparams(optimizer: torch.optim.Optimizer, row: Mapping[str, Hparam]) -> None:
     """Writes a step's numbers into every group of the optimizer."""
     for group in optimizer.param_groups:
         group.update(row)
@@ -224,7 +224,7 @@ def _spans(
     """
     count, unit = values.numel(), _unit(rule, values.dtype)
     fused, half = rule.flags.get("fused", False), values.dtype in (torch.bfloat16, torch.float16)
-    one_pass = fused or (rule.type == "sgd" and not rule.numbers.get("weight_decay"))
+    one_pass = fused or (rule.type == "sgd" and not rule.hparams.get("weight_decay"))
     longest = GRAIN if half and not fused else max(count, 1) if one_pass else CHUNK
 
     def cut(stop: int) -> list[tuple[int, int]]:
@@ -273,18 +273,18 @@ class SliceUpdater:
             )
         return chunks
 
-    def _made(self, row: Mapping[str, Number]) -> torch.optim.Optimizer:
+    def _made(self, row: Mapping[str, Hparam]) -> torch.optim.Optimizer:
         """The optimizer, made at the first step: Adagrad, Rprop and ASGD take initial state from
         the present numbers.
         """
         if self._optimizer is None:
-            rule = Rule(self.rule.type, {**self.rule.numbers, **row}, self.rule.flags)
+            rule = Rule(self.rule.type, {**self.rule.hparams, **row}, self.rule.flags)
             self._optimizer = make(rule, self._chunks)
         else:
-            set_row(self._optimizer, row)
+            set_hparams(self._optimizer, row)
         return self._optimizer
 
-    def update(self, grad: Tensor, row: Mapping[str, Number]) -> None:
+    def update(self, grad: Tensor, row: Mapping[str, Hparam]) -> None:
         """One step with a flat gradient of the slice's size and dtype, and the step's numbers."""
         optimizer = self._made(row)
         for chunk, part in zip(self._chunks, self._cut(grad), strict=True):
@@ -384,7 +384,7 @@ class SmallSlices:
         self._own: list[torch.optim.Optimizer] = []  # whose states the common one shares
         self._common: torch.optim.Optimizer | None = None
 
-    def update(self, grads: Mapping[SliceUpdater, Tensor], row: Mapping[str, Number]) -> None:
+    def update(self, grads: Mapping[SliceUpdater, Tensor], row: Mapping[str, Hparam]) -> None:
         """One step of the slices that have a gradient (flat, of the slice's size and dtype), with
         the step's numbers.
         """
@@ -395,7 +395,7 @@ class SmallSlices:
         for updater in grads:
             updater._chunks[0].grad = None
 
-    def _shared(self, row: Mapping[str, Number]) -> torch.optim.Optimizer:
+    def _shared(self, row: Mapping[str, Hparam]) -> torch.optim.Optimizer:
         own = [updater._optimizer for updater in self._updaters]
         if self._common is None or any(
             now is None or now is not then for now, then in zip(own, self._own, strict=True)
@@ -404,10 +404,10 @@ class SmallSlices:
             self._own = [updater._made(row) for updater in self._updaters]
             chunks = [updater._chunks[0] for updater in self._updaters]
             rule = self._updaters[0].rule
-            self._common = make(Rule(rule.type, {**rule.numbers, **row}, rule.flags), chunks)
+            self._common = make(Rule(rule.type, {**rule.hparams, **row}, rule.flags), chunks)
             for chunk, optimizer in zip(chunks, self._own, strict=True):
                 self._common.state[chunk] = optimizer.state[chunk]
-        set_row(self._common, row)
+        set_hparams(self._common, row)
         return self._common
 
 

@@ -50,7 +50,7 @@ from transpiler.ir.tables import (
     Table,
     TableEntry,
 )
-from transpiler.plan.plan import Number, Rule
+from transpiler.plan.plan import Hparam, Rule
 
 ENTRIES: Mapping[str, type[CountFilterEntry] | type[ProbabilityEntry] | type[ShowClickEntry]] = (
     MappingProxyType(
@@ -205,7 +205,7 @@ def update_op(name: str, grad: str, segment: Segment, rule: Rule) -> Op:
         "columns": (segment.begin, segment.end),
     }
     return Op(
-        rule.type, {**arguments, "group": segment.group, **rule.numbers, **rule.flags}, (name,)
+        rule.type, {**arguments, "group": segment.group, **rule.hparams, **rule.flags}, (name,)
     )
 
 
@@ -219,25 +219,25 @@ def update_schema(op_type: str) -> Schema:
     if op_type not in ROW_RULES:
         raise ValueError(f"op {op_type!r}: expected a rule for rows, one of {', '.join(ROW_RULES)}")
     spec = ROW_RULES[op_type]
-    numbers: dict[str, Kind] = {
-        name: fixed(NUMBER, 2) if name == "betas" else NUMBER for name in spec.numbers
+    hparams: dict[str, Kind] = {
+        name: fixed(NUMBER, 2) if name == "betas" else NUMBER for name in spec.hparams
     }
-    may: dict[str, Kind] = {**numbers, **dict.fromkeys(spec.flags, BOOLEAN)}
+    may: dict[str, Kind] = {**hparams, **dict.fromkeys(spec.flags, BOOLEAN)}
     return _schema(1, param=VARIABLE, grad=VARIABLE, columns=fixed(INDEX, 2), group=INDEX, may=may)
 
 
 def row_rule_of_op(op: Op) -> Rule:
     """The numbers and flags of an optimizer op on rows, as a rule."""
     spec = ROW_RULES[op.type]
-    numbers = {name: _number(op.arguments[name]) for name in spec.numbers if name in op.arguments}
+    hparams = {name: _number(op.arguments[name]) for name in spec.hparams if name in op.arguments}
     return Rule(
         op.type,
-        numbers,
+        hparams,
         {name: bool(op.arguments[name]) for name in spec.flags if name in op.arguments},
     )
 
 
-def _number(value: Argument) -> Number:
+def _number(value: Argument) -> Hparam:
     if isinstance(value, tuple):
         return tuple(float(item) for item in value if isinstance(item, int | float))
     assert isinstance(value, int | float), "checked against the schema"

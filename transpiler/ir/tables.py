@@ -21,7 +21,7 @@ MOST_COLUMNS = 65536
 class RowRuleSpec:
     """One rule for rows: the numbers that a schedule may move, and the flags that never change."""
 
-    numbers: tuple[str, ...]
+    hparams: tuple[str, ...]
     flags: tuple[str, ...] = ()
 
 

@@ -162,7 +162,7 @@ def _optimizer_op(placement: Placement, piece: Slice, plan: Plan, grad: str) -> 
     arguments.update(
         {state: Ref(name_beside(placement, piece, state)) for state in sorted(state_of(rule))}
     )
-    arguments.update({"group": group, **rule.numbers, **rule.flags})
+    arguments.update({"group": group, **rule.hparams, **rule.flags})
     return Op(rule.type, arguments, (piece.name,))
 
 

@@ -122,7 +122,7 @@ def _steps(count: int) -> str:
 
 
 def _rule(rule: Rule) -> str:
-    said = {**rule.numbers, **{name: flag for name, flag in rule.flags.items() if flag}}
+    said = {**rule.hparams, **{name: flag for name, flag in rule.flags.items() if flag}}
     return f"{rule.type}({', '.join(f'{name}={value}' for name, value in said.items() if value)})"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from transpiler.ir.tables import Table
 
-Number = float | tuple[float, ...]
+Hparam = float | tuple[float, ...]
 COMPRESSIONS = ("", "bfloat16", "float16", "int8")
 
 
@@ -22,12 +22,12 @@ class Rule:
     """One parameter group's update rule: the optimizer op's type, its numbers (a schedule may move
     them) and its flags.
 
-    ``numbers`` of a plan are the values at the time of transpiling.  A step carries its own row of
+    ``hparams`` of a plan are the values at the time of transpiling.  A step carries its own row of
     them.
     """
 
     type: str  # "adam"
-    numbers: Mapping[str, Number]
+    hparams: Mapping[str, Hparam]
     flags: Mapping[str, bool] = field(default_factory=dict)
 
 
@@ -247,7 +247,7 @@ class Plan:
             facts.update(
                 {
                     f"group {index}: {key}": repr(value)
-                    for key, value in {**rule.numbers, **rule.flags}.items()
+                    for key, value in {**rule.hparams, **rule.flags}.items()
                 }
             )
         if self.collective is not None:
@@ -324,7 +324,7 @@ def _table_fact(table: Table) -> str:
 def _fact(value: object) -> str:
     """A value in words that do not depend on the order of a mapping."""
     if isinstance(value, Rule):
-        return f"{value.type} {sorted(value.numbers.items())} {sorted(value.flags.items())}"
+        return f"{value.type} {sorted(value.hparams.items())} {sorted(value.flags.items())}"
     return repr(value)
 
 

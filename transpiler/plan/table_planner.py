@@ -38,16 +38,16 @@ def row_rule(rule: Rule, whose: str) -> Rule:
     odd = [name for name, flag in rule.flags.items() if flag and name not in (*spec.flags, *_FORM)]
     if odd:
         raise ValueError(f"{whose}: {odd[0]}=True: rows have no such form of {rule.type!r}")
-    if rule.type == "sgd" and rule.numbers.get("momentum"):
+    if rule.type == "sgd" and rule.hparams.get("momentum"):
         raise ValueError(f"{whose}: sgd with a momentum is called 'momentum'")
-    numbers = {name: rule.numbers[name] for name in spec.numbers if name in rule.numbers}
-    for name, number in numbers.items():
+    hparams = {name: rule.hparams[name] for name in spec.hparams if name in rule.hparams}
+    for name, number in hparams.items():
         if not all(map(math.isfinite, number if isinstance(number, tuple) else (number,))):
             raise ValueError(f"{whose}: {name}: expected a finite number, got {number}")
-    if "lr" not in numbers:
+    if "lr" not in hparams:
         raise ValueError(f"{whose}: expected a learning rate, got none")
     flags = {name: flag for name, flag in rule.flags.items() if name in spec.flags}
-    return Rule(rule.type, numbers, flags)
+    return Rule(rule.type, hparams, flags)
 
 
 def group_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], whose: str) -> Rule:
@@ -61,9 +61,9 @@ def group_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], whose
         ValueError: rows have no such rule.
     """
     if type(optimizer) is torch.optim.SparseAdam:
-        numbers = {name: group[name] for name in ROW_RULES["lazy_adam"].numbers}
+        hparams = {name: group[name] for name in ROW_RULES["lazy_adam"].hparams}
         return row_rule(
-            Rule("lazy_adam", numbers, {"maximize": bool(group.get("maximize"))}), whose
+            Rule("lazy_adam", hparams, {"maximize": bool(group.get("maximize"))}), whose
         )
     try:
         rule = rule_of(optimizer, group)

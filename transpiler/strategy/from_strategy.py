@@ -211,8 +211,8 @@ def outer_rule(settings: Mapping[str, Any]) -> Rule:
         )
     if kind == "nesterov" and not momentum:
         raise ValueError(f"{said}: expected a momentum above 0")
-    numbers = {"lr": settings["lr"], "momentum": momentum, "dampening": 0.0, "weight_decay": 0.0}
-    return Rule("momentum" if momentum else "sgd", numbers, {"nesterov": kind == "nesterov"})
+    hparams = {"lr": settings["lr"], "momentum": momentum, "dampening": 0.0, "weight_decay": 0.0}
+    return Rule("momentum" if momentum else "sgd", hparams, {"nesterov": kind == "nesterov"})
 
 
 def _lane(word: str, settings: Mapping[str, Any]) -> Lane:

@@ -37,7 +37,7 @@ from transpiler.tracing.embedding_tables import Captured, as_compared, find_tabl
 from transpiler.tracing.equivalence_check import Result, buffers, eager, rehearse, rows, unchanged
 
 if TYPE_CHECKING:
-    from transpiler.tracing.emit import Written
+    from transpiler.tracing.emit import Emitted
     from transpiler.tracing.guards import Variant
     from transpiler.tracing.trace import Trace
 
@@ -353,7 +353,7 @@ def _device(model: nn.Module) -> torch.device:
 def _programs(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    written: Written,
+    written: Emitted,
     groups: Mapping[str, int],
     grad_clip: GradClip | None,
     tables: Sequence[Captured],
@@ -439,4 +439,4 @@ def _update(
             full, param.shape if like else (), param.dtype if like else "float32", Role.STATE, name
         )
         arguments[state] = Ref(full)
-    return Op(rule.type, {**arguments, "group": index, **rule.numbers, **rule.flags}, (name,))
+    return Op(rule.type, {**arguments, "group": index, **rule.hparams, **rule.flags}, (name,))

@@ -191,7 +191,7 @@ def _train(captured: Captured, optimizer: torch.optim.Optimizer, own: list[Ruled
     sparse = is_sparse(module)
     if sparse or module.optimizer is None:
         rule = group_rule(optimizer, optimizer.param_groups[index], f"table {captured.name!r}")
-        if sparse and (rule.type not in SPARSE_RULES or rule.numbers.get("weight_decay")):
+        if sparse and (rule.type not in SPARSE_RULES or rule.hparams.get("weight_decay")):
             why = "torch has no such rule for sparse gradients"
             raise ValueError(
                 f"capture: {captured.name} has sparse=True, and is trained by {rule}: {why}"

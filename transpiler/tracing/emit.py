@@ -56,7 +56,7 @@ _DROPPABLE = (
 
 
 @dataclass
-class Written:
+class Emitted:
     """Block 0 of a program, before clipping and optimizer ops."""
 
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -70,7 +70,7 @@ def write(
     trained: set[str],
     minimum: int,
     tables: Sequence[Captured] = (),
-) -> Written:
+) -> Emitted:
     """Writes a trace down.
 
     Args:
@@ -83,10 +83,10 @@ def write(
             the model's.
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    return _Writer(found, names, trained, minimum, device, TableNodes(found, tables)).write(model)
+    return _Emitter(found, names, trained, minimum, device, TableNodes(found, tables)).write(model)
 
 
-class _Writer:
+class _Emitter:
     """One run of :func:`write`."""
 
     def __init__(
@@ -103,7 +103,7 @@ class _Writer:
         self._names = names
         self._trained = trained
         self._device = device
-        self._written = Written()
+        self._written = Emitted()
         self._variable_of: dict[fx.Node, str] = {}
         self._wanted: dict[fx.Node, str] = {}
         self._symbols = self._name_symbols(minimum)
@@ -120,7 +120,7 @@ class _Writer:
                 self._free.setdefault(symbol, f"{name}_rows" if self._free else "batch")
         return self._free
 
-    def write(self, model: nn.Module) -> Written:
+    def write(self, model: nn.Module) -> Emitted:
         """The whole of it."""
         held = [*model.parameters(), *model.buffers()]
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}

@@ -10,7 +10,7 @@ from transpiler.ir.ops import COLLECTIVE, is_optimizer
 from transpiler.plan.comm_rings import all_ids, ids_of
 from transpiler.plan.placement import element_bytes
 from transpiler.plan.plan import Collective, Plan
-from transpiler.verify.invariants import Fault, at, numbered
+from transpiler.verify.invariants import Violation, at, numbered
 
 STARTUP_OPS = frozenset({"init", "gen_nccl_id", "c_comm_init", "c_broadcast", "c_sync_comm_stream"})
 _STARTS = ("c_allreduce_sum", "c_broadcast")
@@ -30,35 +30,35 @@ def _updated(plan: Plan) -> list[str]:
     return [placement.name for placement in plan.placements if placement.group is not None]
 
 
-def shares_nothing(program: Program, plan: Plan) -> Iterator[Fault]:
+def shares_nothing(program: Program, plan: Plan) -> Iterator[Violation]:
     """The program is the single-node one: no op in it talks to other trainers."""
     for index, op in enumerate(program.main.ops):
         if op.type in COLLECTIVE:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 ", ".join(op.outputs),
                 "ParallelExecutor adds what trainers share, nobody before it",
             )
 
 
-def updated_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def updated_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Each trained parameter is updated exactly once, by its optimizer op on this trainer."""
     due = set(_updated(plan))
     for index, op in enumerate(program.main.ops):
         if is_optimizer(op.type):
             name = next(iter(op.outputs), "")
             if name not in due:
-                yield Fault(
+                yield Violation(
                     at(0, index, op),
                     name,
                     "it is updated a second time, or is no trained parameter",
                 )
             due.discard(name)
     for name in sorted(due):
-        yield Fault("", name, "expected one update on this trainer, got none")
+        yield Violation("", name, "expected one update on this trainer, got none")
 
 
-def loss_gradient_scaled(program: Program, plan: Plan) -> Iterator[Fault]:
+def loss_gradient_scaled(program: Program, plan: Plan) -> Iterator[Violation]:
     """The gradient of the loss, with which backward begins, is scaled by 1 / trainers, once and
     before anything reads it.
     """
@@ -69,7 +69,7 @@ def loss_gradient_scaled(program: Program, plan: Plan) -> Iterator[Fault]:
         if op.type == "aten.ones_like" and op.arguments.get("self") == Ref("loss")
     ]
     if not seeds:
-        yield Fault(
+        yield Violation(
             "", "loss", "expected its gradient to begin with aten.ones_like(loss), got none"
         )
         return
@@ -80,15 +80,15 @@ def loss_gradient_scaled(program: Program, plan: Plan) -> Iterator[Fault]:
     scales = [op for _, op in readers if op.type == "scale"]
     for index, op in readers[:1]:
         if op.type != "scale" or op.outputs != (name,):
-            yield Fault(at(0, index, op), name, "it is read before it is scaled")
+            yield Violation(at(0, index, op), name, "it is read before it is scaled")
         elif op.arguments["scale"] != 1.0 / plan.trainers:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 f"expected {1.0 / plan.trainers!r}, got {op.arguments['scale']!r}",
             )
     if len(scales) != 1:
-        yield Fault("", name, f"expected one scale, got {len(scales)}")
+        yield Violation("", name, f"expected one scale, got {len(scales)}")
 
 
 def _final_gradients(program: Program) -> dict[str, str]:
@@ -109,7 +109,7 @@ def _total(op: Op) -> tuple[str, str]:
     return next(iter(op.inputs), ""), next(iter(op.outputs), "")
 
 
-def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """The gradient of every trained parameter is summed over all trainers exactly once and in
     place, after the op that produces it, and no op of backward reads it but the sum.
     """
@@ -118,13 +118,13 @@ def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
     for index, op in numbered(program, "c_allreduce_sum"):
         name, result = _total(op)
         if name != result or missing.pop(name, None) is None:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 "expected one sum, in place, of the gradient of a trained parameter",
             )
     for name in missing:
-        yield Fault("", name, "it is never summed over the trainers")
+        yield Violation("", name, "it is never summed over the trainers")
     begun: set[str] = set()
     for index, op in enumerate(program.main.ops):
         if op.type == "c_allreduce_sum":
@@ -138,15 +138,15 @@ def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
         ):
             for name in op.outputs:
                 if name in begun:
-                    yield Fault(at(0, index, op), name, "it changes after its sum has begun")
+                    yield Violation(at(0, index, op), name, "it changes after its sum has begun")
             for name in op.inputs:
                 if name in gradients and not is_optimizer(op.type):
-                    yield Fault(
+                    yield Violation(
                         at(0, index, op), name, "backward computes with what is summed in place"
                     )
 
 
-def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Every trained parameter is summed over all trainers exactly once, after its update, and
     becomes the sum / trainers.
     """
@@ -157,7 +157,7 @@ def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
         elif op.type == "c_allreduce_sum":
             name, result = _total(op)
             if name not in updated or name == result or name in totals.values():
-                yield Fault(
+                yield Violation(
                     at(0, index, op),
                     name,
                     "expected one sum of an updated parameter, under another name",
@@ -166,17 +166,17 @@ def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
         elif op.type == "scale" and op.inputs[0] in totals:
             name = totals[op.inputs[0]]
             if op.outputs != (name,) or op.arguments["scale"] != 1.0 / plan.trainers:
-                yield Fault(
+                yield Violation(
                     at(0, index, op),
                     name,
                     f"expected it to become {op.inputs[0]} times {1.0 / plan.trainers!r}",
                 )
             missing.discard(name)
     for name in sorted(missing):
-        yield Fault("", name, "it never becomes the trainers' mean")
+        yield Violation("", name, "it never becomes the trainers' mean")
 
 
-def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Fault]:
+def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Violation]:
     """A bucket holds sums that follow one another, of one dtype, on one ring, and no more bytes
     than the plan says unless it holds a single one; buckets are numbered from 0, and take the rings
     in turn.
@@ -193,26 +193,26 @@ def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Fault]:
             variable.dtype
         )
         if bucket not in (last, last + 1):
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 f"expected bucket {max(last, 0)} or {last + 1}, got {bucket}",
             )
         if ring != bucket % collective.rings:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 f"expected ring {bucket % collective.rings} for bucket {bucket}, got {ring}",
             )
         if dtypes.setdefault(bucket, variable.dtype) != variable.dtype:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 f"expected {dtypes[bucket]} as the rest of bucket {bucket}, got {variable.dtype}",
             )
         if bucket in sizes and sizes[bucket] + size > collective.bucket_bytes:
             over = sizes[bucket] + size
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 f"expected {collective.bucket_bytes} bytes a bucket at most, got {over}",
@@ -221,7 +221,7 @@ def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Fault]:
         last = bucket
 
 
-def awaited_before_use(program: Program, plan: Plan) -> Iterator[Fault]:
+def awaited_before_use(program: Program, plan: Plan) -> Iterator[Violation]:
     """What is on its way is waited for exactly once, on its ring, and no op reads or writes it
     before.
     """
@@ -230,62 +230,64 @@ def awaited_before_use(program: Program, plan: Plan) -> Iterator[Fault]:
         if op.type == "c_sync_comm_stream":
             for name in op.inputs:
                 if name not in flying:
-                    yield Fault(at(0, index, op), name, "nothing of it is on its way")
+                    yield Violation(at(0, index, op), name, "nothing of it is on its way")
                 elif flying.pop(name) != op.arguments["ring_id"]:
-                    yield Fault(at(0, index, op), name, "it is on its way on another ring")
+                    yield Violation(at(0, index, op), name, "it is on its way on another ring")
             continue
         for name in (*op.inputs, *op.outputs):
             if name in flying:
-                yield Fault(at(0, index, op), name, "it is used while it is on its way")
+                yield Violation(at(0, index, op), name, "it is used while it is on its way")
         if op.type in _STARTS:
             flying[op.outputs[0]] = op.arguments["ring_id"]
     for name in flying:
-        yield Fault("", name, "it is never waited for")
+        yield Violation("", name, "it is never waited for")
 
 
 # ---- startup ----
 
 
-def ids_drawn_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def ids_drawn_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """One gen_nccl_id draws the ids of all rings, after every value is bound."""
     found = numbered(program, "gen_nccl_id")
     if len(found) != 1:
-        yield Fault(
+        yield Violation(
             at(0, *found[-1]) if found else "", "", f"expected one gen_nccl_id, got {len(found)}"
         )
         return
     index, op = found[0]
     if op.outputs != all_ids(_collective(plan)):
         expected = ", ".join(all_ids(_collective(plan)))
-        yield Fault(at(0, index, op), ", ".join(op.outputs), f"expected the ids {expected}")
+        yield Violation(at(0, index, op), ", ".join(op.outputs), f"expected the ids {expected}")
     assert program.deployment is not None
     if (
         len(program.deployment.endpoints) != plan.trainers
         or op.arguments["endpoints"] != program.deployment.endpoints
     ):
-        yield Fault(at(0, index, op), "", f"expected the endpoints of all {plan.trainers} trainers")
+        yield Violation(
+            at(0, index, op), "", f"expected the endpoints of all {plan.trainers} trainers"
+        )
     for late, other in numbered(program, "init"):
         if late > index:
-            yield Fault(
+            yield Violation(
                 at(0, late, other), ", ".join(other.outputs), "it is bound after the ids are drawn"
             )
 
 
-def rings_begin_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def rings_begin_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Each ring begins exactly once, with its ids."""
     collective = _collective(plan)
     found = numbered(program, "c_comm_init")
     expected = [(ring, ids_of(collective, ring), plan.trainers) for ring in range(collective.rings)]
     got = [(op.arguments["ring_id"], op.inputs, op.arguments["nranks"]) for _, op in found]
     if got != expected:
-        yield Fault(
+        yield Violation(
             at(0, *found[-1]) if found else "",
             "",
             f"expected {len(expected)} rings with their ids, got {got}",
         )
 
 
-def parameters_handed_on(program: Program, plan: Plan) -> Iterator[Fault]:
+def parameters_handed_on(program: Program, plan: Plan) -> Iterator[Violation]:
     """Every parameter and buffer becomes trainer 0's exactly once, in place, on a ring that has
     begun.
     """
@@ -297,15 +299,15 @@ def parameters_handed_on(program: Program, plan: Plan) -> Iterator[Fault]:
             continue
         name, result = _total(op)
         if name != result or name not in missing:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 "it is handed on a second time or elsewhere, or is nothing that trainers hold",
             )
         if op.arguments["root"] != 0 or op.arguments["ring_id"] not in rings:
-            yield Fault(
+            yield Violation(
                 at(0, index, op), name, "expected trainer 0's value, over a ring that has begun"
             )
         missing.discard(name)
     for name in sorted(missing):
-        yield Fault("", name, "trainer 0's value is never handed on")
+        yield Violation("", name, "trainer 0's value is never handed on")

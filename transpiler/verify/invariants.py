@@ -15,7 +15,7 @@ from transpiler.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Violation:
     """One violation: where (an op, or "" for the program as a whole), of which variable, and in
     what way.
     """
@@ -25,13 +25,13 @@ class Fault:
     why: str
 
 
-Law = Callable[[Program, Plan], Iterator[Fault]]
+Invariant = Callable[[Program, Plan], Iterator[Violation]]
 
 
 class IllegalProgram(ValueError):
     """A program breaks a law.  The message names the law, the op and the variable."""
 
-    def __init__(self, law: str, fault: Fault) -> None:
+    def __init__(self, law: str, fault: Violation) -> None:
         place = ", ".join(part for part in (fault.op, fault.variable) if part)
         super().__init__(f"{place or 'program'}: {fault.why} (law: {law})")
         self.law = law
@@ -82,14 +82,14 @@ def _unheld(block: Block, main: Block) -> Iterator[tuple[int, Op, str]]:
                 yield index, op, name
 
 
-def defined_before_use(program: Program, plan: Plan | None = None) -> Iterator[Fault]:
+def defined_before_use(program: Program, plan: Plan | None = None) -> Iterator[Violation]:
     """Every variable that an op reads or writes is in the block's table or block 0's, and is there
     before it is read.
     """
     given = _given(program)
     for block in program.blocks:
         for index, op, name in _unheld(block, program.main):
-            yield Fault(
+            yield Violation(
                 at(block.index, index, op),
                 name,
                 "expected a defined variable, got a name that no table has",
@@ -98,7 +98,7 @@ def defined_before_use(program: Program, plan: Plan | None = None) -> Iterator[F
         for index, op in enumerate(block.ops):
             for name in op.inputs:
                 if name not in present:
-                    yield Fault(
+                    yield Violation(
                         at(block.index, index, op),
                         name,
                         "it is read before any op has given it a value",
@@ -106,7 +106,7 @@ def defined_before_use(program: Program, plan: Plan | None = None) -> Iterator[F
             present.update(op.outputs)
 
 
-def slices_tile(program: Program, plan: Plan) -> Iterator[Fault]:
+def slices_tile(program: Program, plan: Plan) -> Iterator[Violation]:
     """The slices of a variable follow one another without gap or overlap and cover it; names differ
     and servers exist.
     """
@@ -115,29 +115,29 @@ def slices_tile(program: Program, plan: Plan) -> Iterator[Fault]:
         edge = 0
         for piece in placement.slices:
             if piece.begin != edge or piece.end < piece.begin:
-                yield Fault(
+                yield Violation(
                     "",
                     piece.name,
                     f"expected a slice from element {edge}, got [{piece.begin}, {piece.end})",
                 )
             edge = piece.end
             if math.prod(piece.shape) != piece.end - piece.begin:
-                yield Fault(
+                yield Violation(
                     "",
                     piece.name,
                     f"expected {piece.end - piece.begin} elements, got shape {list(piece.shape)}",
                 )
             if piece.name in seen:
-                yield Fault("", piece.name, "two slices have this name")
+                yield Violation("", piece.name, "two slices have this name")
             if not 0 <= piece.server < plan.servers:
-                yield Fault(
+                yield Violation(
                     "",
                     piece.name,
                     f"expected a server from 0 to {plan.servers - 1}, got {piece.server}",
                 )
             seen.add(piece.name)
         if edge != math.prod(placement.shape):
-            yield Fault(
+            yield Violation(
                 "",
                 placement.name,
                 f"expected slices of {math.prod(placement.shape)} elements in all, got {edge}",

@@ -10,7 +10,7 @@ from transpiler.ir.ops import allowed_on_server, is_optimizer
 from transpiler.plan.lanes import applied, backup_names, delta_name
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Placement, Plan, Slice
-from transpiler.verify.invariants import Fault, at, table_of_block
+from transpiler.verify.invariants import Violation, at, table_of_block
 
 
 def _index(program: Program) -> int:
@@ -31,7 +31,7 @@ def _held(program: Program, plan: Plan) -> dict[str, tuple[Placement, Slice]]:
     }
 
 
-def slices_held(program: Program, plan: Plan) -> Iterator[Fault]:
+def slices_held(program: Program, plan: Plan) -> Iterator[Violation]:
     """Block 0 of a server defines exactly the slices that the plan gives to it, in their shapes and
     dtypes.
     """
@@ -41,24 +41,24 @@ def slices_held(program: Program, plan: Plan) -> Iterator[Fault]:
         for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER)
     }
     for name in sorted(defined.keys() - held.keys()):
-        yield Fault("", name, f"it does not live on server {_index(program)}")
+        yield Violation("", name, f"it does not live on server {_index(program)}")
     for name, (placement, piece) in held.items():
         if name not in defined:
-            yield Fault("", name, f"server {_index(program)} owns it and does not define it")
+            yield Violation("", name, f"server {_index(program)} owns it and does not define it")
             continue
         found, expected = defined[name], (piece.shape, placement.dtype, placement.name)
         if (found.shape, found.dtype, found.of) != expected:
-            yield Fault(
+            yield Violation(
                 "", name, f"expected {expected}, got {(found.shape, found.dtype, found.of)}"
             )
 
 
-def only_server_ops(program: Program, plan: Plan) -> Iterator[Fault]:
+def only_server_ops(program: Program, plan: Plan) -> Iterator[Violation]:
     """A server's program holds only ops that servers run: no compute op, nothing that sends."""
     for block in program.blocks:
         for index, op in enumerate(block.ops):
             if not allowed_on_server(op.type):
-                yield Fault(
+                yield Violation(
                     at(block.index, index, op),
                     next(iter(op.outputs), ""),
                     "servers do not run this op",
@@ -69,13 +69,13 @@ def _types(block: Block) -> list[str]:
     return [op.type for op in block.ops]
 
 
-def listens_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def listens_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Block 0 of a server's main program holds exactly one op, a listen_and_serv for this server
     and all blocks after it.
     """
     types = [op.type for op in program.main.ops]
     if types != ["listen_and_serv"]:
-        yield Fault(
+        yield Violation(
             "", "", f"expected one op listen_and_serv in block 0, got {', '.join(types) or 'none'}"
         )
         return
@@ -93,13 +93,13 @@ def listens_once(program: Program, plan: Plan) -> Iterator[Fault]:
     }
     for key, value in expected.items():
         if op.arguments.get(key) != value:
-            yield Fault(
+            yield Violation(
                 at(0, 0, op), "", f"{key}: expected {value!r}, got {op.arguments.get(key)!r}"
             )
     for block in program.blocks[1:]:
         for index, inner in enumerate(block.ops):
             if inner.type == "listen_and_serv":
-                yield Fault(at(block.index, index, inner), "", "it stands outside block 0")
+                yield Violation(at(block.index, index, inner), "", "it stands outside block 0")
 
 
 def _expected_types(placement: Placement, plan: Plan) -> list[str]:
@@ -137,10 +137,12 @@ def _expected_facts(op: Op, placement: Placement, piece: Slice, plan: Plan) -> d
     return {}
 
 
-def _block_faults(block: Block, placement: Placement, piece: Slice, plan: Plan) -> Iterator[Fault]:
+def _block_faults(
+    block: Block, placement: Placement, piece: Slice, plan: Plan
+) -> Iterator[Violation]:
     types, expected = [op.type for op in block.ops], _expected_types(placement, plan)
     if types != expected:
-        yield Fault(
+        yield Violation(
             f"block {block.index}",
             piece.name,
             f"expected {', '.join(expected)}; got {', '.join(types)}",
@@ -148,7 +150,7 @@ def _block_faults(block: Block, placement: Placement, piece: Slice, plan: Plan) 
         return
     found = applied(plan, placement)
     if found is not None and block.ops[-1].arguments.get("group") != found[0]:
-        yield Fault(
+        yield Violation(
             at(block.index, len(types) - 1, block.ops[-1]), piece.name, f"expected group {found[0]}"
         )
     for index, op in enumerate(block.ops):
@@ -156,7 +158,7 @@ def _block_faults(block: Block, placement: Placement, piece: Slice, plan: Plan) 
             argument = op.arguments.get(key)
             got = tuple(refs(argument)) or argument
             if got != wanted:
-                yield Fault(
+                yield Violation(
                     at(block.index, index, op),
                     piece.name,
                     f"{key}: expected {wanted} in "
@@ -165,14 +167,14 @@ def _block_faults(block: Block, placement: Placement, piece: Slice, plan: Plan) 
                 )
     for before, (index, op) in zip(block.ops, list(enumerate(block.ops))[1:], strict=False):
         if before.outputs[0] not in op.inputs:
-            yield Fault(
+            yield Violation(
                 at(block.index, index, op),
                 before.outputs[0],
                 "it does not read what the op before it gives",
             )
 
 
-def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
+def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Violation]:
     """Each slice that a server updates has exactly one block, complete for the mode; without any
     there is one empty block.
     """
@@ -182,7 +184,7 @@ def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
         set(due),
     )
     if not due and not plan.tables and (len(blocks) != 1 or blocks[0].ops):
-        yield Fault(
+        yield Violation(
             "", "", f"a server that updates nothing has one empty block; got {len(blocks)} blocks"
         )
         return
@@ -193,7 +195,7 @@ def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
             if is_optimizer(op.type) or trained & set(op.outputs)
         ]
         if len(updates) != 1:
-            yield Fault(
+            yield Violation(
                 f"block {block.index}",
                 "",
                 f"expected one optimizer op, got {len(updates)} (or one sum into a parameter)",
@@ -202,7 +204,7 @@ def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
         index, op = updates[0]
         name = next(iter(op.outputs), "")
         if name not in due:
-            yield Fault(
+            yield Violation(
                 at(block.index, index, op),
                 name,
                 "it is updated a second time, or is nothing that this server updates",
@@ -210,26 +212,26 @@ def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
             continue
         yield from _block_faults(block, *due.pop(name), plan)
     for name in due:
-        yield Fault("", name, "no block updates it")
+        yield Violation("", name, "no block updates it")
 
 
-def slices_initialised(program: Program, plan: Plan) -> Iterator[Fault]:
+def slices_initialised(program: Program, plan: Plan) -> Iterator[Violation]:
     """A server's startup program initialises each of its slices, and each table, exactly once."""
     counts = Counter(name for op in program.main.ops if op.type == "init" for name in op.outputs)
     held = {**_held(program, plan), **{table.name: table for table in plan.tables}}
     for name in {**held, **counts}:
         if counts[name] != 1 or name not in held:
-            yield Fault(
+            yield Violation(
                 "", name, f"expected one init of a slice that lives here, got {counts[name]}"
             )
 
 
-def owned_once(programs: Sequence[Program], plan: Plan) -> Iterator[Fault]:
+def owned_once(programs: Sequence[Program], plan: Plan) -> Iterator[Violation]:
     """Every slice of the plan is defined by exactly one server's program, and every server has one
     program.
     """
     if [_index(program) for program in programs] != list(range(plan.servers)):
-        yield Fault(
+        yield Violation(
             "",
             "",
             f"expected one program for each of {plan.servers} servers, got "
@@ -243,4 +245,4 @@ def owned_once(programs: Sequence[Program], plan: Plan) -> Iterator[Fault]:
             owners.setdefault(variable.name, []).append(_index(program))
     for name, servers in owners.items():
         if len(servers) != 1:
-            yield Fault("", name, f"expected one owner, got servers {servers}")
+            yield Violation("", name, f"expected one owner, got servers {servers}")

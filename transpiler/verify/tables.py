@@ -11,7 +11,7 @@ from transpiler.ir.table_ops import segment_of, updates_rows
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
-from transpiler.verify.invariants import Fault, at, numbered, table_of_block
+from transpiler.verify.invariants import Violation, at, numbered, table_of_block
 
 # ---- a trainer's ----
 
@@ -25,7 +25,7 @@ def _names(op: Op, key: str) -> tuple[str, ...]:
     return tuple(refs(op.arguments.get(key)))
 
 
-def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """A trainer looks up no table itself: rows come from all servers, and each part of a pull's ids
     is asked for once, in the order in which it was split, and merged for the lookups that it was
     split for.
@@ -35,12 +35,14 @@ def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Fault]:
     for index, op in enumerate(program.main.ops):
         where, name = at(0, index, op), next(iter(_names(op, "w")), "")
         if op.type in ("lookup_table", "sparse_table"):
-            yield Fault(where, name or next(iter(op.outputs), ""), "the servers hold this table")
+            yield Violation(
+                where, name or next(iter(op.outputs), ""), "the servers hold this table"
+            )
         elif op.type in ("prefetch", "distributed_lookup_table"):
             if name not in tables:
-                yield Fault(where, name, "it is no table of the plan")
+                yield Violation(where, name, "it is no table of the plan")
             if op.arguments["endpoints"] != _servers(program):
-                yield Fault(
+                yield Violation(
                     where,
                     name,
                     f"expected all servers, {_servers(program)}, got {op.arguments['endpoints']}",
@@ -49,7 +51,7 @@ def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Fault]:
             split[op.outputs] = op
         elif op.type == "prefetch":
             if _names(op, "ids") not in split or _names(op, "ids") in asked:
-                yield Fault(
+                yield Violation(
                     where,
                     name,
                     "expected ids of one split_ids, in its order, that nothing else asks for",
@@ -60,12 +62,14 @@ def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Fault]:
                 where, op, split.get(_names(op, "ids")), asked.pop(_names(op, "ids"), ())
             )
     for ids in asked:
-        yield Fault("", ids[0], "its rows are asked for and never merged")
+        yield Violation("", ids[0], "its rows are asked for and never merged")
 
 
-def _merge_faults(where: str, op: Op, split: Op | None, rows: tuple[str, ...]) -> Iterator[Fault]:
+def _merge_faults(
+    where: str, op: Op, split: Op | None, rows: tuple[str, ...]
+) -> Iterator[Violation]:
     if split is None or _names(op, "rows") != rows:
-        yield Fault(
+        yield Violation(
             where,
             op.outputs[0],
             "expected parts of ids and the rows that were asked for with them, once",
@@ -73,7 +77,7 @@ def _merge_faults(where: str, op: Op, split: Op | None, rows: tuple[str, ...]) -
     elif _names(op, "x") != _names(split, "x") or op.arguments.get(
         "padding_idx"
     ) != split.arguments.get("padding_idx"):
-        yield Fault(
+        yield Violation(
             where,
             op.outputs[0],
             f"expected the lookups that were split: {', '.join(_names(split, 'x'))}",
@@ -89,7 +93,7 @@ def _is_gradient(program: Program, op: Op) -> bool:
     )
 
 
-def row_gradients_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def row_gradients_sent_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """The gradient of each table that servers update is sent exactly once, to all servers, when it
     is final; it is split, if it is, once into a part for each of them.
     """
@@ -105,30 +109,32 @@ def row_gradients_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
             continue
         where, name, x = at(0, index, op), str(op.arguments["table"]), _names(op, "x")
         if name not in unsent:
-            yield Fault(where, name, "it is sent a second time, or is no table that servers update")
+            yield Violation(
+                where, name, "it is sent a second time, or is no table that servers update"
+            )
         unsent.discard(name)
         gradients = _names(whole[x], "x") if x in whole else x
         for gradient in (*gradients, *x):
             found = program.main.variables.get(gradient)
             if found is None or found.role is not Role.GRADIENT or found.of != name:
-                yield Fault(
+                yield Violation(
                     where,
                     gradient,
                     f"expected the gradient of {name}, or its parts as they were split",
                 )
             elif last.get(gradient, index) >= index:
-                yield Fault(where, gradient, "it leaves before the op that produces it has run")
+                yield Violation(where, gradient, "it leaves before the op that produces it has run")
         if op.arguments["endpoints"] != _servers(program):
-            yield Fault(
+            yield Violation(
                 where,
                 name,
                 f"expected all servers, {_servers(program)}, got {op.arguments['endpoints']}",
             )
     for name in sorted(unsent):
-        yield Fault("", f"{name}@GRAD", "it is never sent")
+        yield Violation("", f"{name}@GRAD", "it is never sent")
 
 
-def rows_updated_in_one_place(program: Program, plan: Plan) -> Iterator[Fault]:
+def rows_updated_in_one_place(program: Program, plan: Plan) -> Iterator[Violation]:
     """A trainer updates the rows of the tables of its k-step lanes, all their columns once, and of
     no others.
     """
@@ -139,7 +145,7 @@ def rows_updated_in_one_place(program: Program, plan: Plan) -> Iterator[Fault]:
             continue
         (name,) = op.outputs
         if name not in due or segment_of(op) not in due[name].segments:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 "the servers update these rows" if name not in due else "no such segment",
@@ -147,38 +153,40 @@ def rows_updated_in_one_place(program: Program, plan: Plan) -> Iterator[Fault]:
         found[name] += 1
     for name, table in due.items():
         if found[name] != len(table.segments):
-            yield Fault(
+            yield Violation(
                 "",
                 name,
                 f"expected {len(table.segments)} updates on this trainer, got {found[name]}",
             )
 
 
-def tables_declared(program: Program, plan: Plan) -> Iterator[Fault]:
+def tables_declared(program: Program, plan: Plan) -> Iterator[Violation]:
     """A trainer's startup program declares each table of the plan once, by a fake_init, and
     initialises none.
     """
     counts = Counter(name for _, op in numbered(program, "fake_init") for name in op.outputs)
     for name in {**{table.name: 1 for table in plan.tables}, **counts}:
         if counts[name] != 1 or name not in {table.name for table in plan.tables}:
-            yield Fault(
+            yield Violation(
                 "", name, f"expected one fake_init of a table of the plan, got {counts[name]}"
             )
     for index, op in numbered(program, "init"):
-        yield Fault(at(0, index, op), next(iter(op.outputs), ""), "a trainer initialises nothing")
+        yield Violation(
+            at(0, index, op), next(iter(op.outputs), ""), "a trainer initialises nothing"
+        )
 
 
 # ---- a server's ----
 
 
-def tables_held(program: Program, plan: Plan) -> Iterator[Fault]:
+def tables_held(program: Program, plan: Plan) -> Iterator[Violation]:
     """Block 0 of a server defines every table of the plan, and no other: each server holds a part
     of each.
     """
     defined = {variable.name: variable for variable in program.main.variables_of(Role.TABLE)}
     tables = {table.name: table for table in plan.tables}
     for name in sorted(defined.keys() ^ tables.keys()):
-        yield Fault(
+        yield Violation(
             "",
             name,
             "it is no table of the plan"
@@ -193,7 +201,7 @@ def tables_held(program: Program, plan: Plan) -> Iterator[Fault]:
             or (table.rows or rows) != rows
             or rows is None
         ):
-            yield Fault(
+            yield Violation(
                 "",
                 name,
                 f"expected {table.dtype}[{table.rows or 'any'}, {table.dim}], got "
@@ -229,10 +237,10 @@ def _expected_facts(op: Op, table: Table, plan: Plan) -> dict[str, object]:
     return {"min": clip.low, "max": clip.high} if op.type == "clip" and clip is not None else {}
 
 
-def _update_faults(block: Block, table: Table, plan: Plan) -> Iterator[Fault]:
+def _update_faults(block: Block, table: Table, plan: Plan) -> Iterator[Violation]:
     types, expected = [op.type for op in block.ops], _expected_types(table, plan)
     if types != expected:
-        yield Fault(
+        yield Violation(
             f"block {block.index}",
             table.name,
             f"expected {', '.join(expected)}; got {', '.join(types)}",
@@ -243,7 +251,7 @@ def _update_faults(block: Block, table: Table, plan: Plan) -> Iterator[Fault]:
     for index, op in enumerate(block.ops):
         where = at(block.index, index, op)
         if before and before not in op.inputs:
-            yield Fault(where, before, "it does not read what the op before it gives")
+            yield Violation(where, before, "it does not read what the op before it gives")
         if is_optimizer(op.type):
             segment, rule = next(updates)
             if (
@@ -252,26 +260,26 @@ def _update_faults(block: Block, table: Table, plan: Plan) -> Iterator[Fault]:
                 or rule_of_op(op) != rule
                 or op.outputs != (table.name,)
             ):
-                yield Fault(where, table.name, f"expected {segment} by {rule}")
+                yield Violation(where, table.name, f"expected {segment} by {rule}")
             continue
         before = op.outputs[0]
         for key, wanted in _expected_facts(op, table, plan).items():
             got = _names(op, key) or op.arguments.get(key)
             if got != wanted:
-                yield Fault(where, table.name, f"{key}: expected {wanted}, got {got}")
+                yield Violation(where, table.name, f"{key}: expected {wanted}, got {got}")
 
 
-def _lookup_faults(block: Block, table: Table) -> Iterator[Fault]:
+def _lookup_faults(block: Block, table: Table) -> Iterator[Violation]:
     op = block.ops[0]
     if len(block.ops) > 1 or _names(op, "w") != (table.name,) or "padding_idx" in op.arguments:
-        yield Fault(
+        yield Violation(
             at(block.index, 0, op),
             table.name,
             "expected one lookup of this table, of all ids that are asked for",
         )
 
 
-def table_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
+def table_blocks_complete(program: Program, plan: Plan) -> Iterator[Violation]:
     """Each table has exactly two blocks on a server: one that updates it, complete for the mode,
     and one that looks rows up.
     """
@@ -281,7 +289,7 @@ def table_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
         if not name:
             continue
         if name not in tables:
-            yield Fault(f"block {block.index}", name, "it is no table of the plan")
+            yield Violation(f"block {block.index}", name, "it is no table of the plan")
             continue
         looks_up = block.ops[0].type == "lookup_table"
         found[name, looks_up] += 1
@@ -293,6 +301,6 @@ def table_blocks_complete(program: Program, plan: Plan) -> Iterator[Fault]:
     for name in tables:
         for looks_up, what in ((False, "updates it"), (True, "looks it up")):
             if found[name, looks_up] != 1:
-                yield Fault(
+                yield Violation(
                     "", name, f"expected one block that {what}, got {found[name, looks_up]}"
                 )

@@ -11,7 +11,7 @@ from transpiler.ir.table_ops import updates_rows
 from transpiler.plan.lanes import delta_name
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Placement, Plan
-from transpiler.verify.invariants import Fault, at, numbered
+from transpiler.verify.invariants import Violation, at, numbered
 
 STARTUP_OPS = frozenset({"init", "fake_init", "recv", "fetch_barrier", "concat"})
 
@@ -46,7 +46,7 @@ def _sections(placement: Placement) -> tuple[int, ...]:
     return tuple(piece.end - piece.begin for piece in placement.slices)
 
 
-def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Fault]:
+def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Violation]:
     """A trainer runs exactly one optimizer op for each parameter of a k-step lane, and has no other
     op or state of an optimizer, nor a clip op where the servers clip.
     """
@@ -56,7 +56,7 @@ def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Fault]:
         if is_optimizer(op.type) and not updates_rows(op):
             name = next(iter(op.outputs), "")
             if name not in due:
-                yield Fault(
+                yield Violation(
                     at(0, index, op),
                     name,
                     "a second update" if name in local else "the servers update this parameter",
@@ -68,14 +68,14 @@ def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Fault]:
             "global_norm_scale",
             "scale_by",
         ):
-            yield Fault(
+            yield Violation(
                 at(0, index, op), next(iter(op.outputs), ""), "the servers clip the merged gradient"
             )
     for name in sorted(due):
-        yield Fault("", name, "expected one update on this trainer, got none")
+        yield Violation("", name, "expected one update on this trainer, got none")
     for variable in program.main.variables_of(Role.STATE):
         if variable.of not in local:
-            yield Fault("", variable.name, "the servers hold this state")
+            yield Violation("", variable.name, "the servers hold this state")
 
 
 def _is_sent_as(program: Program, op: Op, placement: Placement) -> bool:
@@ -93,7 +93,7 @@ def _is_sent_as(program: Program, op: Op, placement: Placement) -> bool:
     )
 
 
-def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Each gradient is sent exactly once, whole, every slice to the server that holds it; nothing
     else is sent.
     """
@@ -109,13 +109,13 @@ def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
         )
         placement = unsent.pop(owner, None)
         if placement is None:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 ", ".join(names),
                 "it is sent a second time, or is no gradient of an updated parameter",
             )
         elif not _is_sent_as(program, op, placement):
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 ", ".join(names),
                 f"expected the gradient of {owner} in {len(placement.slices)} slices",
@@ -125,12 +125,12 @@ def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Fault]:
                 f"expected {_expected_endpoints(program, placement)}, got "
                 f"{op.arguments['endpoints']}"
             )
-            yield Fault(at(0, index, op), ", ".join(names), why)
+            yield Violation(at(0, index, op), ", ".join(names), why)
     for name in unsent:
-        yield Fault("", f"{name}@GRAD", "it is never sent")
+        yield Violation("", f"{name}@GRAD", "it is never sent")
 
 
-def changes_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def changes_sent_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """What changes in a k-step lane leaves in exactly one send, after the lane's last update: every
     slice of every parameter, to the server that holds it, and of every table the rows that were
     touched, to all.
@@ -139,7 +139,7 @@ def changes_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
     lanes = [index for index, lane in enumerate(plan.lanes) if lane.local]
     if len(found) != len(lanes):
         where = at(0, *found[-1]) if found else ""
-        yield Fault(
+        yield Violation(
             where,
             "",
             f"expected {len(lanes)} sends of changes, one for each k-step lane, got {len(found)}",
@@ -177,7 +177,7 @@ def changes_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
         for key, wanted in expected.items():
             got = op.inputs if key == "x" else op.arguments.get(key)
             if got != wanted:
-                yield Fault(
+                yield Violation(
                     at(0, index, op), ", ".join(op.inputs), f"{key}: expected {wanted}, got {got}"
                 )
         for later, update in list(enumerate(program.main.ops))[index:]:
@@ -185,12 +185,12 @@ def changes_sent_once(program: Program, plan: Plan) -> Iterator[Fault]:
                 *(placement.name for placement in placements),
                 *tables,
             }:
-                yield Fault(
+                yield Violation(
                     at(0, later, update), update.outputs[0], f"it changes after {at(0, index, op)}"
                 )
 
 
-def sent_when_final(program: Program, plan: Plan) -> Iterator[Fault]:
+def sent_when_final(program: Program, plan: Plan) -> Iterator[Violation]:
     """A gradient is split and sent after the op that produces it, in its slices' sizes, and nothing
     writes it after that.
     """
@@ -207,7 +207,7 @@ def sent_when_final(program: Program, plan: Plan) -> Iterator[Fault]:
         for name in op.inputs:
             last = max(writes.get(name, [len(program.main.ops)]))
             if last > index:
-                yield Fault(
+                yield Violation(
                     at(0, index, op), name, "it leaves before the op that produces it has run"
                 )
     sizes = {
@@ -219,7 +219,7 @@ def sent_when_final(program: Program, plan: Plan) -> Iterator[Fault]:
             sizes.get(program.main.variables[name].of) if name in program.main.variables else None
         )
         if "sections" in op.arguments and op.arguments["sections"] != wanted:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 f"expected sections {wanted}, got {op.arguments['sections']}",
@@ -233,7 +233,7 @@ def _arrives_as(op: Op, placement: Placement) -> bool:
     return op.outputs == tuple(piece.name for piece in placement.slices)
 
 
-def parameters_received_once(program: Program, plan: Plan) -> Iterator[Fault]:
+def parameters_received_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Each parameter that servers update (at startup: each variable on servers) is received exactly
     once, from where it lives.
     """
@@ -243,13 +243,13 @@ def parameters_received_once(program: Program, plan: Plan) -> Iterator[Fault]:
         name = str(op.arguments["param"])
         placement = missing.pop(name, None)
         if placement is None:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 "it is received a second time, or is nothing that servers update",
             )
         elif not _arrives_as(op, placement):
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 f"expected {len(placement.slices)} slices, got {', '.join(op.outputs)}",
@@ -259,12 +259,12 @@ def parameters_received_once(program: Program, plan: Plan) -> Iterator[Fault]:
                 f"expected {_expected_endpoints(program, placement)}, got "
                 f"{op.arguments['endpoints']}"
             )
-            yield Fault(at(0, index, op), name, why)
+            yield Violation(at(0, index, op), name, why)
     for name in missing:
-        yield Fault("", name, "it is never received")
+        yield Violation("", name, "it is never received")
 
 
-def received_after_sending(program: Program, plan: Plan) -> Iterator[Fault]:
+def received_after_sending(program: Program, plan: Plan) -> Iterator[Violation]:
     """Parameters are received after every gradient has been sent, and after the last op that reads
     them.
     """
@@ -274,19 +274,19 @@ def received_after_sending(program: Program, plan: Plan) -> Iterator[Fault]:
     first, first_op = receives[0]
     for index, op in numbered(program, "send"):
         if index > first:
-            yield Fault(
+            yield Violation(
                 at(0, first, first_op),
                 str(first_op.arguments["param"]),
                 f"it is received before {at(0, index, op)}",
             )
     for index, op in list(enumerate(program.main.ops))[first:]:
         if op.type not in ("recv", "fetch_barrier", "concat", "send_barrier", "send"):
-            yield Fault(
+            yield Violation(
                 at(0, index, op), "", "it computes with parameters that may be of the next step"
             )
 
 
-def _barriers(program: Program, kind: str, wanted: int, own: bool = False) -> Iterator[Fault]:
+def _barriers(program: Program, kind: str, wanted: int, own: bool = False) -> Iterator[Violation]:
     found = [
         (index, op)
         for index, op in numbered(program, kind)
@@ -294,12 +294,12 @@ def _barriers(program: Program, kind: str, wanted: int, own: bool = False) -> It
     ]
     if len(found) != wanted:
         where = at(0, *found[-1]) if found else ""
-        yield Fault(
+        yield Violation(
             where, "", f"expected {wanted} {kind}{' of its own' if own else ''}, got {len(found)}"
         )
 
 
-def barriers_exactly_where_due(program: Program, plan: Plan) -> Iterator[Fault]:
+def barriers_exactly_where_due(program: Program, plan: Plan) -> Iterator[Violation]:
     """Where a lane is sync one send_barrier stands between sends and receives and one fetch_barrier
     after them; where one is half_async, a send_barrier of the trainer's own; otherwise none (a
     startup program has the fetch_barrier in every mode, and no send_barrier).
@@ -314,30 +314,32 @@ def barriers_exactly_where_due(program: Program, plan: Plan) -> Iterator[Fault]:
     latest = 0
     for index, op in numbered(program, *order):
         if order[op.type] < latest:
-            yield Fault(
+            yield Violation(
                 at(0, index, op), "", "expected the order send, send_barrier, recv, fetch_barrier"
             )
         latest = max(latest, order[op.type])
 
 
-def _concat_faults(index: int, op: Op, placement: Placement, arrived: set[str]) -> Iterator[Fault]:
+def _concat_faults(
+    index: int, op: Op, placement: Placement, arrived: set[str]
+) -> Iterator[Violation]:
     expected = tuple(piece.name for piece in placement.slices)
     if tuple(refs(op.arguments["x"])) != expected or op.arguments["axis"] != 0:
-        yield Fault(
+        yield Violation(
             at(0, index, op),
             placement.name,
             f"expected the slices {', '.join(expected)} in this order, along axis 0",
         )
     for name in expected:
         if name not in arrived:
-            yield Fault(
+            yield Violation(
                 at(0, index, op),
                 name,
                 "it is put together before it has been received and fetch_barrier has passed",
             )
 
 
-def concatenated_after_arrival(program: Program, plan: Plan) -> Iterator[Fault]:
+def concatenated_after_arrival(program: Program, plan: Plan) -> Iterator[Violation]:
     """Each sliced parameter that is received is put together exactly once, from its slices in
     order, after they have arrived.
     """
@@ -358,7 +360,7 @@ def concatenated_after_arrival(program: Program, plan: Plan) -> Iterator[Fault]:
     )
     for name in sliced:
         if counts[name] != 1:
-            yield Fault("", name, f"expected one concat of its slices, got {counts[name]}")
+            yield Violation("", name, f"expected one concat of its slices, got {counts[name]}")
     waits = max((index for index, _ in numbered(program, "fetch_barrier")), default=-1)
     arrived: set[str] = set()
     for index, op in numbered(program, "recv", "concat"):

@@ -13,17 +13,23 @@ from dataclasses import dataclass
 from transpiler.ir.graph import Program
 from transpiler.plan.plan import Plan
 from transpiler.verify import collective, pserver, tables, trainer
-from transpiler.verify.invariants import Fault, IllegalProgram, Law, defined_before_use, slices_tile
+from transpiler.verify.invariants import (
+    IllegalProgram,
+    Invariant,
+    Violation,
+    defined_before_use,
+    slices_tile,
+)
 
 __all__ = [
-    "Fault",
     "IllegalProgram",
-    "Law",
-    "laws_of",
+    "Invariant",
+    "invariants_of",
     "run",
     "Stage",
     "verify",
     "verify_servers",
+    "Violation",
 ]
 
 Pass = Callable[[Program, Plan], Program]
@@ -34,11 +40,11 @@ class Stage:
     """A pass, and the laws that hold from then on."""
 
     transform: Pass
-    laws: tuple[Law, ...] = ()
+    laws: tuple[Invariant, ...] = ()
 
 
-ALWAYS: tuple[Law, ...] = (slices_tile, defined_before_use)
-TRAINER: tuple[Law, ...] = (
+ALWAYS: tuple[Invariant, ...] = (slices_tile, defined_before_use)
+TRAINER: tuple[Invariant, ...] = (
     trainer.updated_in_one_place,
     trainer.sent_exactly_once,
     trainer.changes_sent_once,
@@ -51,13 +57,13 @@ TRAINER: tuple[Law, ...] = (
     tables.row_gradients_sent_once,
     tables.rows_updated_in_one_place,
 )
-TRAINER_STARTUP: tuple[Law, ...] = (
+TRAINER_STARTUP: tuple[Invariant, ...] = (
     trainer.parameters_received_once,
     trainer.barriers_exactly_where_due,
     trainer.concatenated_after_arrival,
     tables.tables_declared,
 )
-PSERVER: tuple[Law, ...] = (
+PSERVER: tuple[Invariant, ...] = (
     pserver.slices_held,
     pserver.optimize_blocks_complete,
     pserver.listens_once,
@@ -65,32 +71,32 @@ PSERVER: tuple[Law, ...] = (
     tables.tables_held,
     tables.table_blocks_complete,
 )
-PSERVER_STARTUP: tuple[Law, ...] = (
+PSERVER_STARTUP: tuple[Invariant, ...] = (
     pserver.slices_held,
     pserver.slices_initialised,
     pserver.only_server_ops,
 )
-COLLECTIVE_STARTUP: tuple[Law, ...] = (
+COLLECTIVE_STARTUP: tuple[Invariant, ...] = (
     collective.ids_drawn_once,
     collective.rings_begin_once,
     collective.parameters_handed_on,
     collective.awaited_before_use,
 )
-SHARED: tuple[Law, ...] = (
+SHARED: tuple[Invariant, ...] = (
     collective.updated_once,
     collective.buckets_in_bounds,
     collective.awaited_before_use,
 )
-AVERAGED_GRADIENTS: tuple[Law, ...] = (
+AVERAGED_GRADIENTS: tuple[Invariant, ...] = (
     collective.loss_gradient_scaled,
     collective.summed_exactly_once,
     *SHARED,
 )
-AVERAGED_PARAMETERS: tuple[Law, ...] = (collective.averaged_exactly_once, *SHARED)
-UNSHARED: tuple[Law, ...] = (collective.shares_nothing, collective.updated_once)
+AVERAGED_PARAMETERS: tuple[Invariant, ...] = (collective.averaged_exactly_once, *SHARED)
+UNSHARED: tuple[Invariant, ...] = (collective.shares_nothing, collective.updated_once)
 
 
-def _collective_laws_of(program: Program, mode: str) -> tuple[Law, ...]:
+def _collective_laws_of(program: Program, mode: str) -> tuple[Invariant, ...]:
     """The laws of a job without servers.
 
     What ParallelExecutor made of an nccl2 program averages gradients.
@@ -103,7 +109,7 @@ def _collective_laws_of(program: Program, mode: str) -> tuple[Law, ...]:
     return UNSHARED if mode == "nccl2" and not shares else AVERAGED_GRADIENTS
 
 
-def laws_of(program: Program) -> tuple[Law, ...]:
+def invariants_of(program: Program) -> tuple[Invariant, ...]:
     """The laws of a complete program of a cluster: a trainer's or a server's, main or startup."""
     plan = None if program.deployment is None else program.deployment.plan
     if plan is not None and plan.collective is not None:
@@ -113,12 +119,12 @@ def laws_of(program: Program) -> tuple[Law, ...]:
     return ALWAYS + (TRAINER_STARTUP if trainer.is_startup(program) else TRAINER)
 
 
-def _always(plan: Plan) -> tuple[Law, ...]:
+def _always(plan: Plan) -> tuple[Invariant, ...]:
     """The laws that hold before the first pass; without servers there are no slices."""
     return ALWAYS if plan.collective is None else (defined_before_use,)
 
 
-def _hold(program: Program, plan: Plan, laws: Sequence[Law]) -> None:
+def _hold(program: Program, plan: Plan, laws: Sequence[Invariant]) -> None:
     for law in laws:
         for fault in law(program, plan):
             sentence = " ".join((inspect.getdoc(law) or law.__name__).split("\n\n")[0].split())
@@ -134,7 +140,7 @@ def verify(program: Program, plan: Plan) -> None:
     """
     if program.deployment is None:
         raise ValueError("verify: expected a program of a cluster, got a single-node one")
-    _hold(program, plan, laws_of(program))
+    _hold(program, plan, invariants_of(program))
 
 
 def verify_servers(programs: Sequence[Program], plan: Plan) -> None:
