@@ -15,7 +15,7 @@ from tests.support.models import EIGHT, Case
 from tests.support.programs import DEPLOYMENTS
 from tests.support.transcript import compare
 from transpiler import capture, program_guard, program_pb2, strategy_pb2
-from transpiler.ir.graph import Program
+from transpiler.program import Program
 
 
 def shown(programs: dict[str, Program]) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor
 from trainer.executor.executor import Executor
 from trainer.executor.feed import Feed, close_names
 from transpiler.collective import handing_on, parallel_program
-from transpiler.ir.graph import Program, Role
+from transpiler.ir.graph import Role
+from transpiler.program import Program
 from transpiler.tracing.default_programs import default_trainer_program
 
 

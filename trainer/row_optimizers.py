@@ -22,8 +22,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from transpiler.ir.tables import ROW_RULES
-from transpiler.plan.plan import Rule
+from transpiler.ir.rules import ROW_RULES, Rule
 from transpiler.plan.table_planner import group_rule as group_rule
 
 __all__ = [

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from transpiler.ir.rules import Clip
 from transpiler.ir.sparse_rows import on_rows, rows_of
-from transpiler.plan.plan import Clip
 
 
 def _positive(what: str, value: float) -> float:

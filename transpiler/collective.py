@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from transpiler.distribute_config import DistributeTranspilerConfig
-from transpiler.ir.graph import Op, Program
+from transpiler.ir.graph import Op
 from transpiler.passes.collective import (
     COLLECTIVE_STARTUP_PASSES,
     GRADIENT_PASSES,
@@ -25,7 +25,8 @@ from transpiler.passes.collective import (
 )
 from transpiler.plan.comm_rings import row_length
 from transpiler.plan.plan import Collective, Deployment
-from transpiler.plan.planner import plan_collective
+from transpiler.program import Program
+from transpiler.program_planner import plan_collective
 from transpiler.verify.verify import run
 
 # what ``transpile`` has as pservers and as current_endpoint unless it is given others

@@ -29,12 +29,14 @@ from transpiler.collective import (
     deployment_of,
 )
 from transpiler.distribute_config import DistributeTranspilerConfig
-from transpiler.ir.graph import Block, Op, Program, Role, Storage, freeze
+from transpiler.ir.graph import Block, Op, Role, Storage, freeze
 from transpiler.passes.pserver import PSERVER_PASSES, pserver_program, pserver_startup
 from transpiler.passes.trainer import STARTUP_PASSES, TRAINER_PASSES, startup_passes, trainer_passes
+from transpiler.plan.lane_plan import uniform
 from transpiler.plan.plan import Deployment, Lane, Plan
-from transpiler.plan.planner import MODES, plan_parameters, plan_program
-from transpiler.strategy.from_strategy import uniform
+from transpiler.plan.planner import MODES, plan_parameters
+from transpiler.program import Program
+from transpiler.program_planner import plan_program
 from transpiler.tracing.default_programs import (
     default_main_program,
     default_startup_program,

@@ -42,7 +42,7 @@ from pserver.wire_pb2 import (
     ShrinkRequest,
     StatusReply,
 )
-from transpiler.ir.graph import Program
+from transpiler.program import Program
 
 log = logging.getLogger(__name__)
 

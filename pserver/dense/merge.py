@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from transpiler.ir.rules import CHUNK
-from transpiler.plan.plan import Clip
+from pserver.dense.slice_optimizer import CHUNK
+from transpiler.ir.rules import Clip
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 

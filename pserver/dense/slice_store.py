@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
+from pserver.dense.slice_optimizer import SliceUpdater
 from pserver.dense.slice_update import OuterEntry, SliceUpdate, join_small
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.transport.codec import DTYPES, NAMES
-from transpiler.ir.graph import Block, Op, Program, Ref, Role, Variable
+from transpiler.ir.graph import Block, Op, Ref, Role, Variable
 from transpiler.ir.ops import rule_of_op, states_of_op
-from transpiler.ir.rules import RULES, SliceUpdater
+from transpiler.ir.rules import RULES
+from transpiler.program import Program
 from transpiler.verify.invariants import table_of_block
 
 

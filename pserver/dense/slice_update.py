@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from transpiler.ir.rules import SliceUpdater, SmallSlices
-from transpiler.plan.plan import Hparam
+from pserver.dense.slice_optimizer import SliceUpdater, SmallSlices
+from transpiler.ir.rules import Hparam
 
 # of slices that step in one call: enough for its cost, and for waking who receives them, not to
 # count

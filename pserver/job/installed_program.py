@@ -18,8 +18,9 @@ from pserver.job.membership import Member, Membership, Wait
 from pserver.job.quiesce import Quiesce
 from pserver.job.workers import Workers
 from pserver.table.gradient import RowGradient
-from transpiler.ir.graph import Program, Storage
+from transpiler.ir.graph import Storage
 from transpiler.plan.plan import Plan
+from transpiler.program import Program
 
 if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable

@@ -39,9 +39,10 @@ from pserver.job.lane import Outcome
 from pserver.job.membership import Member, Membership, State
 from pserver.job.status_report import held_report, shrink, trainer_reports
 from pserver.transport.byte_counters import ByteCounters
-from transpiler.ir.graph import Program, Storage
-from transpiler.ir.ops import check_server_program
+from transpiler.ir.graph import Storage
 from transpiler.plan.plan import differences
+from transpiler.program import Program
+from transpiler.verify.untrusted_program import check_server_program
 
 PROTOCOL = 1
 

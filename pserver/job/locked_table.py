@@ -21,8 +21,9 @@ from pserver.table.gradient import RowGradient
 from pserver.table.sparse_table import compile_kernels
 from pserver.table.tiered_table import open_table
 from pserver.transport.codec import DTYPES
+from transpiler.ir.rules import Hparam
 from transpiler.ir.tables import ShowClickEntry, Table
-from transpiler.plan.plan import Hparam, Plan
+from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
 
 CHUNK_ROWS = 65536  # that a save asks for at a time

@@ -27,7 +27,7 @@ from pserver.dense.slice_update import SliceUpdate, update_all
 from pserver.errors import FingerprintMismatch
 from pserver.job.update_task import UpdateTask
 from pserver.table.gradient import RowGradient, total_of
-from transpiler.plan.plan import Hparam
+from transpiler.ir.rules import Hparam
 
 if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable

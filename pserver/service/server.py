@@ -35,7 +35,8 @@ from pserver.transport.endpoint import spell
 from pserver.transport.grpc_stream import Exchanges
 from pserver.transport.stream import Listener, Stream
 from pserver.wire_pb2 import StatusRequest
-from transpiler.ir.graph import Program, Storage
+from transpiler.ir.graph import Storage
+from transpiler.program import Program
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pserver.table import deferred_adam, deferred_updates, update_kernels
-from transpiler.plan.plan import Hparam, Rule
+from transpiler.ir.rules import Hparam, Rule
 
 Scalars = tuple[float, ...]
 

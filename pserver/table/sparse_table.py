@@ -20,8 +20,8 @@ from pserver.table.index import outside
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle, words_of
 from pserver.table.updater import RowUpdater
+from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Hparam, Rule
 
 
 class SparseTable:

@@ -29,8 +29,8 @@ from pserver.table.ids import owners, unique
 from pserver.table.kernels import Array
 from pserver.table.rows import BLOCK
 from pserver.table.sparse_table import SparseTable
+from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Hparam, Rule
 
 COLD = 1 << 62  # where cursors of rows on disk begin
 INDEX_BYTES = 40  # of a row, besides its record: an entry of a table that is 3/5 full, and its id

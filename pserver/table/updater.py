@@ -24,8 +24,8 @@ from pserver.table.deferred_updates import HparamHistory
 from pserver.table.kernels import Array
 from pserver.table.optimizers import ROW_OPTIMIZERS, first_hparams
 from pserver.table.rows import Rows
+from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Hparam, Rule
 
 Hparams = list[dict[str, Any]]
 KEPT, PERIOD = 4096, 16384

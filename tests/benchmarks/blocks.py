@@ -10,9 +10,10 @@ import torch
 from harness import Promise, Row, alternate, timed
 from torch import nn
 
+from pserver.dense.slice_optimizer import SliceUpdater
 from trainer import Executor
 from transpiler import capture
-from transpiler.ir.rules import SliceUpdater, hparams_of, rule_of
+from transpiler.ir.rules import hparams_of, rule_of
 
 SETTING = "one process, 1 thread, 16 M elements of float32"
 FUSED = Promise(

@@ -19,8 +19,9 @@ from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
 from trainer.role import Connection
 from transpiler.distribute import plan_parameters
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table, Uniform
-from transpiler.plan.plan import Deployment, Rule
+from transpiler.plan.plan import Deployment
 
 COUNT = SLOTS * BATCH
 MODEL = (

@@ -13,7 +13,8 @@ from torch import nn
 from trainer.communicator.communicator import Communicator
 from trainer.role import Connection
 from transpiler.distribute import plan_parameters
-from transpiler.plan.plan import Deployment, Rule
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Deployment
 
 SGD = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 

@@ -15,8 +15,8 @@ from harness import Contender, Promise, Row, alternate
 
 from pserver.table.ids import unique
 from pserver.table.sparse_table import SparseTable, compile_kernels
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table, Uniform
-from transpiler.plan.plan import Rule
 
 DIM, BATCH, BATCHES = 16, 26 * 512, 40
 ADAGRAD = Rule("adagrad", {"lr": 0.05})

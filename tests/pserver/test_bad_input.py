@@ -53,7 +53,8 @@ from pserver.wire_pb2 import (
 from trainer import fleet
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
-from transpiler.plan.plan import Deployment, Plan, Rule
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Deployment, Plan
 
 DEADLINE = 20.0
 RULE = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}

@@ -37,8 +37,9 @@ from pserver.wire_pb2 import (
 )
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
-from transpiler.plan.plan import Deployment, Lane, Plan, Rule
-from transpiler.strategy.from_strategy import LanePlan
+from transpiler.ir.rules import Rule
+from transpiler.plan.lane_plan import LanePlan
+from transpiler.plan.plan import Deployment, Lane, Plan
 
 SGD = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 

@@ -17,8 +17,9 @@ from pserver.job.locked_table import LockedTable
 from pserver.job.quiesce import Quiesce
 from pserver.table.gradient import RowGradient
 from pserver.table.ids import owners
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import CountFilterEntry, Segment, Table
-from transpiler.plan.plan import Lane, Plan, Rule
+from transpiler.plan.plan import Lane, Plan
 
 DIM = 3
 # of the ids that are looked up, those of server 0

@@ -42,8 +42,9 @@ from pserver.wire_pb2 import (
 )
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
-from transpiler.ir.graph import Program
-from transpiler.plan.plan import Clip, Deployment, Plan, Rule
+from transpiler.ir.rules import Clip, Rule
+from transpiler.plan.plan import Deployment, Plan
+from transpiler.program import Program
 
 DEADLINE = 20.0
 

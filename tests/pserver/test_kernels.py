@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pserver.table import ids, kernels, sparse_table
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table
-from transpiler.plan.plan import Rule
 
 
 def _first(values: np.ndarray) -> float:

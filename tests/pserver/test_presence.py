@@ -11,6 +11,7 @@ import pytest
 
 from pserver.table import eviction
 from pserver.table.sparse_table import SparseTable
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import (
     Constant,
     CountFilterEntry,
@@ -20,7 +21,6 @@ from transpiler.ir.tables import (
     Table,
     Uniform,
 )
-from transpiler.plan.plan import Rule
 
 SGD = Rule("sgd", {"lr": 1.0})
 CTR = ShowClickEntry(

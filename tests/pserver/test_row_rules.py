@@ -13,9 +13,9 @@ import torch
 
 from pserver.table import updater
 from pserver.table.sparse_table import SparseTable
-from transpiler.ir.tables import ROW_RULES, Normal, Segment, Table
+from transpiler.ir.rules import ROW_RULES, Rule
+from transpiler.ir.tables import Normal, Segment, Table
 from transpiler.optim.ftrl import Ftrl
-from transpiler.plan.plan import Rule
 
 ROWS, DIM, STEPS = 24, 5, 40
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}

@@ -44,7 +44,8 @@ from pserver.wire_pb2 import (
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.graph import Storage
-from transpiler.plan.plan import Deployment, Plan, Rule
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Deployment, Plan
 
 SECONDS = 20.0
 TRANSPORTS = ("shm", "flight", "grpc")

@@ -11,8 +11,8 @@ from pserver.table import index, memory
 from pserver.table.ids import owners
 from pserver.table.initializers import initial_rows
 from pserver.table.sparse_table import SparseTable
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Constant, Normal, Segment, Table, Uniform
-from transpiler.plan.plan import Rule
 
 ADAGRAD = Rule("adagrad", {"lr": 0.1})
 

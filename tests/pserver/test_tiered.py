@@ -15,8 +15,8 @@ import pytest
 from pserver.checkpoint import checkpoint
 from pserver.table.sparse_table import SparseTable
 from pserver.table.tiered_table import TieredTable, open_table
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import CountFilterEntry, Normal, Segment, ShowClickEntry, Table
-from transpiler.plan.plan import Rule
 
 DIM = 4
 BUDGET = 3600  # bytes: of some 50 rows

@@ -19,7 +19,8 @@ from pserver.service.server import Server
 from pserver.wire_pb2 import Commit, Done, GroupHparams, Kind, Part
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
-from transpiler.plan.plan import Deployment, Plan, Rule
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Deployment, Plan
 
 SECONDS = 10.0
 NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}

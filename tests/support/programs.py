@@ -19,7 +19,7 @@ from transpiler import (
     capture,
     program_guard,
 )
-from transpiler.ir.graph import Program
+from transpiler.program import Program
 
 Pair = tuple[Program, Program]
 SERVERS, TRAINERS = "a:6174,b:6174", "a:1,b:1"

@@ -48,8 +48,9 @@ from transpiler import (
     program_guard,
 )
 from transpiler.collective import collective_program, collective_startup, deployment_of
-from transpiler.ir.graph import Program, Storage
+from transpiler.ir.graph import Storage
 from transpiler.plan.plan import Collective
+from transpiler.program import Program
 
 DEADLINE = 60.0
 GRAD: dict[str, Any] = {"mode": "collective", "collective_mode": "grad_allreduce"}

@@ -14,8 +14,9 @@ from torch import nn
 
 from trainer import Executor
 from transpiler import ClipGradByGlobalNorm, capture
-from transpiler.ir.graph import Block, Op, Program, Ref, Role, Variable
+from transpiler.ir.graph import Block, Op, Ref, Role, Variable
 from transpiler.lower import Kernel
+from transpiler.program import Program
 
 
 def classify(model, x, y):

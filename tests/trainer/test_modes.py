@@ -27,7 +27,8 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler import DistributedStrategy
 from transpiler.distribute import plan_parameters
-from transpiler.plan.plan import Deployment, Rule
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Deployment
 from transpiler.strategy.from_strategy import lanes_of
 
 Servers = Callable[[int], str]

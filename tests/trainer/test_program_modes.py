@@ -14,7 +14,7 @@ from torch import nn
 
 from trainer import Executor
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
-from transpiler.ir.graph import Program
+from transpiler.program import Program
 
 Servers = Callable[[int], str]
 

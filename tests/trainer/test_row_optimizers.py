@@ -23,7 +23,7 @@ from trainer.row_optimizers import (
     row_optimizer,
 )
 from transpiler import Ftrl as DenseFtrl
-from transpiler.ir.tables import ROW_RULES
+from transpiler.ir.rules import ROW_RULES
 
 EVERY = (SGD, Momentum, Adagrad, RowwiseAdagrad, Adam, AdamW, LazyAdam, Ftrl)
 

@@ -28,7 +28,7 @@ from transpiler import (
     DistributeTranspilerConfig,
     capture,
 )
-from transpiler.ir.graph import Program
+from transpiler.program import Program
 
 Servers = Callable[[int], str]
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -14,11 +14,12 @@ import torch
 from google.protobuf.message import DecodeError
 
 from transpiler import program_pb2 as pb
-from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze
-from transpiler.ir.ops import check_server_program
-from transpiler.ir.rules import RULES, rule_of
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze
+from transpiler.ir.rules import RULES, Clip, Rule, rule_of
 from transpiler.passes.pserver import pserver_program
-from transpiler.plan.plan import Clip, Deployment, Lane, Placement, Plan, Rule, Slice
+from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Slice
+from transpiler.program import Program
+from transpiler.verify.untrusted_program import check_server_program
 
 RULE = Rule(
     "momentum",

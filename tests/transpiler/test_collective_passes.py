@@ -28,12 +28,13 @@ from transpiler import (
 )
 from transpiler.collective import collective_program, deployment_of, handing_on, parallel_program
 from transpiler.formats.plan_text import plan_text
-from transpiler.ir.graph import Argument, Op, Program, Ref, Role
-from transpiler.ir.ops import check_server_program
+from transpiler.ir.graph import Argument, Op, Ref, Role
 from transpiler.plan.comm_rings import heads, row_length, row_of
 from transpiler.plan.plan import Collective
+from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program, default_trainer_program
 from transpiler.verify import collective as collective_invariants
+from transpiler.verify.untrusted_program import check_server_program
 from transpiler.verify.verify import IllegalProgram, invariants_of, verify
 
 TWO, FOUR = "h:1,h:2", "a:1,a:2,b:1,b:2"

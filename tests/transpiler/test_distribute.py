@@ -27,13 +27,15 @@ from transpiler.distribute import (
     pserver_startup,
     trainer_program,
 )
-from transpiler.ir.graph import Block, Op, Program, Ref, Role, Storage, Variable, freeze
-from transpiler.ir.ops import check, check_server_program
-from transpiler.ir.rules import RULES, rule_of, state_of
+from transpiler.ir.graph import Block, Op, Ref, Role, Storage, Variable, freeze
+from transpiler.ir.ops import check
+from transpiler.ir.rules import RULES, Clip, Rule, rule_of, state_of
+from transpiler.plan.lane_plan import LanePlan, uniform
 from transpiler.plan.placement import Piece
-from transpiler.plan.plan import Clip, Deployment, Lane, Plan, Rule
-from transpiler.strategy.from_strategy import LanePlan, uniform
+from transpiler.plan.plan import Deployment, Lane, Plan
+from transpiler.program import Program
 from transpiler.verify.invariants import IllegalProgram
+from transpiler.verify.untrusted_program import check_server_program
 
 ONE, TWO, THREE = "h:1", "h:1,h:2", "h:1,h:2,h:3"
 

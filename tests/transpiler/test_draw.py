@@ -8,8 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from transpiler.formats.svg import svg
-from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze
-from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Rule, Slice
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Slice
+from transpiler.program import Program
 
 SVG = "{http://www.w3.org/2000/svg}"
 RULE = Rule(
@@ -74,7 +76,7 @@ def server(blocks: int) -> Program:
 
 
 def drawn(program: Program) -> ElementTree.Element:
-    return ElementTree.fromstring(svg(program).encode())
+    return ElementTree.fromstring(svg(program.blocks, program.deployment).encode())
 
 
 def boxes(picture: ElementTree.Element) -> list[ElementTree.Element]:
@@ -144,7 +146,7 @@ def test_names_are_escaped() -> None:
     op = Op("aten.relu", {"self": Ref(NASTY)}, (NASTY,), NASTY)
     send = Op("send", {"x": (Ref(NASTY),), "endpoints": (NASTY,), "trainer_id": 0})
     variables = {NASTY: Variable(NASTY, (NASTY, 3), "float32")}
-    text = svg(Program((Block(0, freeze(variables), (op, send)),)))
+    text = svg([Block(0, freeze(variables), (op, send))], None)
 
     picture = ElementTree.fromstring(text.encode())
     assert picture.find(f".//{SVG}script") is None
@@ -196,7 +198,7 @@ def test_a_picture_is_written_to_a_file(tmp_path: Path) -> None:
     assert (
         (tmp_path / "a.svg").read_bytes()
         == (tmp_path / "b.svg").read_bytes()
-        == svg(TRAINER).encode()
+        == svg(TRAINER.blocks, TRAINER.deployment).encode()
     )
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from transpiler import DistributedStrategy
-from transpiler.ir.rules import state_of
+from transpiler.ir.rules import Rule, state_of
 from transpiler.plan.lanes import MODES, check_lane, describe
-from transpiler.plan.plan import Lane, Rule
+from transpiler.plan.plan import Lane
 from transpiler.plan.planner import plan_parameters
 from transpiler.strategy.fields import CONFIGS
 from transpiler.strategy.from_strategy import SUPPORTED, lanes_of

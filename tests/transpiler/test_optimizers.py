@@ -8,21 +8,10 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from transpiler.ir.rules import (
-    CHUNK,
-    RULES,
-    SliceUpdater,
-    SmallSlices,
-    hparams_of,
-    make,
-    rule_of,
-    set_hparams,
-    slice_state,
-    state_of,
-)
+from pserver.dense.slice_optimizer import CHUNK, SliceUpdater, SmallSlices, slice_state
+from transpiler.ir.rules import RULES, Rule, hparams_of, make, rule_of, set_hparams, state_of
 from transpiler.optim.decayed_adagrad import DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl
-from transpiler.plan.plan import Rule
 
 # Where a parameter of three rows is cut: at odd places, with an empty slice, and one of more than a
 # chunk.

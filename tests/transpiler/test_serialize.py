@@ -26,7 +26,6 @@ from transpiler.ir.graph import (
     Block,
     Literal,
     Op,
-    Program,
     Ref,
     Role,
     Storage,
@@ -34,7 +33,9 @@ from transpiler.ir.graph import (
     Variable,
     freeze,
 )
-from transpiler.plan.plan import Clip, Deployment, Lane, Placement, Plan, Rule, Slice
+from transpiler.ir.rules import Clip, Rule
+from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Slice
+from transpiler.program import Program
 
 RULE = Rule(
     "adam",
@@ -167,7 +168,7 @@ def test_a_row_of_numbers_survives_the_wire() -> None:
 
     assert hparams_from_proto(pb.Rule(hparams=hparams_to_proto(row)).hparams) == row
     with pytest.raises(ValueError, match="'lr': expected one value, got 2"):
-        hparams_from_proto({"lr": pb.Numbers(values=[1, 2])})
+        hparams_from_proto({"lr": pb.Hparam(values=[1, 2])})
 
 
 def _variable(**fields: object) -> pb.Program:
@@ -320,7 +321,7 @@ def test_a_fingerprint_sees_everything_that_a_program_means() -> None:
     ]
 
     assert len({program.fingerprint() for program in others}) == len(others)
-    assert len({canonical(program) for program in others}) == len(others)
+    assert len({canonical(program.blocks, program.deployment) for program in others}) == len(others)
 
 
 # ---- files ----

@@ -19,8 +19,7 @@ from torch import nn
 from trainer import DistributedEmbedding, row_optimizers
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
 from transpiler import program_pb2 as pb
-from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze
-from transpiler.ir.ops import check_server_program
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze
 from transpiler.ir.table_ops import declared, table_of
 from transpiler.ir.tables import (
     CountFilterEntry,
@@ -30,9 +29,11 @@ from transpiler.ir.tables import (
     ShowClickEntry,
     Table,
 )
-from transpiler.plan.planner import tables_of
+from transpiler.ir.updates import tables_of
+from transpiler.program import Program
 from transpiler.verify import tables as table_invariants
 from transpiler.verify.invariants import IllegalProgram
+from transpiler.verify.untrusted_program import check_server_program
 from transpiler.verify.verify import invariants_of, verify
 
 ENDPOINTS = "127.0.0.1:6174,127.0.0.1:6175"
@@ -361,7 +362,7 @@ def test_tables_need_servers_and_a_gradient() -> None:
         )
     kept = tuple(op for op in main.main.ops if op.type not in ("ftrl", "rowwise_adagrad"))
     untrained = main.with_blocks(replace(main.main, ops=kept))
-    assert len(tables_of(untrained)) == 3
+    assert len(tables_of(untrained.main)) == 3
     with pytest.raises(ValueError, match="table 'own': no op updates its rows"):
         DistributeTranspiler().transpile(
             0, untrained, pservers=ENDPOINTS, trainers=1, startup_program=startup

@@ -6,19 +6,10 @@ import textwrap
 from dataclasses import replace
 
 from transpiler.formats.text import call
-from transpiler.ir.graph import (
-    Argument,
-    Block,
-    Literal,
-    Op,
-    Program,
-    Ref,
-    Role,
-    Symbol,
-    Variable,
-    freeze,
-)
-from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Rule, Slice
+from transpiler.ir.graph import Argument, Block, Literal, Op, Ref, Role, Symbol, Variable, freeze
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Slice
+from transpiler.program import Program
 
 RULE = Rule(
     "sgd",

@@ -13,9 +13,11 @@ from transpiler.distribute import (
     trainer_program,
     trainer_startup,
 )
-from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze
-from transpiler.plan.plan import Clip, Deployment, Lane, Plan, Rule, Slice
-from transpiler.strategy.from_strategy import LanePlan, uniform
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze
+from transpiler.ir.rules import Clip, Rule
+from transpiler.plan.lane_plan import LanePlan, uniform
+from transpiler.plan.plan import Deployment, Lane, Plan, Slice
+from transpiler.program import Program
 from transpiler.verify import invariants
 from transpiler.verify import pserver as pserver_invariants
 from transpiler.verify import trainer as trainer_invariants

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from transpiler.distribute import plan_parameters
+from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Constant, Segment, Table
-from transpiler.plan.plan import Clip, Plan, Rule
+from transpiler.plan.plan import Plan
 from transpiler.strategy.from_strategy import lanes_of
 from transpiler.strategy.strategy import DistributedStrategy
 

@@ -27,8 +27,8 @@ from trainer.checker.scenario import COPIES, RULE, Scenario
 from trainer.checker.tables import TableInvariants, TableReader
 from trainer.communicator.communicator import Communicator
 from trainer.role import Connection
-from transpiler.ir.graph import Program
 from transpiler.plan.plan import Deployment, Placement
+from transpiler.program import Program
 
 TIMEOUT_SECONDS = 30.0  # of a whole story
 # the part of the control calls that something happens to, where streams have random faults

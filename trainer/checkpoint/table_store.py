@@ -17,8 +17,9 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.lookups import Lookups
 from trainer.communicator.tables import Tables
 from trainer.embedding.local_rows import LocalRows
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Plan, Rule
+from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
 
 Chunk = dict[str, np.ndarray]

@@ -38,8 +38,8 @@ from trainer.communicator.sync_sender import SyncSender
 from trainer.role import Connection
 from transpiler.distribute import pserver_program
 from transpiler.formats.plan_text import plan_text
-from transpiler.ir.graph import Program
 from transpiler.plan.plan import Deployment, Placement, Plan
+from transpiler.program import Program
 
 if TYPE_CHECKING:
     from trainer.communicator.lookups import Lookups

@@ -22,8 +22,9 @@ from pserver.table.gradient import RowGradient, total_of
 from pserver.table.index import Index
 from pserver.table.sparse_table import SparseTable
 from pserver.transport.codec import DTYPES
+from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Segment, ShowClickEntry, Table
-from transpiler.plan.plan import Hparam, Plan, Rule
+from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
 
 Pull = Callable[[torch.Tensor], torch.Tensor]

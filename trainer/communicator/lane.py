@@ -27,7 +27,7 @@ from pserver.table.gradient import RowGradient
 from pserver.transport.array_assembler import row_parts
 from pserver.wire_pb2 import Commit, Done, GroupHparams, Kind, Part
 from transpiler.formats.plan_message import hparams_to_proto
-from transpiler.plan.plan import Hparam
+from transpiler.ir.rules import Hparam
 
 Hparams = Mapping[int, Mapping[str, Hparam]]
 

@@ -13,14 +13,16 @@ from concurrent.futures import Future
 import torch
 
 from pserver.client.client import Client, Landing
+from pserver.dense.slice_optimizer import slice_state
 from pserver.transport.codec import DTYPES
 from pserver.wire_pb2 import Commit, Done, Kind, Part
 from trainer.communicator.lane import LaneSender, Request
 from trainer.communicator.parameter_slices import ParameterSlices
-from transpiler.ir.graph import Program, Ref
-from transpiler.ir.rules import RULES, slice_state
+from transpiler.ir.graph import Ref
+from transpiler.ir.rules import RULES
 from transpiler.ir.table_ops import updates_rows
 from transpiler.plan.plan import Placement, Plan
+from transpiler.program import Program
 
 
 class StateTransfer:

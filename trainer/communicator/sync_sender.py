@@ -16,7 +16,7 @@ from pserver.wire_pb2 import Done, Kind, Part
 from trainer.communicator.device_copy import PendingCopy, crosses
 from trainer.communicator.lane import Hparams, Request, commit_of, post_rows
 from trainer.communicator.parameter_slices import ParameterSlices
-from transpiler.plan.plan import Clip
+from transpiler.ir.rules import Clip
 
 
 class SyncSender:

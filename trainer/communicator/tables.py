@@ -19,8 +19,8 @@ from trainer.embedding.embedding import DistributedEmbedding, RowSource
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.row_optimizers import RowOptimizer
+from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Hparam, Rule
 
 
 @runtime_checkable

@@ -25,6 +25,7 @@ from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.row_cache import RowCache
 from trainer.embedding.table_settings import DTYPES, TableSettings
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import (
     CountFilterEntry,
     Initial,
@@ -33,7 +34,6 @@ from transpiler.ir.tables import (
     ShowClickEntry,
     TableEntry,
 )
-from transpiler.plan.plan import Rule
 from transpiler.tracing.embedding_lookup import Lookup, table_of
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from pserver.table.gradient import RowGradient
 from pserver.table.sparse_table import SparseTable
 from pserver.table.tiered_table import open_table
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table
-from transpiler.plan.plan import Rule
 
 CHUNK_ROWS = 65536
 

@@ -35,7 +35,7 @@ from torch.optim.optimizer import (
 
 from pserver.table.gradient import RowGradient, total_of
 from trainer.row_optimizers import group_rule
-from transpiler.plan.plan import Rule
+from transpiler.ir.rules import Rule
 
 
 class ProxiedTable(Protocol):

@@ -13,8 +13,8 @@ import torch
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.state_dict import RowState
 from trainer.row_optimizers import RowOptimizer, Segments, row_optimizer
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Initial, Segment, Table, TableEntry
-from transpiler.plan.plan import Rule
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 

@@ -33,10 +33,11 @@ from trainer.collective.process_groups import World, bring_up, open_store
 from trainer.executor.comm_ring import Flight, Ring
 from trainer.role import Connection
 from transpiler.formats.plan_text import plan_text
-from transpiler.ir.graph import Op, Program
+from transpiler.ir.graph import Op
 from transpiler.lower import Kernel
 from transpiler.passes.collective import ID_BYTES
 from transpiler.plan.plan import Deployment
+from transpiler.program import Program
 
 log = logging.getLogger(__name__)
 

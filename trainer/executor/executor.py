@@ -26,11 +26,12 @@ from trainer.executor.feed import Feed, check_feed, close_names
 from trainer.executor.optimizer_segment import Update
 from trainer.executor.pserver_runtime import PServerRuntime
 from trainer.role import Connection
-from transpiler.ir.graph import PERSISTENT, Op, Program, Role, Storage
+from transpiler.ir.graph import PERSISTENT, Op, Role, Storage
 from transpiler.ir.ops import is_optimizer
 from transpiler.ir.sparse_rows import SparseRows
 from transpiler.lower import Kernel, Lowered, free_inputs, lower
 from transpiler.plan.plan import Deployment
+from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transpiler.ir.graph import Program, Role, Variable
+from transpiler.ir.graph import Role, Variable
+from transpiler.program import Program
 
 Feed = Sequence[Tensor] | Mapping[str, Tensor] | None
 

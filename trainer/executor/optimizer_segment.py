@@ -17,9 +17,8 @@ from torch import Tensor
 
 from transpiler.ir.graph import Op, Ref
 from transpiler.ir.ops import rule_of_op
-from transpiler.ir.rules import make
+from transpiler.ir.rules import Rule, make
 from transpiler.ir.table_ops import updates_rows
-from transpiler.plan.plan import Rule
 
 if TYPE_CHECKING:
     from trainer.executor.table_runtime import HeldRows

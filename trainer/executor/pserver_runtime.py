@@ -17,11 +17,11 @@ import torch
 
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.lane import Hparams
-from transpiler.ir.graph import Op, Program, Storage, refs
-from transpiler.ir.rules import RULES, hparams_of
-from transpiler.ir.tables import ROW_RULES
+from transpiler.ir.graph import Op, Storage, refs
+from transpiler.ir.rules import ROW_RULES, RULES, Hparam, hparams_of
 from transpiler.lower import Kernel
-from transpiler.plan.plan import Deployment, Hparam
+from transpiler.plan.plan import Deployment
+from transpiler.program import Program
 
 if TYPE_CHECKING:
     from trainer.executor.served_tables import ServedTables

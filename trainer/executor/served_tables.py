@@ -23,11 +23,11 @@ from trainer.communicator.lookups import ServedRows as Served
 from trainer.embedding.embedding import RowSource
 from trainer.executor.table_runtime import InRange, NativeRowKernels, ServedRows, as_gradient, live
 from transpiler.ir.graph import Op, Storage
+from transpiler.ir.rules import Hparam
 from transpiler.ir.sparse_rows import SparseRows
+from transpiler.ir.table_ops import is_sparse, start_rows
 from transpiler.ir.tables import Table
-from transpiler.plan.plan import Hparam, Plan
-from transpiler.tracing.embedding_lookup import is_sparse
-from transpiler.tracing.embedding_tables import start_rows
+from transpiler.plan.plan import Plan
 
 
 @dataclass(slots=True)

@@ -19,11 +19,12 @@ from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.embedding.embedding import DistributedEmbedding, RowSource
 from trainer.embedding.local_rows import LocalRows
-from transpiler.ir.graph import Op, Program, Role, Storage
+from transpiler.ir.graph import Op, Role, Storage
+from transpiler.ir.rules import Rule
 from transpiler.ir.sparse_rows import RowKernels, SparseRows
 from transpiler.ir.table_ops import row_rule_of_op, segment_of, table_name, updates_rows
-from transpiler.plan.plan import Rule
-from transpiler.plan.planner import tables_of
+from transpiler.ir.updates import tables_of
+from transpiler.program import Program
 
 ByColumns = list[tuple[int, int, Rule]]
 
@@ -193,7 +194,7 @@ def local_tables(program: Program) -> dict[str, HeldRows]:
         return {name: _held(name, modules) for name, modules in storage.tables.items()}
     found: dict[str, HeldRows] = {}
     updates = [op for op in program.main.ops if updates_rows(op)]
-    for table in tables_of(program):
+    for table in tables_of(program.main):
         rules = [_columns(op) for op in updates if table_name(op) == table.name]
         start = None if storage is None else storage.rows.get(table.name)
         found[table.name] = MadeRows(table.name, table.rows, LocalRows(table, start), rules)

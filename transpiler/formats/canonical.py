@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from hashlib import blake2b
 
-from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Symbol
+from transpiler.ir.graph import Argument, Block, Op, Ref, Symbol
+from transpiler.plan.plan import Deployment
 
 # see [Note: what a fingerprint covers]
 _ELSEWHERE = frozenset({"endpoint", "endpoints", "trainer_id"})
@@ -52,8 +54,8 @@ def _plain_block(block: Block) -> object:
     return [variables, [_plain_op(op) for op in block.ops]]
 
 
-def canonical(program: Program) -> bytes:
+def canonical(blocks: Sequence[Block], deployment: Deployment | None) -> bytes:
     """What the program's fingerprint covers; see [Note: what a fingerprint covers]."""
-    plan = None if program.deployment is None else program.deployment.plan.manifest()
-    facts = {"blocks": [_plain_block(block) for block in program.blocks], "plan": plan}
+    plan = None if deployment is None else deployment.plan.manifest()
+    facts = {"blocks": [_plain_block(block) for block in blocks], "plan": plan}
     return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()

@@ -7,17 +7,8 @@ from dataclasses import asdict, fields
 
 from transpiler import program_pb2 as pb
 from transpiler.formats.table_message import table_from_proto, table_to_proto
-from transpiler.plan.plan import (
-    Clip,
-    Collective,
-    Deployment,
-    Hparam,
-    Lane,
-    Placement,
-    Plan,
-    Rule,
-    Slice,
-)
+from transpiler.ir.rules import Clip, Hparam, Rule
+from transpiler.plan.plan import Collective, Deployment, Lane, Placement, Plan, Slice
 
 
 def hparams_to_proto(hparams: Mapping[str, Hparam]) -> dict[str, pb.Hparam]:

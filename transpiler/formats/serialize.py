@@ -9,6 +9,7 @@ field ``program`` is the message as JSON.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,7 +31,6 @@ from transpiler.ir.graph import (
     Block,
     Literal,
     Op,
-    Program,
     Ref,
     Role,
     Storage,
@@ -40,7 +40,8 @@ from transpiler.ir.graph import (
 )
 from transpiler.ir.ops import check, in_order
 from transpiler.ir.schema import DTYPES, LARGEST, describe
-from transpiler.tracing.embedding_tables import start_rows
+from transpiler.ir.table_ops import start_rows
+from transpiler.plan.plan import Deployment
 
 DEEPEST = 16  # lists within lists
 
@@ -201,7 +202,7 @@ def _block_from_proto(index: int, message: pb.Block) -> Block:
     return Block(index, freeze(variables), tuple(ops))
 
 
-def to_proto(program: Program) -> pb.Program:
+def to_proto(blocks: Sequence[Block], deployment: Deployment | None) -> pb.Program:
     """The message of a program.  Values of variables do not travel with it.
 
     Raises:
@@ -210,22 +211,22 @@ def to_proto(program: Program) -> pb.Program:
         TypeError: an argument of a type that a program cannot hold.
     """
     try:
-        blocks = [
+        messages = [
             pb.Block(
                 index=block.index,
                 variables=[_variable_to_proto(variable) for variable in block.variables.values()],
                 ops=[_op_to_proto(op) for op in block.ops],
             )
-            for block in program.blocks
+            for block in blocks
         ]
     except UnicodeEncodeError as error:
         raise ValueError(f"expected text that UTF-8 can hold, got {error.object!r}") from error
-    deployment = None if program.deployment is None else deployment_to_proto(program.deployment)
-    return pb.Program(blocks=blocks, deployment=deployment)
+    where = None if deployment is None else deployment_to_proto(deployment)
+    return pb.Program(blocks=messages, deployment=where)
 
 
-def from_proto(message: object) -> Program:
-    """The program of a message, every op checked against the catalogue; it has no storage.
+def from_proto(message: object) -> tuple[tuple[Block, ...], Deployment | None]:
+    """The blocks and the deployment of a message, every op checked against the catalogue.
 
     Raises:
         TypeError: it is no ``program_pb2.Program``.
@@ -242,7 +243,7 @@ def from_proto(message: object) -> Program:
     deployment = (
         deployment_from_proto(message.deployment) if message.HasField("deployment") else None
     )
-    return Program(blocks, deployment)
+    return blocks, deployment
 
 
 # ---- files ----
@@ -251,21 +252,18 @@ _FIELD = "program"
 _IDS, _ROWS = "@IDS", "@ROWS"  # of a table's rows
 
 
-def _persistent(program: Program) -> dict[str, Variable]:
+def _persistent(blocks: Sequence[Block]) -> dict[str, Variable]:
     return {
-        name: v
-        for block in program.blocks
-        for name, v in block.variables.items()
-        if v.role in PERSISTENT
+        name: v for block in blocks for name, v in block.variables.items() if v.role in PERSISTENT
     }
 
 
-def _values(program: Program) -> dict[str, torch.Tensor]:
+def _values(blocks: Sequence[Block], storage: Storage | None) -> dict[str, torch.Tensor]:
     """The values that this process holds, each with memory of its own, as safetensors asks for."""
-    held = {} if program.storage is None else program.storage.tensors
+    held = {} if storage is None else storage.tensors
     values: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
-    for name in _persistent(program):
+    for name in _persistent(blocks):
         if name in held:
             value = held[name].detach().cpu().contiguous()
             if (
@@ -275,16 +273,15 @@ def _values(program: Program) -> dict[str, torch.Tensor]:
                 value = value.clone()
             seen.add(value.untyped_storage().data_ptr())
             values[name] = value
-    return values | _rows(program)
+    return values | _rows(blocks[0], storage)
 
 
-def _rows(program: Program) -> dict[str, torch.Tensor]:
+def _rows(main: Block, storage: Storage | None) -> dict[str, torch.Tensor]:
     """The rows of tables that this process holds: what a table that is made of them begins with."""
-    storage = program.storage
     found: dict[str, torch.Tensor] = {}
     if storage is None:
         return found
-    for variable in program.main.variables_of(Role.TABLE):
+    for variable in main.variables_of(Role.TABLE):
         rows = storage.rows.get(variable.name) or start_rows(storage.tables.get(variable.name, ()))
         if rows is not None:
             found[f"{variable.name}{_IDS}"], found[f"{variable.name}{_ROWS}"] = (
@@ -293,7 +290,9 @@ def _rows(program: Program) -> dict[str, torch.Tensor]:
     return found
 
 
-def save(program: Program, path: Path) -> None:
+def save(
+    blocks: Sequence[Block], deployment: Deployment | None, storage: Storage | None, path: Path
+) -> None:
     """Writes the program, and those values of its persistent variables and tables that this process
     holds, to a safetensors file.
 
@@ -304,11 +303,11 @@ def save(program: Program, path: Path) -> None:
         OSError: the directory does not exist or cannot be written.
     """
     message = json_format.MessageToJson(
-        to_proto(program), indent=None, preserving_proto_field_name=True
+        to_proto(blocks, deployment), indent=None, preserving_proto_field_name=True
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file(_values(program), partial, {_FIELD: message})
+        save_file(_values(blocks, storage), partial, {_FIELD: message})
         partial.chmod(0o644)  # safetensors keeps its files to their owner
         _sync(partial)
         os.replace(partial, path)
@@ -325,9 +324,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def load(path: Path) -> Program:
-    """Reads what :func:`save` wrote.  The program's storage holds the file's values, and no
-    optimizer.
+def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
+    """Reads what :func:`save` wrote.  The storage holds the file's values, and no optimizer.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -344,22 +342,22 @@ def load(path: Path) -> Program:
             values = {name: file.get_tensor(name) for name in file.keys()}
         if _FIELD not in metadata:
             raise ValueError("no program in its metadata")
-        program = from_proto(json_format.Parse(metadata[_FIELD], pb.Program()))
-        rows = _rows_of(program, values)
-        _check_values(_persistent(program), values)
+        blocks, deployment = from_proto(json_format.Parse(metadata[_FIELD], pb.Program()))
+        rows = _rows_of(blocks[0], values)
+        _check_values(_persistent(blocks), values)
     except (SafetensorError, json_format.ParseError, ValueError) as error:
         raise ValueError(
             f"expected a file that Program.save wrote, got {str(path)!r}: {error}"
         ) from error
-    return Program(tuple(program.blocks), program.deployment, Storage(values, None, rows=rows))
+    return blocks, deployment, Storage(values, None, rows=rows)
 
 
 def _rows_of(
-    program: Program, values: dict[str, torch.Tensor]
+    main: Block, values: dict[str, torch.Tensor]
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """The rows of tables, taken out of a file's values."""
     found = {}
-    for table in program.main.variables_of(Role.TABLE):
+    for table in main.variables_of(Role.TABLE):
         if f"{table.name}{_IDS}" not in values or f"{table.name}{_ROWS}" not in values:
             continue
         ids, rows = values.pop(f"{table.name}{_IDS}"), values.pop(f"{table.name}{_ROWS}")

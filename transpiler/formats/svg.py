@@ -14,15 +14,16 @@ Pointing at a box shows the whole op, with types and the line of the user's code
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 from transpiler.formats.phases import EXCHANGE, MERGE, UPDATE, phases
 from transpiler.formats.text import call, header, results, types
-from transpiler.ir.graph import Block, Op, Program, Ref
+from transpiler.ir.graph import Block, Op, Ref
 from transpiler.ir.ops import is_optimizer
+from transpiler.plan.plan import Deployment
 
 # Pixels.
 MARGIN, TITLE, ROW, BOX = 24, 30, 27, 21
@@ -102,12 +103,12 @@ class Panel:
         return self.y + TITLE + number * ROW + BOX / 2
 
 
-def _panels(program: Program, top: float) -> list[Panel]:
+def _panels(blocks: Sequence[Block], top: float) -> list[Panel]:
     """Block 0 on the left, the others in columns beside it."""
-    first = Panel(program.main, MARGIN, top)
+    first = Panel(blocks[0], MARGIN, top)
     found, limit = [first], top + max(first.height, COLUMN)
     x, y = MARGIN + PANEL + GAP * 2, top
-    for block in program.blocks[1:]:
+    for block in blocks[1:]:
         panel = Panel(block, x, y)
         if y > top and y + panel.height > limit:
             x, y = x + PANEL + GAP, top
@@ -231,26 +232,22 @@ def _endpoints(op: Op) -> list[str]:
     return list(dict.fromkeys(item.name if isinstance(item, Ref) else str(item) for item in items))
 
 
-def _servers(program: Program) -> list[str]:
+def _servers(main: Block, deployment: Deployment | None) -> list[str]:
     """What a trainer's program exchanges with: its servers, or its rings."""
-    if program.deployment is not None and program.deployment.plan.collective is not None:
-        rings = program.deployment.plan.collective.rings
+    if deployment is not None and deployment.plan.collective is not None:
+        rings = deployment.plan.collective.rings
         return (
             [f"ring {ring}" for ring in range(rings)]
-            if any(op.type in _WIRE for op in program.main.ops)
+            if any(op.type in _WIRE for op in main.ops)
             else []
         )
     named = [
         endpoint
-        for op in program.main.ops
+        for op in main.ops
         if op.type in ("send", "recv", "prefetch")
         for endpoint in _endpoints(op)
     ]
-    planned = (
-        program.deployment.endpoints
-        if program.deployment and program.deployment.trainer_id is not None
-        else ()
-    )
+    planned = deployment.endpoints if deployment and deployment.trainer_id is not None else ()
     return list(dict.fromkeys([*planned, *named]))
 
 
@@ -330,8 +327,8 @@ def _branches(panels: list[Panel]) -> Iterator[str]:
 # ---- the whole ----
 
 
-def _legend(program: Program, y: float) -> Iterator[str]:
-    present = {phase for block in program.blocks for phase in phases(block)}
+def _legend(blocks: Sequence[Block], y: float) -> Iterator[str]:
+    present = {phase for block in blocks for phase in phases(block)}
     x = float(MARGIN)
     for phase, (fill, edge, words) in COLOURS.items():
         if phase in present:
@@ -351,24 +348,23 @@ def _markers() -> Iterator[str]:
     yield "</defs>"
 
 
-def _of_a_ring(program: Program) -> int:
+def _of_a_ring(deployment: Deployment | None) -> int:
     """The trainers of each ring; 0 where there are servers."""
-    deployment = program.deployment
     return (
         0 if deployment is None or deployment.plan.collective is None else deployment.plan.trainers
     )
 
 
-def svg(program: Program) -> str:
+def svg(blocks: Sequence[Block], deployment: Deployment | None) -> str:
     """The picture as text; see the module's docstring."""
-    panels = _panels(program, MARGIN + 66)
-    servers = _servers(program)
+    panels = _panels(blocks, MARGIN + 66)
+    servers = _servers(blocks[0], deployment)
     width = max(panel.x + PANEL for panel in panels) + MARGIN
     if servers:
         width = max(width, _lifelines(panels[0], servers)[1])
     height = max(panel.y + panel.height for panel in panels) + MARGIN
     # its letters are larger
-    head = shortened(header(program.deployment), (width - 2 * MARGIN) * 0.72)
+    head = shortened(header(deployment), (width - 2 * MARGIN) * 0.72)
     parts = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}">',
@@ -376,20 +372,20 @@ def svg(program: Program) -> str:
         *_markers(),
         f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
         f'<text x="{MARGIN}" y="{MARGIN + 14}" class="head">{quoted(head)}</text>',
-        *_legend(program, MARGIN + 40),
+        *_legend(blocks, MARGIN + 40),
         *(_branches(panels) if len(panels) > 1 else ()),
-        *(part for panel in panels for part in _panel(panel, program.main)),
+        *(part for panel in panels for part in _panel(panel, blocks[0])),
         *_arcs(panels[0]),
-        *(_sequence(panels[0], servers, _of_a_ring(program)) if servers else ()),
+        *(_sequence(panels[0], servers, _of_a_ring(deployment)) if servers else ()),
         "</svg>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def draw(program: Program, path: Path) -> None:
+def draw(blocks: Sequence[Block], deployment: Deployment | None, path: Path) -> None:
     """Writes the picture to a file.
 
     Raises:
         OSError: the file cannot be written.
     """
-    path.write_text(svg(program), encoding="utf-8")
+    path.write_text(svg(blocks, deployment), encoding="utf-8")

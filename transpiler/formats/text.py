@@ -26,21 +26,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from transpiler.formats.phases import BACKWARD, UPDATE, phases
 from transpiler.ir.aten_ops import aten_overload
-from transpiler.ir.graph import (
-    Argument,
-    Block,
-    Literal,
-    Op,
-    Program,
-    Ref,
-    Role,
-    Symbol,
-    Variable,
-    refs,
-)
+from transpiler.ir.graph import Argument, Block, Literal, Op, Ref, Role, Symbol, Variable, refs
 from transpiler.ir.ops import COLLECTIVE, check, is_optimizer, rule_of_op
+from transpiler.ir.rules import ROW_RULES, RULES
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
-from transpiler.ir.tables import ROW_RULES
 from transpiler.plan.lanes import describe
 from transpiler.plan.plan import Deployment
 
@@ -188,7 +177,6 @@ def _among_trainers(op: Op) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _defaults(op_type: str) -> dict[str, object]:
-    from transpiler.ir.rules import RULES
 
     if op_type.startswith("aten."):
         arguments = aten_overload(op_type)._schema.arguments
@@ -400,10 +388,8 @@ def header(deployment: Deployment | None) -> str:
     )
 
 
-def text(program: Program) -> str:
+def text(blocks: Sequence[Block], deployment: Deployment | None) -> str:
     """The whole program; see the module's docstring."""
-    main = program.main
-    made = {name for block in program.blocks for op in block.ops for name in op.outputs}
-    return "\n\n".join(
-        [header(program.deployment), *(_block(block, main, made) for block in program.blocks)]
-    )
+    main = blocks[0]
+    made = {name for block in blocks for op in block.ops for name in op.outputs}
+    return "\n\n".join([header(deployment), *(_block(block, main, made) for block in blocks)])

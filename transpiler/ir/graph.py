@@ -16,18 +16,14 @@ optimizer state.  Nobody parses these names: a variable says by its role and its
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from transpiler import program_pb2
-    from transpiler.plan.plan import Deployment, Rule
+from transpiler.ir.rules import Rule
 
 
 class Role(enum.Enum):
@@ -176,99 +172,6 @@ class Storage:
         self.tables = dict(tables or {})
         self.own = tuple(own)
         self.rows = dict(rows or {})
-
-
-@dataclass(frozen=True)
-class Program:
-    """Blocks, and (after transpiling) the deployment that they were made for.
-
-    Attributes:
-        deployment: the frozen plan, the endpoints and this process's place; None in a single-node
-            program.
-        storage: the live tensors, in the process that captured the program; None in one that was
-            loaded or received.
-    """
-
-    _blocks: tuple[Block, ...]
-    deployment: Deployment | None = None
-    storage: Storage | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The blocks, by index."""
-        return list(self._blocks)
-
-    @property
-    def main(self) -> Block:
-        """Block 0."""
-        return self._blocks[0]
-
-    def with_blocks(self, *blocks: Block) -> Program:
-        """A copy with these blocks."""
-        return replace(self, _blocks=blocks)
-
-    def fingerprint(self) -> str:
-        """32 hexadecimal digits, the same in every process and on every host for programs that mean
-        the same.
-
-        Endpoints, trainer numbers, source lines and values are no part of it; the optimizer's
-        attributes are.
-        """
-        from transpiler.formats.serialize import canonical
-
-        return hashlib.blake2b(canonical(self), digest_size=16).hexdigest()
-
-    def to_proto(self) -> program_pb2.Program:
-        """The ``pserver.transpiler.Program`` message.
-
-        Values of variables do not travel with it.
-        """
-        from transpiler.formats.serialize import to_proto
-
-        return to_proto(self)
-
-    @classmethod
-    def from_proto(cls, message: object) -> Program:
-        """The program of a message.
-
-        Raises:
-            ValueError: an op is not in the catalogue, or an argument does not have the type that
-                its schema asks for.
-        """
-        from transpiler.formats.serialize import from_proto
-
-        return from_proto(message)
-
-    def save(self, path: str | Path) -> None:
-        """Writes the program, and the values of its persistent variables where this process holds
-        them, to one file.
-        """
-        from transpiler.formats.serialize import save
-
-        save(self, Path(path))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Program:
-        """Reads what :meth:`save` wrote.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file holds no program, or one with an op that is not in the catalogue.
-        """
-        from transpiler.formats.serialize import load
-
-        return load(Path(path))
-
-    def draw(self, path: str | Path) -> None:
-        """Writes a picture of the program (SVG), without any system package."""
-        from transpiler.formats.svg import draw
-
-        draw(self, Path(path))
-
-    def __str__(self) -> str:
-        from transpiler.formats.text import text
-
-        return text(self)
 
 
 def freeze(mapping: Mapping[str, Variable]) -> Mapping[str, Variable]:

@@ -16,7 +16,8 @@ from types import MappingProxyType
 
 from transpiler.ir.aten_ops import aten_overload as aten_overload
 from transpiler.ir.aten_ops import aten_schema
-from transpiler.ir.graph import Argument, Op, Program
+from transpiler.ir.graph import Argument, Op
+from transpiler.ir.rules import ROW_RULES, RULES, Hparam, Rule, state_of
 from transpiler.ir.schema import (
     BOOLEAN,
     BOUND,
@@ -50,8 +51,6 @@ from transpiler.ir.table_ops import (
     updates_rows,
 )
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
-from transpiler.ir.tables import ROW_RULES
-from transpiler.plan.plan import Hparam, Rule
 
 
 def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:
@@ -150,7 +149,6 @@ def _rules() -> Mapping[str, Mapping[str, Parameter]]:
 
     A number is a pair where the class's default is one.
     """
-    from transpiler.ir.rules import RULES
 
     table: dict[str, Mapping[str, Parameter]] = {}
     for op_type, spec in RULES.items():
@@ -196,7 +194,6 @@ def known(op_type: str) -> bool:
 def _states(
     op_type: str, hparams: tuple[tuple[str, Hparam], ...], flags: tuple[tuple[str, bool], ...]
 ) -> Mapping[str, bool]:
-    from transpiler.ir.rules import state_of
 
     return MappingProxyType(state_of(Rule(op_type, dict(hparams), dict(flags))))
 
@@ -205,7 +202,6 @@ def rule_of_op(op: Op) -> Rule:
     """The numbers and flags of an optimizer op, as a rule."""
     if updates_rows(op):
         return row_rule_of_op(op)
-    from transpiler.ir.rules import RULES
 
     spec = RULES[op.type]
     hparams = {
@@ -380,14 +376,3 @@ def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argum
         order = list(aten_schema(op_type).parameters) if known(op_type) else []
     ordered = {name: arguments[name] for name in order if name in arguments}
     return {**ordered, **{name: arguments[name] for name in sorted(set(arguments) - set(ordered))}}
-
-
-def check_server_program(program: Program) -> None:
-    """What a server asks of a program before it believes a word of it; see ``untrusted_program.py``.
-
-    Raises:
-        ValueError: naming block, op and argument.
-    """
-    from transpiler.verify.untrusted_program import check_server_program as admit
-
-    admit(program)

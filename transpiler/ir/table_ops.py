@@ -22,7 +22,11 @@ from dataclasses import MISSING, fields
 from types import MappingProxyType
 from typing import Any
 
-from transpiler.ir.graph import Argument, Op, Ref
+import torch
+from torch import Tensor, nn
+
+from transpiler.ir.graph import Argument, Op, Ref, Role, Variable
+from transpiler.ir.rules import ROW_RULES, Hparam, Rule
 from transpiler.ir.schema import (
     BOOLEAN,
     COUNT,
@@ -41,7 +45,6 @@ from transpiler.ir.schema import (
     optional,
 )
 from transpiler.ir.tables import (
-    ROW_RULES,
     CountFilterEntry,
     Initial,
     ProbabilityEntry,
@@ -50,7 +53,6 @@ from transpiler.ir.tables import (
     Table,
     TableEntry,
 )
-from transpiler.plan.plan import Hparam, Rule
 
 ENTRIES: Mapping[str, type[CountFilterEntry] | type[ProbabilityEntry] | type[ShowClickEntry]] = (
     MappingProxyType(
@@ -250,3 +252,37 @@ def segment_of(op: Op) -> Segment:
     assert isinstance(columns, tuple) and isinstance(group, int), "checked against the schema"
     begin, end = (int(edge) for edge in columns if isinstance(edge, int))
     return Segment(begin, end, group)
+
+
+def table_variable(table: Table) -> Variable:
+    """The variable of a table."""
+    return Variable(
+        table.name,
+        (f"{table.name}_rows" if table.rows is None else table.rows, table.dim),
+        table.dtype,
+        Role.TABLE,
+    )
+
+
+def gradient_variable(table: Table, name: str, role: Role = Role.GRADIENT) -> Variable:
+    """A variable for rows of a table, as many as a step touches."""
+    return Variable(name, (f"{table.name}_touched", table.dim), table.dtype, role, table.name)
+
+
+def is_sparse(module: nn.Module) -> bool:
+    """Whether it is an embedding of torch's own with ``sparse=True``."""
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and bool(module.sparse)
+
+
+def start_rows(modules: Sequence[nn.Module]) -> tuple[Tensor, Tensor] | None:
+    """The rows that a table begins with elsewhere: ids, int64 [n], and values, [n, dim], on the
+    CPU; None: by its settings.
+    """
+    for module in modules:
+        given: Any = module
+        if is_sparse(module):
+            return torch.arange(len(given.weight)), given.weight.detach().cpu().clone()
+        if given.initial_rows is not None:
+            ids, values = given.initial_rows
+            return ids, values
+    return None

@@ -8,45 +8,11 @@ servers)``.  All of this is data: the arithmetic is in pserver/table/sparse_tabl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 DTYPES = ("float32", "float64")
 EVICTIONS = ("lru", "lfu")
 MOST_COLUMNS = 65536
-
-
-@dataclass(frozen=True, slots=True)
-class RowRuleSpec:
-    """One rule for rows: the numbers that a schedule may move, and the flags that never change."""
-
-    hparams: tuple[str, ...]
-    flags: tuple[str, ...] = ()
-
-
-_ADAM = ("lr", "betas", "eps", "weight_decay")
-
-ROW_RULES: Mapping[str, RowRuleSpec] = MappingProxyType(
-    {
-        "sgd": RowRuleSpec(("lr", "weight_decay"), ("maximize",)),
-        "momentum": RowRuleSpec(
-            ("lr", "momentum", "dampening", "weight_decay"), ("nesterov", "maximize")
-        ),
-        "adagrad": RowRuleSpec(
-            ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"), ("maximize",)
-        ),
-        "rowwise_adagrad": RowRuleSpec(("lr", "weight_decay", "initial_accumulator_value", "eps")),
-        "adam": RowRuleSpec(_ADAM, ("maximize",)),
-        "adamw": RowRuleSpec(_ADAM, ("maximize",)),
-        "lazy_adam": RowRuleSpec(("lr", "betas", "eps"), ("maximize",)),
-        "ftrl": RowRuleSpec(("lr", "l1", "l2", "lr_power", "beta")),
-    }
-)
-"""What rows may be updated by.  "momentum", "adam" and "adamw" are torch's dense rules: a row that a step does not touch moves by
-that step all the same (its velocity, its decay), which is made up for when the row is next read or updated.  "lazy_adam" is
-torch.optim.SparseAdam: only rows that are touched move.  "rowwise_adagrad" keeps one accumulator a row, the mean of its squared
-gradients (as FBGEMM's and DLRM's EXACT_ROWWISE_ADAGRAD)."""
 
 
 @dataclass(frozen=True, slots=True)

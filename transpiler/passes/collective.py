@@ -25,12 +25,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
 
-from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze, refs
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze, refs
 from transpiler.ir.ops import is_optimizer
+from transpiler.ir.updates import gradient_of, optimizer_ops, parameter_of
 from transpiler.plan.comm_rings import all_ids, ids_of
 from transpiler.plan.placement import element_bytes
 from transpiler.plan.plan import Plan
-from transpiler.plan.planner import gradient_of, optimizer_ops, parameter_of
+from transpiler.program import Program
 from transpiler.verify.collective import (
     averaged_exactly_once,
     awaited_before_use,
@@ -77,7 +78,8 @@ def raw_gradients(program: Program) -> dict[str, str]:
         if op.type in CLIPS - {"global_norm_scale"}
     }
     return {
-        parameter_of(op): raw.get(gradient_of(op), gradient_of(op)) for op in optimizer_ops(program)
+        parameter_of(op): raw.get(gradient_of(op), gradient_of(op))
+        for op in optimizer_ops(program.main)
     }
 
 

@@ -22,8 +22,9 @@ from dataclasses import replace
 
 import torch
 
-from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Storage, Variable, freeze
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Storage, Variable, freeze
 from transpiler.ir.rules import state_of
+from transpiler.ir.table_ops import table_variable
 from transpiler.passes.pserver_tables import (
     append_table_blocks,
     define_tables,
@@ -33,7 +34,7 @@ from transpiler.passes.pserver_tables import (
 from transpiler.plan.lanes import applied, backup_names, delta_name
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Deployment, Placement, Plan, Slice
-from transpiler.tracing.embedding_tables import table_variable
+from transpiler.program import Program
 from transpiler.verify.pserver import (
     listens_once,
     only_server_ops,

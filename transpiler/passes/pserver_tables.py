@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Storage, Variable, freeze
-from transpiler.ir.table_ops import update_op
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Storage, Variable, freeze
+from transpiler.ir.table_ops import gradient_variable, start_rows, table_variable, update_op
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
-from transpiler.tracing.embedding_tables import gradient_variable, start_rows, table_variable
+from transpiler.program import Program
 
 
 def arriving(table: Table, plan: Plan) -> tuple[str, ...]:

@@ -25,8 +25,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from transpiler.ir.graph import Argument, Block, Op, Program, Ref, Role, Variable, freeze, refs
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze, refs
 from transpiler.ir.ops import is_optimizer
+from transpiler.ir.updates import gradient_of, optimizer_ops, parameter_of
 from transpiler.passes.trainer_tables import (
     declared_tables,
     pull_rows,
@@ -36,7 +37,7 @@ from transpiler.passes.trainer_tables import (
 from transpiler.plan.lanes import delta_name
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Deployment, Placement, Plan
-from transpiler.plan.planner import gradient_of, optimizer_ops, parameter_of
+from transpiler.program import Program
 from transpiler.verify.tables import (
     row_gradients_sent_once,
     rows_pulled_once,
@@ -148,7 +149,7 @@ def send_gradients(program: Program, plan: Plan, whole: bool = False) -> Program
     }
     updated = {
         gradient_of(op): parameter_of(op)
-        for op in optimizer_ops(program)
+        for op in optimizer_ops(program.main)
         if parameter_of(op) in placements
     }
     final = {

@@ -27,13 +27,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from transpiler.ir.graph import Argument, Op, Program, Ref, Role, Variable, freeze, refs
+from transpiler.ir.graph import Argument, Op, Ref, Role, Variable, freeze, refs
 from transpiler.ir.ops import aten_overload
-from transpiler.ir.table_ops import table_name, updates_rows
+from transpiler.ir.table_ops import gradient_variable, table_name, updates_rows
 from transpiler.ir.tables import Table
+from transpiler.ir.updates import gradient_of, parameter_of, row_updates
 from transpiler.plan.plan import Plan
-from transpiler.plan.planner import gradient_of, parameter_of, row_updates
-from transpiler.tracing.embedding_tables import gradient_variable
+from transpiler.program import Program
 
 
 def _deployed(program: Program) -> tuple[tuple[str, ...], int]:
@@ -228,7 +228,7 @@ def send_row_gradients(program: Program, plan: Plan, whole: bool = False) -> Pro
     served = {table.name: table for table in plan.tables if not plan.lanes[table.lane].local}
     sent = {
         gradient_of(op): served[parameter_of(op)]
-        for op in row_updates(program)
+        for op in row_updates(program.main)
         if parameter_of(op) in served
     }
     last = {

@@ -10,7 +10,8 @@ from dataclasses import fields
 from types import MappingProxyType
 
 from transpiler.ir.ops import check_rule
-from transpiler.plan.plan import Lane, Placement, Plan, Rule, Slice
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Lane, Placement, Plan, Slice
 
 _QUEUE = ("merge", "max_merge_var_num", "thread_pool_size")
 # The fields that each mode reads.  Whatever it does not read has its default: nothing is set

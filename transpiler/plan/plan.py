@@ -8,27 +8,13 @@ words of its manifest.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 
+from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Table
 
-Hparam = float | tuple[float, ...]
 COMPRESSIONS = ("", "bfloat16", "float16", "int8")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One parameter group's update rule: the optimizer op's type, its numbers (a schedule may move
-    them) and its flags.
-
-    ``hparams`` of a plan are the values at the time of transpiling.  A step carries its own row of
-    them.
-    """
-
-    type: str  # "adam"
-    hparams: Mapping[str, Hparam]
-    flags: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +71,6 @@ class Lane:
     def local(self) -> bool:
         """Whether trainers run the optimizer themselves and send what has changed."""
         return self.mode in ("geo", "diloco")
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """How merged gradients are clipped: ``"value"`` to [low, high]; ``"norm"`` (each tensor) or
-    ``"global_norm"`` to ``high``.
-    """
-
-    kind: str
-    high: float
-    low: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,3 +329,16 @@ class Deployment:
     def with_endpoints(self, endpoints: tuple[str, ...]) -> Deployment:
         """The same deployment at other addresses."""
         return replace(self, endpoints=endpoints)
+
+
+def check_unique(what: str, names: Iterable[str]) -> None:
+    """Whether no name comes twice.
+
+    Raises:
+        ValueError: naming the first that does.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what} {name!r}: expected once, got twice")
+        seen.add(name)

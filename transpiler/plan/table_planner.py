@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from transpiler.ir.rules import rule_of
-from transpiler.ir.tables import ROW_RULES, Table
-from transpiler.plan.plan import Lane, Rule
+from transpiler.ir.rules import ROW_RULES, Rule, rule_of
+from transpiler.ir.tables import Table
+from transpiler.plan.plan import Lane
 
 # how torch computes a rule, or said by its type already
 _FORM = ("foreach", "fused", "decoupled_weight_decay")

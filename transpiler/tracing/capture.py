@@ -17,21 +17,11 @@ from torch import Tensor, nn
 
 from transpiler.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradClip
 from transpiler.ir import rules
-from transpiler.ir.graph import (
-    Argument,
-    Block,
-    Op,
-    Program,
-    Ref,
-    Role,
-    Ruled,
-    Storage,
-    Variable,
-    freeze,
-)
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Ruled, Storage, Variable, freeze
+from transpiler.ir.rules import Clip
 from transpiler.ir.sparse_rows import SparseRows
 from transpiler.lower import lower
-from transpiler.plan.plan import Clip
+from transpiler.program import Program
 from transpiler.tracing.default_programs import set_defaults
 from transpiler.tracing.embedding_tables import Captured, as_compared, find_tables
 from transpiler.tracing.equivalence_check import Result, buffers, eager, rehearse, rows, unchanged

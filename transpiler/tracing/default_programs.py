@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from transpiler.ir.graph import Program
 from transpiler.ir.source_location import here
+from transpiler.program import Program
 
 
 class _Defaults:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transpiler.ir.table_ops import is_sparse
+
 LOOKUP, GRADIENT = "lookup_table", "lookup_table_grad"
 NAMESPACE = "pserver"
 
@@ -160,11 +162,6 @@ def looking_up(tables: Mapping[str, list[nn.Module]]) -> Iterator[None]:
         _names = before
         for module in own:
             del module.forward
-
-
-def is_sparse(module: nn.Module) -> bool:
-    """Whether it is an embedding of torch's own with ``sparse=True``."""
-    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and bool(module.sparse)
 
 
 def _of_torch(

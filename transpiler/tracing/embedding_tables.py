@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transpiler.ir.graph import Op, Role, Ruled, Variable
+from transpiler.ir.graph import Op, Ruled, Variable
+from transpiler.ir.rules import Rule
 from transpiler.ir.sparse_rows import Rows, SparseRows
-from transpiler.ir.table_ops import declared, update_op
+from transpiler.ir.table_ops import declared, is_sparse, table_variable, update_op
 from transpiler.ir.tables import DTYPES, Segment, Table
-from transpiler.plan.plan import Rule
 from transpiler.plan.table_planner import group_rule
-from transpiler.tracing.embedding_lookup import is_sparse
 
 # that torch has for sparse gradients, all without weight decay
 SPARSE_RULES = ("sgd", "momentum", "adagrad", "lazy_adam")
@@ -69,21 +68,6 @@ class Captured:
             update_op(self.name, grad, *each)
             for each in zip(self.table.segments, self.rules, strict=True)
         ]
-
-
-def table_variable(table: Table) -> Variable:
-    """The variable of a table."""
-    return Variable(
-        table.name,
-        (f"{table.name}_rows" if table.rows is None else table.rows, table.dim),
-        table.dtype,
-        Role.TABLE,
-    )
-
-
-def gradient_variable(table: Table, name: str, role: Role = Role.GRADIENT) -> Variable:
-    """A variable for rows of a table, as many as a step touches."""
-    return Variable(name, (f"{table.name}_touched", table.dim), table.dtype, role, table.name)
 
 
 class WeightRows:
@@ -215,20 +199,6 @@ def _added(own: list[Ruled], optimizer: Ruled) -> int:
     if not any(optimizer is known for known in own):
         own.append(optimizer)
     return next(index for index, known in enumerate(own) if known is optimizer)
-
-
-def start_rows(modules: Sequence[nn.Module]) -> tuple[Tensor, Tensor] | None:
-    """The rows that a table begins with elsewhere: ids, int64 [n], and values, [n, dim], on the
-    CPU; None: by its settings.
-    """
-    for module in modules:
-        given: Any = module
-        if is_sparse(module):
-            return torch.arange(len(given.weight)), given.weight.detach().cpu().clone()
-        if given.initial_rows is not None:
-            ids, values = given.initial_rows
-            return ids, values
-    return None
 
 
 # ---- beside an eager step ----

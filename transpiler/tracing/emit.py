@@ -16,7 +16,8 @@ from torch._ops import OpOverload
 
 from transpiler.ir.graph import Argument, Literal, Op, Ref, Role, Symbol, Variable
 from transpiler.ir.ops import check
-from transpiler.tracing.embedding_tables import Captured, gradient_variable
+from transpiler.ir.table_ops import gradient_variable
+from transpiler.tracing.embedding_tables import Captured
 from transpiler.tracing.emit_tables import TableNodes, kind_of
 from transpiler.tracing.trace import Trace
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from transpiler.ir.graph import Op, Program, Ref, Role
+from transpiler.ir.graph import Op, Ref, Role
 from transpiler.ir.ops import COLLECTIVE, is_optimizer
 from transpiler.plan.comm_rings import all_ids, ids_of
 from transpiler.plan.placement import element_bytes
 from transpiler.plan.plan import Collective, Plan
+from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered
 
 STARTUP_OPS = frozenset({"init", "gen_nccl_id", "c_comm_init", "c_broadcast", "c_sync_comm_stream"})

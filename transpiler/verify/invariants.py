@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from transpiler.ir.graph import PERSISTENT, Block, Op, Program, Role
+from transpiler.ir.graph import PERSISTENT, Block, Op, Role
 from transpiler.plan.plan import Plan
+from transpiler.program import Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from transpiler.ir.graph import Block, Op, Program, Role, refs
+from transpiler.ir.graph import Block, Op, Role, refs
 from transpiler.ir.ops import allowed_on_server, is_optimizer
 from transpiler.plan.lanes import applied, backup_names, delta_name
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Placement, Plan, Slice
+from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, table_of_block
 
 

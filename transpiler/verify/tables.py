@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from transpiler.ir.graph import Block, Op, Program, Role, refs
+from transpiler.ir.graph import Block, Op, Role, refs
 from transpiler.ir.ops import is_optimizer, rule_of_op
 from transpiler.ir.table_ops import segment_of, updates_rows
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
+from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered, table_of_block
 
 # ---- a trainer's ----

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from transpiler.ir.graph import Op, Program, Role, refs
+from transpiler.ir.graph import Op, Role, refs
 from transpiler.ir.ops import is_optimizer
 from transpiler.ir.table_ops import updates_rows
 from transpiler.plan.lanes import delta_name
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Placement, Plan
+from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered
 
 STARTUP_OPS = frozenset({"init", "fake_init", "recv", "fetch_barrier", "concat"})

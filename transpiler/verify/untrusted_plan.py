@@ -11,7 +11,7 @@ from transpiler.ir.ops import check_rule
 from transpiler.ir.rules import RULES
 from transpiler.ir.schema import DTYPES
 from transpiler.plan.lanes import check_lane
-from transpiler.plan.plan import COMPRESSIONS, Deployment, Placement, Plan, Slice
+from transpiler.plan.plan import COMPRESSIONS, Deployment, Placement, Plan, Slice, check_unique
 from transpiler.plan.table_planner import check_table, row_rule
 
 CLIPS = ("value", "norm", "global_norm")
@@ -104,18 +104,6 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
         len(placement.slices) > 0 and begin == total,
         f"{what}: expected slices of all {total} elements, got {begin}",
     )
-
-
-def check_unique(what: str, names: Iterable[str]) -> None:
-    """Whether no name comes twice.
-
-    Raises:
-        ValueError: naming the first that does.
-    """
-    seen: set[str] = set()
-    for name in names:
-        expect(name not in seen, f"{what} {name!r}: expected once, got twice")
-        seen.add(name)
 
 
 def check_plan(plan: Plan) -> None:

@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 
-from transpiler.ir.graph import Block, Op, Program, Ref, Role, Variable, refs
+from transpiler.ir.graph import Block, Op, Ref, Role, Variable, refs
 from transpiler.ir.ops import allowed_on_server, check, is_optimizer, rule_of_op, states_of_op
 from transpiler.ir.schema import where
 from transpiler.plan.lanes import applied
-from transpiler.plan.plan import Deployment, Lane, Placement, Plan
-from transpiler.verify.untrusted_plan import check_deployment, check_extent, check_unique, expect
+from transpiler.plan.plan import Deployment, Lane, Placement, Plan, check_unique
+from transpiler.program import Program
+from transpiler.verify.untrusted_plan import check_deployment, check_extent, expect
 from transpiler.verify.untrusted_tables import (
     blocks_of_tables,
     check_table_variable,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from transpiler.ir.graph import Block, Program, Role, Variable
+from transpiler.ir.graph import Block, Role, Variable
 from transpiler.ir.ops import check
 from transpiler.ir.schema import DTYPES, where
 from transpiler.plan.plan import Plan
+from transpiler.program import Program
 from transpiler.verify.invariants import table_of_block
 from transpiler.verify.tables import table_blocks_complete, tables_held
 from transpiler.verify.untrusted_plan import expect

@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from transpiler.ir.graph import Program
 from transpiler.plan.plan import Plan
+from transpiler.program import Program
 from transpiler.verify import collective, pserver, tables, trainer
 from transpiler.verify.invariants import (
     IllegalProgram,
