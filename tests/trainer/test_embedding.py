@@ -807,7 +807,7 @@ def test_a_state_dict_of_other_rows_is_refused() -> None:
             {key: value for key, value in state.items() if key != "table.values"},
             "Missing key.*table.values",
         ),
-        ({**state, "table.facts": state["table.facts"][:5]}, "facts: expected JSON"),
+        ({**state, "table.metadata": state["table.metadata"][:5]}, "metadata: expected JSON"),
     ):
         with pytest.raises(RuntimeError, match=message):
             embedding.load_state_dict(other)

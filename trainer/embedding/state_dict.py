@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainer.embedding.local_rows import LocalRows
 
 PREFIX = "table."
-NEEDED = ("ids", "values", "facts")
+NEEDED = ("ids", "values", "metadata")
 
 
 class RowState(nn.Module):
@@ -36,7 +36,7 @@ class RowState(nn.Module):
         if isinstance(self.rows, LocalRows):
             arrays, metadata = self.rows.state()
             text = np.frombuffer(json.dumps(metadata).encode(), np.uint8).copy()
-            for key, array in {**arrays, "facts": text}.items():
+            for key, array in {**arrays, "metadata": text}.items():
                 destination[f"{prefix}{PREFIX}{key}"] = torch.from_numpy(array)
 
     def _load_from_state_dict(
@@ -86,7 +86,7 @@ class RowState(nn.Module):
 def _load(rows: LocalRows, given: Mapping[str, Tensor]) -> None:
     arrays = {key: np.ascontiguousarray(value.cpu().numpy()) for key, value in given.items()}
     try:
-        metadata: dict[str, Any] = json.loads(arrays.pop("facts").tobytes())
+        metadata: dict[str, Any] = json.loads(arrays.pop("metadata").tobytes())
     except ValueError as error:
         raise ValueError(f"{PREFIX}metadata: expected JSON: {error}") from error
     rows.load(arrays, metadata)
