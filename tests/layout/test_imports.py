@@ -1,0 +1,120 @@
+"""Promises about the rooms: which way imports go, what is pure, what lies at a package's root."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+
+import pytest
+
+from tests.support.sources import (
+    GENERATED,
+    MODULES,
+    PACKAGES,
+    ROOT,
+    first_names,
+    imported,
+    levels,
+    modules_graph,
+    relative,
+    rooms_graph,
+    tree,
+)
+
+MOST_ENTRIES, MOST_LEVELS = 24, {"transpiler": 9, "pserver": 8, "trainer": 10}
+# What a package may import besides the standard library; torch's symbolic sizes are sympy's.
+TRANSPILER = {"transpiler", "torch", "numpy", "safetensors", "google", "sympy"}
+IMPURE = {"threading", "socket", "time", "os", "subprocess", "multiprocessing", "concurrent"}
+IMPURE |= {"asyncio", "queue", "grpc", "pyarrow"}
+PURE = ("transpiler/", "pserver/table/", "pserver/dense/")
+EXCEPT = {
+    "transpiler/formats/serialize.py": {"os"},  # Program.save syncs and renames
+    "transpiler/tracing/equivalence_check.py": {"random"},  # puts back what a step has drawn
+    "pserver/table/disk_tier.py": {"os", "threading"},  # rows in RocksDB
+    "pserver/table/memory.py": {"os"},  # how much memory the machine has
+}
+# Imports inside functions, of our own modules: what each saves is said where it stands.
+LAZY = {
+    "pserver/__init__.py",
+    "pserver/__main__.py",
+    "trainer/__init__.py",
+}
+FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "core"}
+
+
+def test_imports_go_one_way() -> None:
+    """transpiler <- pserver <- trainer: nothing imports what comes after it."""
+    for path in MODULES:
+        later = PACKAGES[PACKAGES.index(relative(path).partition("/")[0]) + 1 :]
+
+        assert not first_names(path) & set(later), relative(path)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Imports inside functions, and those for type checkers alone, count as well."""
+    levels(modules_graph())
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_arrows_between_rooms_go_one_way(package: str) -> None:
+    """A folder is a layer; there are few of them."""
+    found = levels(rooms_graph(package))
+
+    assert max(found.values()) < MOST_LEVELS[package], found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_root_has_few_entries(package: str) -> None:
+    """What a user may import, and the rooms: dunder and generated files are not counted."""
+    entries = [
+        path.stem
+        for path in (ROOT / package).iterdir()
+        if not path.name.startswith("__")
+        and not path.stem.removesuffix(".pyi").endswith(GENERATED)
+        and (path.is_dir() or path.suffix == ".py")
+    ]
+
+    assert len(entries) <= MOST_ENTRIES, sorted(entries)
+    assert not FORBIDDEN_NAMES & set(entries)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_folder_has_the_name_of_an_export(package: str) -> None:
+    """A function would hide the folder."""
+    folders = {path.parent.name for path in MODULES if path.parent.parent == ROOT / package}
+
+    assert not folders & set(getattr(importlib.import_module(package), "__all__", ()))
+
+
+def test_pure_folders_are_pure() -> None:
+    """No clock, thread, socket or environment: the same input gives the same output."""
+    for path in MODULES:
+        name = relative(path)
+        if name.startswith(PURE):
+            assert not first_names(path) & (IMPURE - EXCEPT.get(name, set())), name
+        if name.startswith("transpiler/"):
+            outside = first_names(path) - set(sys.stdlib_module_names)
+
+            assert not outside - TRANSPILER, name
+
+
+def test_imports_inside_functions_are_few() -> None:
+    """Only the faces of packages, and the command line, import late what takes long to import."""
+    late = set()
+    for path in MODULES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef):
+                inside = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+                names = {getattr(n, "module", None) or n.names[0].name for n in inside}
+                if any(str(name).partition(".")[0] in PACKAGES for name in names):
+                    late.add(relative(path))
+
+    assert late <= LAZY
+
+
+def test_a_trainer_imports_no_generated_message() -> None:
+    """The protocol has one owner: pserver/client."""
+    for path in MODULES:
+        if relative(path).startswith("trainer/") and "/checker/" not in relative(path):
+            assert not [name for name in imported(path) if name.endswith(GENERATED)], relative(path)

@@ -1,0 +1,109 @@
+"""Promises about every file: what it says of itself, how long it gets, what it never does."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.support.sources import MODULES, code_lines, files_of, first_names, relative, tree
+
+LONGEST_FILE, LONGEST_CLASS, LONGEST_FUNCTION, WIDEST = 300, 250, 50, 100
+EVERYTHING = [*MODULES, *files_of("tests", "docs")]
+FORBIDDEN_ANYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+READS_ENVIRONMENT = {"pserver/__main__.py", "trainer/role.py"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=relative)
+def test_every_file_keeps_the_budget(path: Path) -> None:
+    """At most 300 lines of code a file, 250 a class, 50 a function; 100 columns."""
+    lines = code_lines(path)
+
+    assert len(lines) <= LONGEST_FILE
+    for node in ast.walk(tree(path)):
+        if isinstance(node, Function | ast.ClassDef):
+            most = LONGEST_CLASS if isinstance(node, ast.ClassDef) else LONGEST_FUNCTION
+            own = lines & set(range(node.lineno, (node.end_lineno or 0) + 1))
+
+            assert len(own) <= most, f"{node.name}: {len(own)} lines"
+    wide = [
+        i for i, line in enumerate(path.read_text("utf-8").splitlines(), 1) if len(line) > WIDEST
+    ]
+    assert not wide
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_everything_says_what_it_is(path: Path) -> None:
+    """Each module and class has a docstring with a sentence of its own; functions say their result."""
+    assert ast.get_docstring(tree(path)), "no docstring"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            said = ast.get_docstring(node) or ""
+
+            assert said, f"class {node.name} has no docstring"
+            assert not said.startswith("See the module"), f"class {node.name}"
+        if isinstance(node, Function):
+            assert node.returns is not None, f"{node.name} has no return annotation"
+
+
+@pytest.mark.parametrize("path", files_of("tests"), ids=relative)
+def test_every_test_is_a_promise(path: Path) -> None:
+    """A test's docstring is the sentence that it holds."""
+    for node in tree(path).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            assert ast.get_docstring(node), node.name
+
+
+def test_nothing_unpickles_or_evaluates() -> None:
+    """Data never becomes code: no pickle, eval, exec, or import by name."""
+    for path in MODULES:
+        calls = {
+            node.func.id
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+
+        assert not first_names(path) & FORBIDDEN_ANYWHERE, relative(path)
+        assert not calls & {"eval", "exec", "__import__"}, relative(path)
+
+
+def test_the_environment_is_read_in_two_places() -> None:
+    """Everything else is told by arguments."""
+    for path in MODULES:
+        names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+
+        assert relative(path) in READS_ENVIRONMENT or not names & {"environ", "getenv"}, path
+
+
+def bound(module: ast.Module) -> set[str]:
+    """The names that a module's top level imports, defines or assigns, for type checkers too."""
+    found: set[str] = set()
+    inner = (node for block in module.body if isinstance(block, ast.If) for node in block.body)
+    for node in [*module.body, *inner]:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found.update(target.id for target in targets if isinstance(target, ast.Name))
+    return found
+
+
+def test_public_names_are_sorted() -> None:
+    """Where a module lists ``__all__``, the list is sorted and every name in it exists."""
+    for path in MODULES:
+        for node in tree(path).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                listed = ast.literal_eval(node.value)
+
+                assert listed == sorted(listed, key=str.lower), relative(path)
+                assert set(listed) <= bound(tree(path)), relative(path)
+
+
+def test_sources_are_ascii() -> None:
+    """Comments and names are ASCII; a string that is not says so with an escape."""
+    for path in MODULES:
+        assert path.read_text(encoding="utf-8").isascii(), relative(path)
