@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
+from tests.support import ranks
 import torch
 import torch.nn.functional as F
 from torch import nn

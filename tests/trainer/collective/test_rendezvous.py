@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import ranks
+from tests.support import ranks
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore

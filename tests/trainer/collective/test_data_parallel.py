@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
+from tests.support import ranks
 import safetensors.torch
 import torch
 import torch.distributed as dist

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from nccl2_example import STEPS, model_and_data
-from nccl2_example import step as example_step
+from tests.trainer.executor.nccl2_example import STEPS, model_and_data
+from tests.trainer.executor.nccl2_example import step as example_step
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from many_ranks import on_ranks, summed
+from tests.support.many_ranks import on_ranks, summed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
