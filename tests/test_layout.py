@@ -6,20 +6,27 @@ from __future__ import annotations
 
 import ast
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("transpiler", "pserver", "trainer")
-MODULES = sorted(
-    path
-    for package in PACKAGES
-    for path in (ROOT / package).rglob("*.py")
-    if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+from tests.support.source import (
+    MODULES,
+    PACKAGES,
+    ROOT,
+    TESTS,
+    arrows,
+    code_lines,
+    definitions,
+    imports,
+    relative,
+    tree,
 )
-LONGEST_FILE, LONGEST_FUNCTION = 400, 50
-# What a package may import besides the standard library.
+
+# Lines of code, without docstrings, comments and blank lines; and columns.
+MOST_IN_A_FILE, MOST_IN_A_CLASS, MOST_IN_A_FUNCTION, COLUMNS = 300, 250, 50, 100
+# What the transpiler may import besides the standard library.
 # torch's symbolic sizes are sympy's
 TRANSPILER = {"transpiler", "torch", "numpy", "safetensors", "google", "sympy"}
 FORBIDDEN_THERE = {
@@ -32,46 +39,12 @@ FORBIDDEN_THERE = {
     "concurrent",
     "asyncio",
 }
-EXCEPT = {
-    "transpiler/formats/serialize.py": {"os"},  # Program.save syncs and renames
-    "transpiler/tracing/equivalence_check.py": {
-        "random"
-    },  # what a rehearsed step draws is put back
-}
-TABLES = (
-    "eviction ids index initial kernels missed missed_adam presence records row_optimizer "
-    "row_rules rows sparse stepper"
-)
-PURE = (
-    "pserver/dense/merge.py",
-    "pserver/dense/slice_store.py",
-    "pserver/table/chunks.py",
-    "pserver/table/admission.py",
-)
-PURE += tuple(f"pserver/{name}.py" for name in TABLES.split())
-FORBIDDEN_IN_PURE = {"grpc", "pyarrow", "threading", "time", "socket", "queue", "concurrent"}
+EXCEPT = {"transpiler/formats/serialize.py": {"os"}}  # Program.save syncs and renames
+PURE = ("pserver/dense", "pserver/table")
+NOT_PURE = {"pserver/table/disk_tier.py", "pserver/table/tiered_table.py"}  # rows on disk
+FORBIDDEN_IN_PURE = {"grpc", "pyarrow", "threading", "time", "socket", "queue", "concurrent", "os"}
 FORBIDDEN_ANYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 READS_ENVIRONMENT = {"pserver/__main__.py", "trainer/role.py"}
-
-
-def relative(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-def imports(path: Path) -> set[str]:
-    """The first names of all modules that a file imports, wherever the import stands."""
-    found: set[str] = set()
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{relative(path)}:{node.lineno}: expected an absolute import"
-            found.add((node.module or "").partition(".")[0])
-    return found
 
 
 def test_imports_go_one_way() -> None:
@@ -82,27 +55,50 @@ def test_imports_go_one_way() -> None:
         assert not imports(path) & set(later), relative(path)
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rooms_are_layers(package: str) -> None:
+    """Between folders imports go one way, those inside functions too."""
+    found = {
+        here: {there: line for there, line in others.items() if there.startswith(f"{package}.")}
+        for here, others in arrows().items()
+        if here.startswith(f"{package}.")
+    }
+    try:
+        TopologicalSorter(found).prepare()
+    except CycleError as error:
+        cycle = error.args[1][::-1]
+        lines = [found[here][there] for here, there in zip(cycle, cycle[1:], strict=False)]
+        pytest.fail(f"{' -> '.join(cycle)}: {', '.join(lines)}")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_room_hides_what_its_package_exports(package: str) -> None:
+    """``from trainer import x`` gives what the root exports, never a folder that is called so."""
+    folders = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    exported = bound(tree(ROOT / package / "__init__.py"))
+
+    assert not folders & exported
+
+
 def test_the_transpiler_touches_no_thread_socket_clock_or_environment() -> None:
     """The same input gives the same output in every process, because there is nothing else to
     depend on.
     """
     for path in MODULES:
         if relative(path).startswith("transpiler/"):
-            outside = {
-                name
-                for name in imports(path)
-                if name not in sys.stdlib_module_names and name not in TRANSPILER
-            }
-
+            outside = imports(path) - TRANSPILER - sys.stdlib_module_names
             forbidden = FORBIDDEN_THERE - EXCEPT.get(relative(path), set())
 
             assert not outside and not imports(path) & forbidden, relative(path)
 
 
 def test_the_servers_arithmetic_is_pure() -> None:
-    """Merging and tables import neither transports nor threads nor time."""
-    for name in PURE:
-        assert not imports(ROOT / name) & FORBIDDEN_IN_PURE, name
+    """Merging and tables import neither transports nor threads nor time, folder by folder."""
+    for folder in PURE:
+        assert (ROOT / folder).is_dir(), folder
+    for path in MODULES:
+        if relative(path).startswith(PURE) and relative(path) not in NOT_PURE:
+            assert not imports(path) & FORBIDDEN_IN_PURE, relative(path)
 
 
 def test_nothing_unpickles_or_evaluates() -> None:
@@ -122,27 +118,29 @@ def test_the_environment_is_read_in_two_places() -> None:
     """Everything else is told by arguments."""
     for path in MODULES:
         names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+        reads = bool(names & {"environ", "getenv"})
 
-        assert relative(path) in READS_ENVIRONMENT or not names & {"environ", "getenv"}, relative(
-            path
-        )
+        assert relative(path) in READS_ENVIRONMENT or not reads, relative(path)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_every_module_says_what_it_is_and_stays_short(path: Path) -> None:
-    """A docstring, at most 400 lines, functions of at most 50, and return annotations on all of
-    them.
-    """
-    module = tree(path)
-
-    assert ast.get_docstring(module), "no docstring"
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or 0) - node.lineno < LONGEST_FUNCTION, (
-                f"{node.name} is too long"
-            )
+def test_every_module_says_what_it_is(path: Path) -> None:
+    """A docstring for the module, return annotations on all functions."""
+    assert ast.get_docstring(tree(path)), "no docstring"
+    for node, _ in definitions(path):
+        if not isinstance(node, ast.ClassDef):
             assert node.returns is not None, f"{node.name} has no return annotation"
+
+
+@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=relative)
+def test_every_file_stays_short(path: Path) -> None:
+    """At most 300 lines of code, 250 in a class, 50 in a function, and 100 columns; tests too."""
+    assert len(code_lines(path)) <= MOST_IN_A_FILE
+    for node, lines in definitions(path):
+        most = MOST_IN_A_CLASS if isinstance(node, ast.ClassDef) else MOST_IN_A_FUNCTION
+        assert lines <= most, f"{node.name} is too long"
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        assert len(line) <= COLUMNS, f"line {number} is too long"
 
 
 def bound(module: ast.Module) -> set[str]:
