@@ -42,7 +42,7 @@ FORBIDDEN_THERE = {
 EXCEPT = {"transpiler/formats/serialize.py": {"os"}}  # Program.save syncs and renames
 PURE = ("pserver/dense", "pserver/table")
 NOT_PURE = {"pserver/table/disk_tier.py", "pserver/table/tiered_table.py"}  # rows on disk
-FORBIDDEN_IN_PURE = {"grpc", "pyarrow", "threading", "time", "socket", "queue", "concurrent", "os"}
+FORBIDDEN_IN_PURE = {"grpc", "pyarrow", "threading", "time", "socket", "queue", "concurrent"}
 FORBIDDEN_ANYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 READS_ENVIRONMENT = {"pserver/__main__.py", "trainer/role.py"}
 
