@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.support import ranks
 from trainer import DistributedEmbedding, fleet
 from trainer.job.collective_job import LockstepBatches
 from transpiler import ClipGradByGlobalNorm, DistributedStrategy

@@ -12,7 +12,7 @@ GPU computes.
            waits for the copy.  Whoever writes to the buffer again, on the host, waits for the copy's event.
 
 This was written where there is no GPU, and has not run on one yet.  Its tests on a GPU are in
-tests/trainer/test_gpu.py (marked ``gpu``); the same order of events is tested there without one,
+tests/trainer/communicator/test_gpu.py (marked ``gpu``); the same order of events is tested there without one,
 with copies that are made when they are waited for.
 """
 

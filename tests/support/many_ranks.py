@@ -137,7 +137,7 @@ def _run(file: str, ranks: int, scratch: Path, rank: int) -> None:
     specification = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert specification is not None and specification.loader is not None
     # the file's decorator fills this very table
-    sys.modules["many_ranks"] = sys.modules["__main__"]
+    sys.modules["tests.support.many_ranks"] = sys.modules["__main__"]
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
     specification.loader.exec_module(module)

@@ -25,8 +25,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from nccl2_example import STEPS, model_and_data
-from nccl2_example import step as example_step
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,6 +36,8 @@ from pserver.errors import (
     TrainerLost,
     Unreachable,
 )
+from tests.trainer.executor.nccl2_example import STEPS, model_and_data
+from tests.trainer.executor.nccl2_example import step as example_step
 from trainer import Executor, ParallelExecutor
 from trainer.collective.process_groups import World, bring_up, open_store
 from transpiler import (

@@ -15,10 +15,10 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from many_ranks import on_ranks, summed
 from torch import nn
 
 from pserver.errors import FingerprintMismatch
+from tests.support.many_ranks import on_ranks, summed
 from trainer.sharding import (
     ShardedOptimizer,
     collectives,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from many_ranks import on_ranks, summed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pserver.errors import FingerprintMismatch
+from tests.support.many_ranks import on_ranks, summed
 from trainer import fleet
 from trainer.hybrid import (
     Pipeline,

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from tests.support import ranks
 from trainer import DataParallel, fused_allreduce_gradients, spawn
 from trainer.collective.buckets import buckets
 from trainer.collective.rendezvous import leave_parallel_env

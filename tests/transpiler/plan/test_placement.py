@@ -99,7 +99,7 @@ def test_hashing_is_stable_across_processes() -> None:
         environment = {
             **os.environ,
             "PYTHONHASHSEED": salt,
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": str(Path(__file__).parents[3]),
         }
         answers.add(
             subprocess.run(

@@ -15,13 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLost, Unreachable
+from tests.support import ranks
 from trainer import fleet, init_parallel_env, new_group, spawn
 from trainer.collective import membership, rendezvous
 from trainer.collective.membership import Event, Guard, Membership
