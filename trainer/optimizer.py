@@ -239,7 +239,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             communicator is None
             or gradient is None
             or self.names[parameter] in communicator.plan.averaged
-            or communicator.plan.lane_of(communicator.plan.placement(self.names[parameter])).local
+            or communicator.plan.lane_of(
+                communicator.plan.placement(self.names[parameter])
+            ).kind.steps_on_trainer
         ):
             return
         self._left.add(parameter)
@@ -250,7 +252,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         those of the servers'.
         """
         plan = communicator.plan
-        local = {p.name for p in plan.placements if plan.lane_of(p).local}
+        local = {p.name for p in plan.placements if plan.lane_of(p).kind.steps_on_trainer}
         gradients = {
             parameter: gradient
             for parameter, gradient in self._gradients().items()

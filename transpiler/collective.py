@@ -24,6 +24,7 @@ from transpiler.passes.collective import (
     NCCL2_STARTUP_PASSES,
 )
 from transpiler.plan.comm_rings import row_length
+from transpiler.plan.modes import NCCL2
 from transpiler.plan.plan import Collective, Deployment
 from transpiler.program import Program
 from transpiler.program_planner import plan_collective
@@ -39,8 +40,7 @@ def collective_of(config: DistributeTranspilerConfig, endpoints: Sequence[str]) 
     Raises:
         ValueError: rows that the trainers do not divide into.
     """
-    mode = config.mode if config.mode == "nccl2" else config.collective_mode
-    assert mode is not None, "the configuration has been checked"
+    mode = config.collective_mode or NCCL2.name
     inner = (
         row_length(config.hierarchical_allreduce_inter_nranks, endpoints)
         if config.use_hierarchical_allreduce
@@ -110,7 +110,10 @@ def collective_startup(startup: Program, deployment: Deployment) -> Program:
     Raises:
         IllegalProgram: the startup program breaks a law.
     """
-    passes = NCCL2_STARTUP_PASSES if deployment.plan.mode == "nccl2" else COLLECTIVE_STARTUP_PASSES
+    collective = deployment.plan.collective
+    assert collective is not None, "a program of a job without servers"
+    shares = collective.kind.averages is not None
+    passes = COLLECTIVE_STARTUP_PASSES if shares else NCCL2_STARTUP_PASSES
     return run(replace(startup, deployment=deployment), deployment.plan, passes)
 
 
@@ -122,9 +125,10 @@ def parallel_program(program: Program) -> Program:
         IllegalProgram: the program breaks a law.
         ValueError: backward does not begin with the loss's gradient.
     """
-    if program.deployment is None or program.deployment.plan.mode != "nccl2":
+    plan = None if program.deployment is None else program.deployment.plan
+    if plan is None or plan.collective is None or plan.collective.kind.averages is not None:
         return program
-    return run(program, program.deployment.plan, GRADIENT_PASSES)
+    return run(program, plan, GRADIENT_PASSES)
 
 
 def handing_on(program: Program) -> Program:

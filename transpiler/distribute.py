@@ -33,8 +33,9 @@ from transpiler.ir.graph import Block, Op, Role, Storage, freeze
 from transpiler.passes.pserver import PSERVER_PASSES, pserver_program, pserver_startup
 from transpiler.passes.trainer import STARTUP_PASSES, TRAINER_PASSES, startup_passes, trainer_passes
 from transpiler.plan.lane_plan import uniform
+from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Deployment, Lane, Plan
-from transpiler.plan.planner import MODES, plan_parameters
+from transpiler.plan.planner import plan_parameters
 from transpiler.program import Program
 from transpiler.program_planner import plan_program
 from transpiler.tracing.default_programs import (
@@ -253,7 +254,7 @@ class DistributeTranspiler:
                 cannot be sliced, or the startup program is another program's.
         """
         self.config.check_effects()
-        if self.config.mode != "pserver":
+        if not self.config.has_servers:
             self._made = self._collective(
                 trainer_id,
                 program,

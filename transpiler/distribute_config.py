@@ -1,101 +1,71 @@
-"""What the user may choose about transpiling, checked at every assignment."""
+"""The choices of a user about transpiling, checked at every assignment."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
 from typing import Any
 
+from transpiler.plan.lane_plan import AUTO
+from transpiler.plan.modes import ASYNC, GEO, HALF_ASYNC, SYNC
 from transpiler.plan.placement import Dispatcher, RoundRobin
 from transpiler.plan.plan import Lane
-
-
-class UnknownField(AttributeError, ValueError):
-    """A name that the configuration does not have: an AttributeError as Python has it, a ValueError
-    as all mistakes of a user.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A field's default, what it may be in words, whether a value has the type, and whether it is
-    in range.
-    """
-
-    default: Any
-    words: str
-    typed: Callable[[Any], bool]
-    valid: Callable[[Any], bool] = lambda value: True
-
-
-def _switch(default: bool) -> _Field:
-    return _Field(default, "True or False", lambda value: isinstance(value, bool))
-
-
-def _count(default: int, least: int) -> _Field:
-    def typed(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool)
-
-    return _Field(
-        default, f"a whole number of at least {least}", typed, lambda value: value >= least
-    )
-
-
-def _choice(default: str | None, *words: str) -> _Field:
-    names = ", ".join(map(repr, (*words, *([None] if default is None else []))))
-    return _Field(
-        default,
-        f"one of {names}",
-        lambda value: isinstance(value, str) or (value is None and default is None),
-        lambda value: value is None or value in words,
-    )
-
-
-_METHOD = _Field(
-    RoundRobin,
-    "a class with a method dispatch (RoundRobin, HashName, SizeBalanced, or your own)",
-    inspect.isclass,
-    lambda value: callable(getattr(value, "dispatch", None)),
+from transpiler.plan.setting import (
+    Kind,
+    Setting,
+    count,
+    flag,
+    optional,
+    refuse_name,
+    refuse_range,
+    refuse_type,
+    table,
+    text,
 )
 
-_FIELDS: dict[str, _Field] = {
-    "slice_var_up": _switch(True),
-    "split_method": _METHOD,
-    "min_block_size": _count(8192, 1),
-    "mode": _choice("pserver", "pserver", "nccl2", "collective"),
-    "enable_dc_asgd": _switch(False),
-    "print_log": _switch(False),
-    "wait_port": _switch(True),
-    "runtime_split_send_recv": _switch(False),
-    "sync_mode": _switch(True),
-    "half_async": _switch(False),
-    "completely_not_async": _switch(False),
-    "geo_sgd_mode": _switch(False),
-    "geo_sgd_need_push_nums": _count(100, 1),
-    "nccl_comm_num": _count(1, 1),
-    "use_hierarchical_allreduce": _switch(False),
-    "hierarchical_allreduce_inter_nranks": _count(0, 0),
-    "collective_mode": _choice(None, "grad_allreduce", "local_sgd"),
-}
+_WITH_SERVERS = ("pserver",)
+_WITHOUT = ("nccl2", "collective")
+_EVERY = (*_WITH_SERVERS, *_WITHOUT)
 
-_OF_SERVERS = (
-    *(
-        "slice_var_up",
-        "split_method",
-        "min_block_size",
-        "enable_dc_asgd",
-        "runtime_split_send_recv",
+
+def _dispatcher() -> Kind:
+    words = "a class with a method dispatch (RoundRobin, HashName, SizeBalanced, or your own)"
+
+    def check(name: str, value: Any) -> type[Any]:
+        if not inspect.isclass(value):
+            refuse_type(name, words, value)
+        if not callable(getattr(value, "dispatch", None)):
+            refuse_range(name, words, value)
+        return value
+
+    return Kind("class", "with a method dispatch", check)
+
+
+# What each field does: the attributes of DistributeTranspilerConfig.
+FIELDS = table(
+    Setting("slice_var_up", True, flag(), modes=_WITH_SERVERS),
+    Setting("split_method", RoundRobin, _dispatcher(), modes=_WITH_SERVERS),
+    Setting("min_block_size", 8192, count(most=math.inf), modes=_WITH_SERVERS),
+    Setting("mode", "pserver", text(*_EVERY), modes=_EVERY),
+    Setting("enable_dc_asgd", False, flag(), modes=_WITH_SERVERS),
+    Setting("print_log", False, flag(), modes=_EVERY),
+    Setting("wait_port", True, flag(), modes=_EVERY),
+    Setting("runtime_split_send_recv", False, flag(), modes=_WITH_SERVERS),
+    Setting("sync_mode", True, flag(), modes=_EVERY),
+    Setting("half_async", False, flag(), modes=_WITH_SERVERS),
+    Setting("completely_not_async", False, flag(), modes=_WITH_SERVERS),
+    Setting("geo_sgd_mode", False, flag(), modes=_WITH_SERVERS),
+    Setting("geo_sgd_need_push_nums", 100, count(), modes=_WITH_SERVERS),
+    Setting("nccl_comm_num", 1, count(), modes=_WITHOUT),
+    Setting("use_hierarchical_allreduce", False, flag(), modes=_WITHOUT),
+    Setting("hierarchical_allreduce_inter_nranks", 0, count(least=0), modes=_WITHOUT),
+    Setting(
+        "collective_mode",
+        None,
+        optional(text("grad_allreduce", "local_sgd")),
+        modes=("collective",),
     ),
-    *("half_async", "completely_not_async", "geo_sgd_mode", "geo_sgd_need_push_nums"),
 )
-_OF_RINGS = ("nccl_comm_num", "use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
-_WITHOUT_EFFECT = {
-    "pserver": (*_OF_RINGS, "collective_mode"),
-    "nccl2": (*_OF_SERVERS, "collective_mode"),
-    "collective": _OF_SERVERS,
-}
 _EXCLUDE = (
     ("geo_sgd_mode", "half_async"),
     ("geo_sgd_mode", "enable_dc_asgd"),
@@ -104,39 +74,38 @@ _EXCLUDE = (
     ("half_async", "enable_dc_asgd"),
     ("completely_not_async", "enable_dc_asgd"),
 )
-_NOT_SYNC = (
-    "half_async",
-    "enable_dc_asgd",
-    "completely_not_async",
-)  # by these a job runs over a queue; see runtime_split_send_recv
+# Each of these chooses how a job runs, so that sync_mode need not be assigned beside
+# runtime_split_send_recv.
+_NOT_SYNC = ("half_async", "enable_dc_asgd", "completely_not_async")
 
 
 class DistributeTranspilerConfig:
-    """How a program is split.  The order of assignments never matters; what contradicts is found by
-    ``transpile``.
+    """How ``transpile`` splits a program: plain data, checked at every assignment.
+
+    The order of assignments never matters; ``transpile`` finds fields that contradict each other.
 
     Attributes:
         slice_var_up: cut large variables into slices, so that several servers share one.
-        split_method: who gets which slice: RoundRobin, HashName, SizeBalanced, or a class of the
-            same interface.
+        split_method: which server gets which slice: RoundRobin, HashName, SizeBalanced, or a class
+            of the same interface.
         min_block_size: least number of elements of a slice.  Raising it means fewer and larger
             messages, and less even servers.
         sync_mode: servers wait for all trainers at every step.  ``transpile(sync_mode=...)``
             decides where it is given.
-        wait_port: trainers wait, with a deadline, until the servers answer.
+        wait_port: trainers wait, up to the start timeout, until the servers answer.
         print_log: ``transpile`` logs the plan (logger ``transpiler``, level INFO).
         half_async: a trainer waits for the result of its own step and for no other trainer.
         geo_sgd_mode: trainers step by themselves; every ``geo_sgd_need_push_nums`` steps what
             changed is added on the servers.
         enable_dc_asgd: asynchronous, with delay compensation (lambda 1). These three say the mode
             themselves: ``sync_mode`` need not be assigned, and must not be True.
-        completely_not_async: sync, whatever ``sync_mode`` and ``half_async`` say: the result is
+        completely_not_async: sync; ``sync_mode`` and ``half_async`` do not count.  The result is
             that of ``sync_mode=True``.
         runtime_split_send_recv: no split and concat ops: send and recv carry the sections.  Not
             with ``sync_mode=True``.
         mode: "pserver"; or without servers: "collective", whose programs share by themselves, and
-            "nccl2", whose trainer program is the single-node one, for ``ParallelExecutor``.  What
-            has no effect in a mode must be left alone there.
+            "nccl2", whose trainer program is the single-node one, for ``ParallelExecutor``.  A
+            field without effect in the mode must keep its default.
         collective_mode: of "collective": "grad_allreduce" averages gradients at every step,
             "local_sgd" parameters after it.
         nccl_comm_num: how many process groups ("rings") buckets of gradients take in turn.
@@ -172,39 +141,28 @@ class DistributeTranspilerConfig:
             setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _FIELDS:
-            raise self._unknown(name)
-        field = _FIELDS[name]
-        if not field.typed(value):
-            raise TypeError(
-                f"{name}: expected {field.words}, got {value!r} ({type(value).__name__})"
-            )
-        if not field.valid(value):
-            raise ValueError(f"{name}: expected {field.words}, got {value!r}")
-        super().__setattr__(name, value)
+        if name not in FIELDS:
+            refuse_name(type(self).__name__, name, FIELDS)
+        super().__setattr__(name, FIELDS[name].kind.check(name, value))
 
     def __getattr__(self, name: str) -> Any:
         """The default of a field that was not assigned."""
-        if name not in _FIELDS:
-            raise self._unknown(name)
-        return _FIELDS[name].default
+        if name not in FIELDS:
+            refuse_name(type(self).__name__, name, FIELDS)
+        return FIELDS[name].default
 
     def __repr__(self) -> str:
-        return f"DistributeTranspilerConfig({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
-
-    @staticmethod
-    def _unknown(name: str) -> UnknownField:
-        close = difflib.get_close_matches(name, _FIELDS, n=3)
-        hint = (
-            f"did you mean {' or '.join(close)}?"
-            if close
-            else f"the fields are {', '.join(_FIELDS)}"
-        )
-        return UnknownField(f"DistributeTranspilerConfig has no field {name!r}; {hint}")
+        assigned = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"DistributeTranspilerConfig({assigned})"
 
     def is_set(self, name: str) -> bool:
-        """Whether the field was assigned, be it to its default."""
+        """Whether the field was assigned, if only to its default."""
         return name in vars(self)
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether the mode is one of a job with servers."""
+        return self.mode in _WITH_SERVERS
 
     def lane(self, sync_mode: bool | None = None) -> Lane:
         """The one lane of a job that is transpiled with this configuration.
@@ -224,26 +182,22 @@ class DistributeTranspilerConfig:
                 f"sync_mode: the configuration says {self.sync_mode} and transpile says {sync_mode}"
             )
         said = (
-            sync_mode
-            if sync_mode is not None
-            else self.sync_mode
-            if self.is_set("sync_mode")
-            else None
+            sync_mode if sync_mode is not None or not self.is_set("sync_mode") else self.sync_mode
         )
         self._check_combination(said)
         if self.geo_sgd_mode:
-            return Lane("geo", k_steps=self.geo_sgd_need_push_nums)
+            return Lane(GEO.name, k_steps=self.geo_sgd_need_push_nums)
         if self.completely_not_async:
-            return Lane("sync")
+            return Lane(SYNC.name)
         if self.half_async:
-            return Lane("half_async")
+            return Lane(HALF_ASYNC.name)
         if self.enable_dc_asgd:
-            return Lane("async", merge="auto", dc_asgd=1.0)
-        return Lane("async", merge="auto") if said is False else Lane("sync")
+            return Lane(ASYNC.name, merge=AUTO, dc_asgd=1.0)
+        return Lane(ASYNC.name, merge=AUTO) if said is False else Lane(SYNC.name)
 
     def _check_combination(self, sync_mode: bool | None) -> None:
-        """Raises where two fields contradict each other; ``sync_mode`` is None where nobody has
-        said it.
+        """Raises where two fields contradict each other; ``sync_mode`` is None where neither the
+        configuration nor ``transpile`` was given one.
         """
         for one, other in _EXCLUDE:
             if getattr(self, one) and getattr(self, other):
@@ -252,7 +206,7 @@ class DistributeTranspilerConfig:
             if getattr(self, name) and sync_mode:
                 raise ValueError(f"{name}=True contradicts sync_mode=True: assign sync_mode=False")
         if (
-            self.geo_sgd_need_push_nums != _FIELDS["geo_sgd_need_push_nums"].default
+            self.geo_sgd_need_push_nums != FIELDS["geo_sgd_need_push_nums"].default
             and not self.geo_sgd_mode
         ):
             raise ValueError(
@@ -275,19 +229,18 @@ class DistributeTranspilerConfig:
         Raises:
             ValueError: naming the field.
         """
-        for name in _WITHOUT_EFFECT[self.mode]:
-            default = _FIELDS[name].default
-            if getattr(self, name) != default:
+        for name, field in FIELDS.items():
+            if self.mode not in field.modes and getattr(self, name) != field.default:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} has no effect with mode={self.mode!r}: leave "
-                    f"it at {default!r}"
+                    f"it at {field.default!r}"
                 )
-        if self.mode == "collective" and self.collective_mode is None:
+        if self.mode in FIELDS["collective_mode"].modes and self.collective_mode is None:
             raise ValueError(
                 "collective_mode=None: expected 'grad_allreduce' or 'local_sgd' with "
                 "mode='collective'"
             )
-        if self.mode != "pserver" and not self.sync_mode:
+        if not self.has_servers and not self.sync_mode:
             raise ValueError(
                 f"sync_mode=False contradicts mode={self.mode!r}: trainers without servers step "
                 "together"

@@ -100,7 +100,9 @@ class LaneExecutor:
         self._job = job
         self._gate = gate
         self._workers = workers
-        self._batches = batches(entries) if lane.rounds else [(name,) for name in entries]
+        self._batches = (
+            batches(entries) if lane.kind.waits_for_all else [(name,) for name in entries]
+        )
         self._batches += [(name,) for name in tables]
         self._sizes = [self._size(batch) for batch in self._batches]
         self._measures = any(entry.scaled is not None for entry in entries.values())
@@ -144,16 +146,16 @@ class LaneExecutor:
                 )
             again, mark.taking = mark.taking == step, step
             current = self._round
-            if self.lane.rounds and not again:
+            if self.lane.kind.waits_for_all and not again:
                 self._add(current, member, contribution)
-            if not self.lane.rounds and again:
+            if not self.lane.kind.waits_for_all and again:
                 while mark.applied < step:  # for its own first coming: nobody else is waited for
                     self._job.check_standing()
                     self._job.changed.wait(WAKE_SECONDS)
                 return UpdateTask()
         return (
             self._together(member, step, current)
-            if self.lane.rounds
+            if self.lane.kind.waits_for_all
             else self._alone(member, contribution)
         )
 
@@ -364,7 +366,7 @@ class LaneExecutor:
         """A slice of this lane as nobody is updating it: the memory itself where steps are taken
         together, otherwise a copy.
         """
-        if self.lane.rounds:
+        if self.lane.kind.waits_for_all:
             return self.entries[name].value
         copy = self._snapshots[name].read()
         if self.lane.dc_asgd:

@@ -65,7 +65,7 @@ class LockedTable:
         if plan.clips_on_servers and plan.clip is not None:
             self.scaled = {"value": None, "norm": table.name, "global_norm": ""}[plan.clip.kind]
             self.clamp = (plan.clip.low, plan.clip.high) if plan.clip.kind == "value" else None
-        self._adds = plan.lanes[table.lane].mode == "geo"
+        self._adds = plan.lanes[table.lane].kind.servers_add
         self._clock = clock
         self._shrunk = ("", 0), 0  # the last call of shrink, and what came of it
         self._lock = threading.Lock()

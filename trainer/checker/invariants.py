@@ -45,9 +45,9 @@ class Invariant:
         self._ladders = [self._ladder(of_trainer) for of_trainer in self._changes]
 
     def _steps_per_message(self) -> int:
-        if self._lane.local:
+        if self._lane.kind.steps_on_trainer:
             return self._lane.k_steps
-        return self._lane.max_merge_var_num if self._lane.mode == "half_async" else 1
+        return self._lane.max_merge_var_num if self._lane.kind.collects else 1
 
     def _ladder(self, changes: list[Fraction]) -> Ladder:
         """What the server's counter comes to, message by message."""
@@ -57,9 +57,10 @@ class Invariant:
             # parameters always do, rows when they were trained since the last message
             travels = change > 0 or not self._of_row
             # what the trainer has by itself, less what it has told, over the trainers
-            if self._lane.mode == "geo" and travels:
+            if self._lane.kind.servers_add and travels:
                 change = sum(changes[: first + every], Fraction(0)) - ladder[-1]
-            divisor = {"async": 1, "half_async": every}.get(self._lane.mode, self._trainers)
+            kind = self._lane.kind
+            divisor = self._trainers if kind.waits_for_all or kind.steps_on_trainer else every
             ladder.append(ladder[-1] + change / divisor)
         return ladder
 
@@ -69,22 +70,18 @@ class Invariant:
         """
         ladder, own = self._ladders[trainer], reader == trainer
         told = step // self._per_message  # messages of whoever has taken so many steps
-        mode = self._lane.mode
-        if mode == "geo" and own:
+        kind = self._lane.kind
+        if kind.servers_add and own:
             return [sum(self._changes[trainer][:step], Fraction(0))]
-        if mode == "diloco":  # in between, what it has changed by itself stands on top
+        if kind.outer_optimizer:  # in between, what it has changed by itself stands on top
             alone = (
                 sum(self._changes[trainer][told * self._per_message : step], Fraction(0))
                 if own
                 else Fraction(0)
             )
             return [ladder[told] + alone]
-        waits = (
-            self._lane.send_queue_size == 1
-            or self._lane.staleness is not None
-            or mode == "half_async"
-        )
-        if mode == "sync" or (own and waits and mode != "geo"):
+        waits = self._lane.send_queue_size == 1 or self._lane.staleness is not None or kind.collects
+        if kind.merges_gradients or (own and waits and not kind.servers_add):
             return [ladder[told]]
         if self._lane.staleness is not None:
             return ladder[max(0, step - self._lane.staleness) :]
@@ -99,11 +96,11 @@ class Invariant:
         how steps were merged.
         """
         messages = len(self._ladders[0]) - 1
-        if self._lane.mode in ("sync", "diloco"):
+        if self._lane.kind.waits_for_all:
             return messages - overflowed
         return (
             messages * self._trainers
-            if self._lane.max_merge_var_num == 1 or self._lane.mode == "half_async"
+            if self._lane.max_merge_var_num == 1 or self._lane.kind.collects
             else -1
         )
 
@@ -115,12 +112,12 @@ class Invariant:
             sent: by trainer, step by step: whether it sent a gradient of the table, if only of no
                 rows, that counts.
         """
-        if self._lane.mode == "geo":
+        if self._lane.kind.servers_add:
             return 0  # deltas are added, no rule takes a step
-        if self._lane.mode == "sync":
+        if self._lane.kind.merges_gradients:
             return sum(map(any, zip(*sent, strict=True)))
         every = self._per_message
-        if self._lane.max_merge_var_num > 1 and self._lane.mode != "half_async":
+        if self._lane.max_merge_var_num > 1 and not self._lane.kind.collects:
             return -1
         return sum(
             any(steps[first : first + every])

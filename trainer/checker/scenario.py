@@ -95,7 +95,7 @@ class Scenario:
     @property
     def table_names(self) -> tuple[str, ...]:
         """One, or one in each lane."""
-        if not self.tables or self.mode == "diloco":
+        if not self.tables or "outer_optimizer" in (self.configs or {}):
             return ()
         return ("async.t", "geo.t", "sync.t") if self.mode == "mixed" else ("t",)
 
@@ -144,9 +144,7 @@ class Scenario:
         pairs = [
             (trainer, step) for trainer in range(self.trainers) for step in range(1, self.steps + 1)
         ]
-        return frozenset(
-            pair for pair in pairs if self.mode.startswith("sync") and draw.random() < 0.08
-        )
+        return frozenset(pair for pair in pairs if self.configs is None and draw.random() < 0.08)
 
     def looked_up(self, table: str, trainer: int, step: int) -> list[int]:
         """The ids whose rows a trainer reads after its step of that number, before the next; each

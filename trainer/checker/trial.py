@@ -144,7 +144,7 @@ class Trainer:
         for placement in self.scenario.plan.placements:
             own = torch.zeros(placement.shape)
             own[self.number :: self.scenario.trainers] = change
-            if self.scenario.plan.lane_of(placement).local:
+            if self.scenario.plan.lane_of(placement).kind.steps_on_trainer:
                 self.tensors[placement.name].add_(own)
             else:
                 self.communicator.send_whole(placement.name, -own)
@@ -164,7 +164,7 @@ class Trainer:
             f"hears of version {done.version} after version {self._version}",
         )
         self._version = done.version
-        if self.scenario.plan.lanes[0].mode == "sync":
+        if self.scenario.plan.lanes[0].kind.merges_gradients:
             overflow = any(skipped == step for _, skipped in self.scenario.overflows)
             expected = (self.scenario.trainers, overflow)
             self._expect(
@@ -185,7 +185,7 @@ class Trainer:
                     value in allowed, step, f"{what}; allowed: {', '.join(map(str, allowed))}"
                 )
                 if (
-                    self.scenario.plan.lane_of(placement).mode == "diloco"
+                    self.scenario.plan.lane_of(placement).kind.outer_optimizer
                     and trainer == self.number
                 ):
                     # what it has added by itself is replaced by a part of it, as everybody's is

@@ -121,13 +121,11 @@ class AsyncSender:
         self._merged = 0
         self._last = Done()
         self._flushing = False
-        self._waits = (
-            lane.send_queue_size == 1 or lane.staleness is not None or lane.mode == "half_async"
-        )
+        self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.kind.collects
         # nothing computes while values land
         self._direct = self._waits and not lane.independent_recv_thread
         # Whether a gradient outlives its step, after which the script writes on.
-        self._copies = lane.max_merge_var_num > 1 if lane.mode == "half_async" else not self._waits
+        self._copies = lane.max_merge_var_num > 1 if lane.kind.collects else not self._waits
         self._saves = slices.bytes >= SMALL_BYTES
         self._threads: list[threading.Thread] = []
 
@@ -226,8 +224,8 @@ class AsyncSender:
         return self._last
 
     def _collecting(self) -> bool:
-        """Half-async: whether more steps are to be merged before anything is sent."""
-        if self._lane.mode != "half_async" or self._flushing or not self._queue:
+        """Whether more steps are to be merged before anything is sent."""
+        if not self._lane.kind.collects or self._flushing or not self._queue:
             return False
         return self._queue[0].steps < self._lane.max_merge_var_num
 

@@ -15,7 +15,7 @@ import logging
 import math
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ from trainer.communicator.sync_sender import SyncSender
 from trainer.role import Connection
 from transpiler.distribute import pserver_program
 from transpiler.formats.plan_text import plan_text
-from transpiler.plan.plan import Deployment, Placement, Plan
+from transpiler.plan.plan import Deployment, Lane, Placement, Plan
 from transpiler.program import Program
 
 if TYPE_CHECKING:
@@ -283,9 +283,7 @@ class Communicator:
         thread cuts it.
         """
         placement = self.plan.placement(name)
-        if gradient.is_sparse or (
-            self._split_late and self.plan.lane_of(placement).mode in ("async", "half_async")
-        ):
+        if gradient.is_sparse or (self._split_late and self.plan.lane_of(placement).kind.queues):
             self._send(placement, name, gradient, placement.shape)
             return
         for piece, part in self._all.cut({name: gradient.detach().contiguous()}).items():
@@ -399,7 +397,7 @@ class Communicator:
             {
                 index
                 for index, lane in enumerate(self.plan.lanes)
-                if not lane.rounds and not lane.local
+                if not lane.kind.waits_for_all and not lane.kind.steps_on_trainer
             }
         )
 
@@ -438,21 +436,25 @@ class Communicator:
         self.clients[0].barrier(f"{self._barriers}: {name}")
 
 
+# Of each update mode: what makes the sender of a lane.
+SENDERS: Mapping[str, Callable[[Plan, Lane, ParameterSlices], LaneSender]] = {
+    "sync": lambda plan, lane, slices: SyncSender(
+        slices, plan.clip if plan.clips_on_servers else None
+    ),
+    "async": lambda plan, lane, slices: AsyncSender(lane, slices),
+    "half_async": lambda plan, lane, slices: AsyncSender(lane, slices),
+    "geo": lambda plan, lane, slices: GeoSender(lane, slices, plan.trainers),
+    "diloco": lambda plan, lane, slices: DiLoCoSender(lane, slices),
+}
+
+
 def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> LaneSender:
     """The sender for a lane's mode."""
     lane = plan.lanes[index]
     slices = ParameterSlices(
         [p for p in plan.placements if p.lane == index and p.group is not None], tensors
     )
-    if lane.mode == "sync":
-        return SyncSender(slices, plan.clip if plan.clips_on_servers else None)
-    if lane.local:
-        return (
-            DiLoCoSender(lane, slices)
-            if lane.mode == "diloco"
-            else GeoSender(lane, slices, plan.trainers)
-        )
-    return AsyncSender(lane, slices)
+    return SENDERS[lane.mode](plan, lane, slices)
 
 
 def _lookups(plan: Plan) -> Lookups | None:

@@ -93,7 +93,10 @@ class StateTransfer:
         for slice_name, states in self._states[server].items():
             placement, piece = self._slices.owner(slice_name)
             parameter = self._tensors[placement.name]
-            if parameter not in self._optimizer.state or self._plan.lane_of(placement).local:
+            if (
+                parameter not in self._optimizer.state
+                or self._plan.lane_of(placement).kind.steps_on_trainer
+            ):
                 continue
             for state, tensor in slice_state(
                 self._optimizer, parameter, piece.begin, piece.end
@@ -158,7 +161,7 @@ class StateTransfer:
         placed = [
             p
             for p in self._plan.placements
-            if p.group is not None and not self._plan.lane_of(p).local
+            if p.group is not None and not self._plan.lane_of(p).kind.steps_on_trainer
         ]
         return {
             placement.name: states

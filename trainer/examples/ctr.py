@@ -219,7 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parsed(arguments)
     torch.manual_seed(0)
     strategy = fleet.DistributedStrategy()
-    strategy.a_sync, strategy.a_sync_configs = asked.mode != "sync", MODES[asked.mode] or {}
+    configs = MODES[asked.mode]
+    strategy.a_sync, strategy.a_sync_configs = configs is not None, configs or {}
     fleet.init(strategy=strategy)
     made = DeepFM if asked.model == "deepfm" else WideDeep
     epochs = torch.zeros((), dtype=torch.int64)  # that are over; saved with the rest

@@ -101,7 +101,7 @@ class CollectiveRuntime:
         sums = [op for op in program.main.ops if op.type == "c_allreduce_sum"]
         if (
             not sums
-            and self._collective.mode == "nccl2"
+            and self._collective.kind.averages is None
             and any(op.type.startswith("aten.") for op in program.main.ops)
         ):
             log.warning(

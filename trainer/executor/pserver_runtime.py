@@ -20,6 +20,7 @@ from trainer.communicator.lane import Hparams
 from transpiler.ir.graph import Op, Storage, refs
 from transpiler.ir.rules import ROW_RULES, RULES, Hparam, hparams_of
 from transpiler.lower import Kernel
+from transpiler.plan.modes import Barrier, Mode
 from transpiler.plan.plan import Deployment
 from transpiler.program import Program
 
@@ -90,7 +91,9 @@ class PServerRuntime:
         if not self._started:
             return
         self._close(
-            [index for index in lanes if self.communicator.has_sent(index)], "async", "half_async"
+            index
+            for index in lanes
+            if self.communicator.has_sent(index) and self._kind(index).ends_at_recv
         )
         if any(self.communicator.is_closed(index) for index in lanes):
             self._finish()
@@ -125,7 +128,7 @@ class PServerRuntime:
             return ()
         if "delta" in op.arguments:  # the optimizer ops before it have stepped
             held = plan.table(first) if first in self.tables else plan.placement(first)
-            self._close([held.lane], "geo", "diloco")
+            self._close([held.lane])
             self._finish()
             return ()
         placement = plan.placement(program.main.variables[first].of or first)
@@ -136,26 +139,28 @@ class PServerRuntime:
                 self.communicator.send(piece.name, gradient)
         return ()
 
-    def _close(self, lanes: Iterable[int], *modes: str) -> None:
-        """Closes the step in those of the lanes that are in one of the modes."""
-        plan = self._deployment.plan
-        chosen = [index for index in lanes if plan.lanes[index].mode in modes]
-        if chosen:
+    def _kind(self, lane: int) -> Mode:
+        return self._deployment.plan.lanes[lane].kind
+
+    def _close(self, lanes: Iterable[int]) -> None:
+        """Closes the step in these lanes."""
+        if chosen := list(lanes):
             self.communicator.close_step(self._rows(), lanes=chosen)
 
     def _send_barrier(self, op: Op, **_: Any) -> tuple[()]:
+        barrier = Barrier.LOCAL if op.arguments.get("half_async") else Barrier.ALL
         lanes = range(len(self._deployment.plan.lanes))
-        self._close(lanes, "half_async" if op.arguments.get("half_async") else "sync")
+        self._close(index for index in lanes if self._kind(index).send_barrier is barrier)
         return ()
 
     def _recv(self, op: Op, param: str, **_: Any) -> Any:
         placement = self._deployment.plan.placement(param)
-        if self.communicator.has_sent(placement.lane):
-            self._close([placement.lane], "async", "half_async")
-        if self._deployment.plan.lane_of(placement).mode != "sync" and self.communicator.is_closed(
-            placement.lane
-        ):
-            self._finish()
+        lane = placement.lane
+        if self._kind(lane).ends_at_recv:
+            if self.communicator.has_sent(lane):
+                self._close([lane])
+            if self.communicator.is_closed(lane):
+                self._finish()
         whole = self._storage.tensors[param]
         if len(op.outputs) == 1:
             return [whole]

@@ -23,13 +23,12 @@ from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Role, RoleMaker
 from transpiler.clip import GradClip
+from transpiler.strategy.fields import supported_without_servers
 from transpiler.strategy.strategy import DistributedStrategy
 
 # ``a_sync`` is on in every new strategy, so that it says nothing here: trainers without servers
 # always step together.
-SUPPORTED = frozenset(
-    {"a_sync", "find_unused_parameters", "fuse_grad_size_in_MB", "last_comm_group_size_MB"}
-)
+SUPPORTED = supported_without_servers("collective")
 END = object()
 
 log = logging.getLogger(__name__)

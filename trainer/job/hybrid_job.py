@@ -24,17 +24,10 @@ from trainer.job.data_shard import shard
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import RoleMaker
 from transpiler.clip import GradClip
+from transpiler.strategy.fields import supported_without_servers
 from transpiler.strategy.strategy import DistributedStrategy
 
-SUPPORTED = frozenset(
-    {
-        "a_sync",
-        *(f"hybrid_configs.{axis}_degree" for axis in ("dp", "pp", "sharding", "sep", "mp")),
-        "hybrid_configs.order",
-        "pipeline_configs.accumulate_steps",
-        "pipeline_configs.micro_batch_size",
-    }
-)
+SUPPORTED = supported_without_servers("hybrid")
 
 
 class HybridJob(CollectiveJob):

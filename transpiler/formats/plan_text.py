@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from transpiler.ir.rules import state_of
-from transpiler.plan.lanes import describe
+from transpiler.plan.lanes import applied, describe
 from transpiler.plan.placement import element_bytes
 from transpiler.plan.plan import Placement, Plan, Slice
 
@@ -117,18 +117,10 @@ def _sent_bytes(placement: Placement, piece: Slice) -> int:
 
 def _state_bytes(plan: Plan, placement: Placement, piece: Slice) -> int:
     """Of the states that the slice's rule keeps on the server."""
-    lane = plan.lane_of(placement)
-    assert placement.group is not None
-    rule = (
-        lane.outer
-        if lane.mode == "diloco"
-        else None
-        if lane.mode == "geo"
-        else plan.groups[placement.group]
-    )
-    if rule is None:
+    found = applied(plan, placement)
+    if found is None:
         return 0
-    shaped = state_of(rule).values()
+    shaped = state_of(found[1]).values()
     return sum(_bytes(placement, piece) if whole else SCALAR_BYTES for whole in shaped)
 
 

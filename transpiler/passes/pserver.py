@@ -79,8 +79,10 @@ def received(placement: Placement, piece: Slice, plan: Plan) -> tuple[str, ...]:
     server merges, otherwise one.
     """
     lane = plan.lane_of(placement)
-    merged = delta_name(piece) if lane.local else name_beside(placement, piece, "GRAD")
-    if not lane.rounds or plan.trainers == 1:
+    merged = (
+        delta_name(piece) if lane.kind.steps_on_trainer else name_beside(placement, piece, "GRAD")
+    )
+    if not lane.kind.waits_for_all or plan.trainers == 1:
         return (merged,)
     return tuple(f"{merged}.trainer_{trainer}" for trainer in range(plan.trainers))
 
@@ -94,11 +96,12 @@ def _gradients(placement: Placement, piece: Slice, plan: Plan) -> dict[str, Role
     """All gradients and deltas of a slice: as they arrive, merged, compensated, clipped."""
     lane = plan.lane_of(placement)
     found = dict.fromkeys(
-        received(placement, piece, plan), Role.DELTA if lane.local else Role.GRADIENT
+        received(placement, piece, plan),
+        Role.DELTA if lane.kind.steps_on_trainer else Role.GRADIENT,
     )
-    if lane.local:
+    if lane.kind.steps_on_trainer:
         found[delta_name(piece)] = Role.DELTA
-    if lane.mode != "geo":
+    if not lane.kind.servers_add:
         found[name_beside(placement, piece, "GRAD")] = Role.GRADIENT
     if lane.dc_asgd:
         found[name_beside(placement, piece, "GRAD@DC")] = Role.GRADIENT
@@ -174,7 +177,9 @@ def _merge_ops(placement: Placement, piece: Slice, plan: Plan, grad: str) -> lis
     """
     lane, several = plan.lane_of(placement), tuple(map(Ref, received(placement, piece, plan)))
     merged, scale = (
-        (delta_name(piece), -1.0 / plan.trainers) if lane.local else (grad, 1.0 / plan.trainers)
+        (delta_name(piece), -1.0 / plan.trainers)
+        if lane.kind.steps_on_trainer
+        else (grad, 1.0 / plan.trainers)
     )
     return [
         Op("sum", {"x": several}, (merged,)),
@@ -189,9 +194,9 @@ def _optimize_ops(placement: Placement, piece: Slice, plan: Plan) -> list[Op]:
     step.
     """
     lane, grad = plan.lane_of(placement), name_beside(placement, piece, "GRAD")
-    if lane.mode == "geo":
+    if lane.kind.servers_add:
         return [Op("sum", {"x": (Ref(piece.name), Ref(delta_name(piece)))}, (piece.name,))]
-    ops = _merge_ops(placement, piece, plan, grad) if lane.rounds else []
+    ops = _merge_ops(placement, piece, plan, grad) if lane.kind.waits_for_all else []
     if lane.dc_asgd:
         backups = tuple(map(Ref, backup_names(piece, plan.trainers)))
         arguments: dict[str, Argument] = {

@@ -25,8 +25,8 @@ def arriving(table: Table, plan: Plan) -> tuple[str, ...]:
     otherwise one.
     """
     lane = plan.lanes[table.lane]
-    merged = f"{table.name}.delta" if lane.local else f"{table.name}@GRAD"
-    if not lane.rounds or plan.trainers == 1:
+    merged = f"{table.name}.delta" if lane.kind.steps_on_trainer else f"{table.name}@GRAD"
+    if not lane.kind.waits_for_all or plan.trainers == 1:
         return (merged,)
     return tuple(f"{merged}.trainer_{trainer}" for trainer in range(plan.trainers))
 
@@ -36,9 +36,9 @@ def define_tables(program: Program, plan: Plan) -> Program:
     found: dict[str, Variable] = {}
     for table in plan.tables:
         lane = plan.lanes[table.lane]
-        role = Role.DELTA if lane.local else Role.GRADIENT
+        role = Role.DELTA if lane.kind.steps_on_trainer else Role.GRADIENT
         names = dict.fromkeys(arriving(table, plan), role)
-        if not lane.local:
+        if not lane.kind.steps_on_trainer:
             names |= dict.fromkeys([f"{table.name}@GRAD"], Role.GRADIENT)
             if plan.clips_on_servers:
                 names[f"{table.name}@GRAD@CLIP"] = Role.GRADIENT
@@ -57,10 +57,10 @@ def define_tables(program: Program, plan: Plan) -> Program:
 def _update_ops(table: Table, plan: Plan) -> list[Op]:
     lane, grad = plan.lanes[table.lane], f"{table.name}@GRAD"
     several = tuple(map(Ref, arriving(table, plan)))
-    if lane.local:
+    if lane.kind.steps_on_trainer:
         return [Op("sum", {"x": (Ref(table.name), *several)}, (table.name,))]
     ops = []
-    if lane.rounds:
+    if lane.kind.waits_for_all:
         ops = [
             Op("sum", {"x": several}, (grad,)),
             Op("scale", {"x": Ref(grad), "scale": 1.0 / plan.trainers}, (grad,)),

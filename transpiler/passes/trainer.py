@@ -35,6 +35,7 @@ from transpiler.passes.trainer_tables import (
     table_changes,
 )
 from transpiler.plan.lanes import delta_name
+from transpiler.plan.modes import Barrier
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Deployment, Placement, Plan
 from transpiler.program import Program
@@ -145,7 +146,7 @@ def send_gradients(program: Program, plan: Plan, whole: bool = False) -> Program
     placements = {
         placement.name: placement
         for placement in plan.placements
-        if not plan.lane_of(placement).local
+        if not plan.lane_of(placement).kind.steps_on_trainer
     }
     updated = {
         gradient_of(op): parameter_of(op)
@@ -174,7 +175,11 @@ def drop_updates(program: Program, plan: Plan) -> Program:
     """The optimizer ops of what servers update go, and their states with them: they live on the
     servers.
     """
-    gone = {placement.name for placement in plan.placements if not plan.lane_of(placement).local}
+    gone = {
+        placement.name
+        for placement in plan.placements
+        if not plan.lane_of(placement).kind.steps_on_trainer
+    }
     states = {
         variable.name for variable in program.main.variables_of(Role.STATE) if variable.of in gone
     }
@@ -221,7 +226,7 @@ def send_changes(program: Program, plan: Plan) -> Program:
     sends = [
         _sending_changes(index, program, plan)
         for index, lane in enumerate(plan.lanes)
-        if lane.local
+        if lane.kind.steps_on_trainer
     ]
     return program.with_blocks(
         _with(program.main, [*program.main.ops, *sends]), *program.blocks[1:]
@@ -261,17 +266,19 @@ def receive_parameters(program: Program, plan: Plan, whole: bool = False) -> Pro
     """At the end every parameter that servers update is received, after and before the barriers
     that its lane asks for.
     """
-    updated = [p for p in plan.placements if p.group is not None and not plan.lane_of(p).local]
-    modes = {lane.mode for lane in plan.lanes}
+    updated = [
+        p
+        for p in plan.placements
+        if p.group is not None and not plan.lane_of(p).kind.steps_on_trainer
+    ]
+    barriers = {lane.kind.send_barrier for lane in plan.lanes}
     receives, concats, slices = _receiving(updated, program, whole)
-    if "half_async" in modes:
+    if Barrier.LOCAL in barriers:
         receives = [Op("send_barrier", {**_place(program), "half_async": True}), *receives]
-    if "sync" in modes:
-        receives = [
-            Op("send_barrier", _place(program)),
-            *receives,
-            Op("fetch_barrier", _place(program)),
-        ]
+    if Barrier.ALL in barriers:
+        receives = [Op("send_barrier", _place(program)), *receives]
+    if any(lane.kind.fetch_barrier for lane in plan.lanes):
+        receives = [*receives, Op("fetch_barrier", _place(program))]
     ops = [*program.main.ops, *receives, *concats]
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 

@@ -225,7 +225,11 @@ def send_row_gradients(program: Program, plan: Plan, whole: bool = False) -> Pro
     """Right after the last op that writes it a gradient of rows is split and sent; what updates the
     rows goes.
     """
-    served = {table.name: table for table in plan.tables if not plan.lanes[table.lane].local}
+    served = {
+        table.name: table
+        for table in plan.tables
+        if not plan.lanes[table.lane].kind.steps_on_trainer
+    }
     sent = {
         gradient_of(op): served[parameter_of(op)]
         for op in row_updates(program.main)

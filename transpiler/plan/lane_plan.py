@@ -1,5 +1,14 @@
-"""Lanes by patterns of parameter names: which parameters travel together, before it is known which
-parameters there are.
+"""Lane plans: which lane each parameter is in, decided by patterns of parameter names.
+
+A strategy names patterns (``{"emb.*": "async", "*": "sync"}``) before it is known which parameters
+a model has.  A :class:`LanePlan` keeps these choices; when the parameters are known, ``assign``
+turns it into the lanes of a plan::
+
+    strategy --lanes_of--> LanePlan --assign(names, update rules)--> lanes, lane of each parameter
+
+One thing is decided in ``assign`` only: the merge rule of an async lane.  Merged gradients of sgd
+and momentum are summed, because a sum over steps is what the single steps add up to; under other
+rules, which do not see the scale of a gradient or see it squared, they are averaged.
 """
 
 from __future__ import annotations
@@ -9,7 +18,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from transpiler.ir.rules import Rule
-from transpiler.plan.lanes import COLLECTIVE, check_lane
+from transpiler.plan.lanes import check_lane
 from transpiler.plan.plan import Lane
 
 AUTO = "auto"  # a merge rule that is still to be chosen, by the update rules of a lane's parameters
@@ -18,11 +27,12 @@ SUMMED = frozenset({"sgd", "momentum"})
 
 @dataclass(frozen=True)
 class LanePlan:
-    """Lanes by patterns of parameter names, before it is known which parameters there are.
+    """Lanes by patterns of parameter names.
 
     Attributes:
         choices: (pattern, lane): the first pattern that a name matches decides.  The last one is
-            ``"*"``.  A lane's ``merge`` may be ``"auto"``.
+            ``"*"``.  A lane's ``merge`` may be ``"auto"``; its mode may be "collective", which
+            ``assign`` makes no lane of.
     """
 
     choices: tuple[tuple[str, Lane], ...]
@@ -33,19 +43,21 @@ class LanePlan:
             name: next(lane for pattern, lane in self.choices if fnmatchcase(name, pattern))
             for name in names
         }
-        return tuple(name for name, lane in first.items() if lane.mode == COLLECTIVE)
+        return tuple(name for name, lane in first.items() if lane.kind.among_trainers)
 
     def assign(
         self, names: Sequence[str], rules: Sequence[Rule]
     ) -> tuple[tuple[Lane, ...], list[int]]:
-        """The lanes that parameters use, in the order of their first use, and the index of each
-        parameter's.
+        """Makes the lanes of these parameters.
 
         Parameters of one choice whose update rules ask for different merge rules are in two lanes.
 
         Args:
-            names: of the parameters that are updated.
+            names: of the parameters that servers update.
             rules: the update rule of each.
+
+        Returns:
+            The lanes, in the order of their first use, and the index of each parameter's lane.
 
         Raises:
             ValueError: a pattern decides for no parameter, or a lane makes no sense.
@@ -55,7 +67,8 @@ class LanePlan:
             for name in names
         ]
         for index, (pattern, _) in enumerate(self.choices):
-            if index not in taken and pattern != "*" and self.choices[index][1].mode != COLLECTIVE:
+            among_trainers = self.choices[index][1].kind.among_trainers
+            if index not in taken and pattern != "*" and not among_trainers:
                 raise ValueError(
                     "modes: expected patterns that match a parameter which none before them "
                     f"matches, got {pattern!r}; "
@@ -77,17 +90,23 @@ class LanePlan:
 
 
 def uniform(lane: Lane) -> LanePlan:
-    """All parameters in one lane."""
+    """The plan with all parameters in one lane."""
     return LanePlan((("*", lane),))
 
 
 def _merged(lane: Lane, rule: Rule | None, alike: Sequence[Rule]) -> Lane:
-    """The lane with its merge rule; ``alike`` are the rules of all parameters that chose it."""
+    """The lane of one parameter, with its merge rule.
+
+    Args:
+        lane: as it was chosen.
+        rule: the parameter's update rule; None where there is no parameter.
+        alike: the update rules of all parameters that chose this lane.
+    """
     if lane.merge != AUTO:
         return lane
-    if lane.mode != "async":
+    if not lane.kind.merges_by_rule:
         return replace(lane, merge="mean")
-    # nothing is merged, so nothing asks for a second lane
+    # nothing is merged, so there is no reason for a second lane
     if lane.max_merge_var_num == 1 or rule is None:
         return replace(
             lane, merge="sum" if all(other.type in SUMMED for other in alike) else "mean"

@@ -1,50 +1,21 @@
-"""What a lane may be: which of its fields its mode reads, their ranges, and the lane in one line
-for people.
+"""Lanes: which values a lane may have, what belongs to a slice in it, and the lane in one line for
+people.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import fields
-from types import MappingProxyType
 
 from transpiler.ir.ops import check_rule
 from transpiler.ir.rules import Rule
+from transpiler.plan.lane_settings import LANE_SETTINGS
+from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Lane, Placement, Plan, Slice
+from transpiler.plan.setting import Kind, count, optional, text
 
-_QUEUE = ("merge", "max_merge_var_num", "thread_pool_size")
-# The fields that each mode reads.  Whatever it does not read has its default: nothing is set
-# without effect.
-READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "sync": (),
-        "async": (
-            *_QUEUE,
-            "send_queue_size",
-            "send_wait_times",
-            "independent_recv_thread",
-            "min_send_grad_num_before_recv",
-            "staleness",
-            "dc_asgd",
-        ),
-        "half_async": _QUEUE,
-        "geo": ("k_steps", "send_queue_size", "thread_pool_size"),
-        "diloco": ("k_steps", "outer"),
-        "collective": (),
-    }
-)
-# no lane: trainers average these gradients among themselves, and step by themselves
-COLLECTIVE = "collective"
-MODES = tuple(mode for mode in READ if mode != COLLECTIVE)
 MERGES = ("sum", "mean")
-_MOST = 2**31 - 1
-_LEAST = {
-    "max_merge_var_num": 1,
-    "send_queue_size": 1,
-    "thread_pool_size": 1,
-    "min_send_grad_num_before_recv": 1,
-}
+# Of a lane's field, where a key of a strategy may have further values.
+_NARROWER: dict[str, Kind] = {"merge": text(*MERGES), "staleness": optional(count())}
 _DEFAULTS = {field.name: field.default for field in fields(Lane)}
 
 
@@ -54,38 +25,33 @@ def _expect(holds: bool, what: str, expected: str, got: object) -> None:
 
 
 def check_lane(lane: Lane, what: str = "lane") -> None:
-    """Whether a lane makes sense by itself.
+    """Whether a lane makes sense by itself: every field that its mode reads is in range, and every
+    other one has its default, so that nothing is set without effect.
+
+    Args:
+        lane: any, also one from the network.
+        what: the lane's name in an error.
 
     Raises:
         ValueError: naming the field, what was expected and what came.
     """
     _expect(lane.mode in MODES, f"{what}, mode", f"one of {', '.join(MODES)}", lane.mode)
     _expect(lane.merge in MERGES, f"{what}, merge", " or ".join(MERGES), lane.merge)
-    for name, least in {**_LEAST, "send_wait_times": 0, "k_steps": int(lane.local)}.items():
-        value = getattr(lane, name)
-        _expect(least <= value <= _MOST, f"{what}, {name}", f"{least} to {_MOST}", value)
-    _expect(
-        lane.staleness is None or 1 <= lane.staleness <= _MOST,
-        f"{what}, staleness",
-        "1 or more, or none",
-        lane.staleness,
-    )
-    _expect(
-        math.isfinite(lane.dc_asgd) and lane.dc_asgd >= 0,
-        f"{what}, dc_asgd",
-        "a number of 0 or more",
-        lane.dc_asgd,
-    )
-    for name, default in _DEFAULTS.items():
-        value = getattr(lane, name)
-        kept = name in ("mode", "merge", *READ[lane.mode]) or value == default
-        _expect(
-            kept,
-            f"{what}, {name}",
-            f"{default!r}, because {lane.mode} mode does not read it",
-            value,
-        )
-    if lane.mode == "diloco":
+    for setting in LANE_SETTINGS:
+        name, value = f"{what}, {setting.lane}", getattr(lane, setting.lane)
+        if lane.mode not in setting.modes:
+            default = _DEFAULTS[setting.lane]
+            _expect(
+                value == default or setting.lane == "merge",  # of which every lane has one
+                name,
+                f"{default!r}, because {lane.mode} mode does not read it",
+                value,
+            )
+        elif setting.lane != "outer":
+            _NARROWER.get(setting.lane, setting.kind).check(name, value)
+    if lane.kind.steps_on_trainer:
+        _expect(lane.k_steps > 0, f"{what}, k_steps", "1 or more", lane.k_steps)
+    if lane.kind.outer_optimizer:
         _expect(lane.outer is not None, f"{what}, outer", "an update rule", lane.outer)
     if lane.outer is not None:
         try:
@@ -95,27 +61,28 @@ def check_lane(lane: Lane, what: str = "lane") -> None:
 
 
 def applied(plan: Plan, placement: Placement) -> tuple[int, Rule] | None:
-    """The rule by which servers update a variable, with its number; None where they apply none.
+    """The rule by which servers update a variable, with the number of its group; None where they
+    apply none.
 
-    An outer optimizer's number comes after those of the parameter groups: no step brings a row for
-    it.
+    The number of an outer optimizer comes after those of the parameter groups: no step brings
+    hyper-parameters for it.
     """
     lane = plan.lane_of(placement)
-    if placement.group is None or lane.mode == "geo":
+    if placement.group is None or lane.kind.servers_add:
         return None
     if lane.outer is not None:
         return len(plan.groups) + placement.lane, lane.outer
     return placement.group, plan.groups[placement.group]
 
 
-def delta_name(piece: Slice) -> str:
+def delta_name(slice_: Slice) -> str:
     """The name of what k steps changed of a slice: ``fc.weight.block0.delta``."""
-    return f"{piece.name}.delta"
+    return f"{slice_.name}.delta"
 
 
-def backup_names(piece: Slice, trainers: int) -> tuple[str, ...]:
+def backup_names(slice_: Slice, trainers: int) -> tuple[str, ...]:
     """The names of a slice as each trainer last received it, where delays are compensated."""
-    return tuple(f"{piece.name}.trainer_{trainer}_bak" for trainer in range(trainers))
+    return tuple(f"{slice_.name}.trainer_{trainer}_bak" for trainer in range(trainers))
 
 
 def _steps(count: int) -> str:
@@ -127,7 +94,7 @@ def _rule(rule: Rule) -> str:
     return f"{rule.type}({', '.join(f'{name}={value}' for name, value in said.items() if value)})"
 
 
-def _queue(lane: Lane) -> list[str]:
+def _bounds(lane: Lane) -> list[str]:
     """The bounds of an asynchronous lane."""
     said = (
         [f"at most {lane.send_queue_size} on the way"]
@@ -150,19 +117,18 @@ def _queue(lane: Lane) -> list[str]:
 def describe(lane: Lane, trainers: int) -> str:
     """The merge rule and the bounds of a lane: ``"sum of up to 4 steps, at most 16 on the
     way"``.
+
+    Args:
+        lane: one that :func:`check_lane` accepts.
+        trainers: of the job.
     """
-    if lane.mode == "sync":
-        return "mean over trainers"
     most = lane.max_merge_var_num
-    several = "each gradient as it comes" if most == 1 else f"{lane.merge} of up to {most} steps"
-    pool = [f"to {lane.thread_pool_size} servers at a time"] if lane.thread_pool_size > 1 else []
-    if lane.mode == "async":
-        return ", ".join([several, *_queue(lane), *pool])
-    if lane.mode == "half_async":
-        own = "each step" if most == 1 else f"{lane.merge} of {most} own steps"
-        return ", ".join([own, "waits for its own result", *pool])
-    every = f"every {_steps(lane.k_steps)}"
-    if lane.mode == "geo":
-        return ", ".join([f"{every} what changed, divided by {trainers}, is added", *pool])
-    assert lane.outer is not None, "checked with the plan"
-    return f"{every} the mean of what changed is the gradient of {_rule(lane.outer)}"
+    return lane.kind.words.format(
+        merged="each gradient as it comes" if most == 1 else f"{lane.merge} of up to {most} steps",
+        collected="each step" if most == 1 else f"{lane.merge} of {most} own steps",
+        bounds=", ".join(_bounds(lane)),
+        pool=f", to {lane.thread_pool_size} servers at a time" if lane.thread_pool_size > 1 else "",
+        every=f"every {_steps(lane.k_steps)}",
+        trainers=trainers,
+        outer="" if lane.outer is None else _rule(lane.outer),
+    )

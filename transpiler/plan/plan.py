@@ -1,8 +1,7 @@
-"""The plan: everything that transpiling decides about who holds what, written down once and the
-same in every process.
+"""The plan: which server holds what and how it is updated, decided once and equal in every process.
 
-Trainers compare the plan's fingerprint with the servers' on joining; what differs is said in the
-words of its manifest.
+A trainer that joins compares the fingerprint of its plan with the servers'.  Where they differ, an
+error names the facts of the manifests that differ.
 """
 
 from __future__ import annotations
@@ -13,25 +12,22 @@ from dataclasses import dataclass, fields, replace
 
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Table
+from transpiler.plan.modes import CollectiveMode, Mode, collective_mode_of, mode_of
 
 COMPRESSIONS = ("", "bfloat16", "float16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """When, and how often, gradients of some parameters travel, and what a server does with them.
+    """Parameters that share one update mode and one sequence of steps.
 
-    Most jobs have one lane.  Where the parameters of a job are in several modes, each mode is a
-    lane: it has steps, messages and marks of its own, so that what waits in one never holds up
-    another.
+    A job has one lane for each combination of a mode and its settings; most jobs have one.  Each
+    lane counts its own steps and sends its own messages, so that a message that waits in one lane
+    never holds up another.
 
     Attributes:
-        mode: "sync": servers average the trainers' gradients of a step, and everybody goes on from
-            the result.  "async": a trainer's gradients are applied as they arrive.  "half_async":
-            the same, after a trainer has averaged ``max_merge_var_num`` of its own steps.  "geo":
-            trainers step by themselves, and every ``k_steps`` steps what changed is added on the
-            server.  "diloco": likewise, but the mean change is the gradient of ``outer`` (Douillard
-            et al.: DiLoCo, 2023), and everybody goes on from the result.
+        mode: the name of the update mode; ``kind`` is the mode itself, and modes.py says what each
+            one means.
         merge: how a trainer merges several of its own steps: "sum" or "mean".
         max_merge_var_num: the most steps that one message merges.
         send_queue_size: steps that may be on their way before a further one waits; with 1 a step
@@ -41,12 +37,12 @@ class Lane:
         independent_recv_thread: parameters are fetched by a thread of their own, not with the
             answer to a step.
         min_send_grad_num_before_recv: messages after which parameters are fetched again.
-        k_steps: for "geo" and "diloco".
+        k_steps: steps that a trainer takes by itself between two exchanges.
         staleness: a trainer may be this many steps ahead of the slowest (Ho et al.: stale
             synchronous parallel, 2013); None: any.
         dc_asgd: the factor lambda of delay compensation, g + lambda (w - w_then) g g (Zheng et al.,
             2017); 0: none.
-        outer: the update rule of "diloco".
+        outer: the update rule of an outer optimizer (Douillard et al.: DiLoCo, 2023).
     """
 
     mode: str
@@ -63,22 +59,26 @@ class Lane:
     outer: Rule | None = None
 
     @property
-    def rounds(self) -> bool:
-        """Whether a server waits for every trainer's part of a step."""
-        return self.mode in ("sync", "diloco")
+    def kind(self) -> Mode:
+        """The lane's update mode.
 
-    @property
-    def local(self) -> bool:
-        """Whether trainers run the optimizer themselves and send what has changed."""
-        return self.mode in ("geo", "diloco")
+        Raises:
+            ValueError: there is none of this name.
+        """
+        return mode_of(self.mode)
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
     """Elements [begin, end) of a flattened variable, held by one server.
 
-    ``shape`` is that of whole rows where the variable has two or more dimensions, otherwise (end -
-    begin,).  A variable that is not split is one slice with its own name and shape.
+    A variable that is not split is one slice with the variable's own name and shape.
+
+    Attributes:
+        name: ``fc.weight.block0``.
+        begin, end: element indices of the flattened variable.
+        shape: whole rows of a variable of two or more dimensions; otherwise (end - begin,).
+        server: the index of the server that holds it.
     """
 
     name: str
@@ -90,11 +90,14 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A variable and its slices.
+    """A variable, its slices, and how servers update it.
 
     Attributes:
-        group: index of its update rule; None for a variable that is held, handed out and never
-            updated.
+        name: of the variable: ``fc.weight``.
+        shape: of the whole variable.
+        dtype: name of a torch dtype: "float32".
+        group: index of its update rule; None for a variable that servers hold and never update.
+        slices: in the order of their elements.
         lane: index of its lane.
         compression: how its gradients travel: "" as they are, "bfloat16", "float16" or "int8"
             (pserver/dense/compression.py).
@@ -116,17 +119,19 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """How trainers share their work where there are no servers: everybody holds everything, and
-    lanes and slices there are none.
+    """How the trainers of a job without servers share their work.
+
+    Every trainer holds every variable whole; the plan has no lanes and no slices.
 
     Attributes:
-        mode: "grad_allreduce": gradients are averaged at every step.  "local_sgd": trainers step by
-            themselves, and after every step the parameters are averaged.  "nccl2": the program
-            itself shares nothing; ``ParallelExecutor`` averages them.
-        rings: process groups over all trainers, which the buckets take in turn.
-        inner: trainers in a row that reduce among themselves before one of each such row reduces
-            with the others; 0: no rows.
-        bucket_bytes: what travels together, at most, except for a single tensor that is larger.
+        mode: the name of the mode; ``kind`` is the mode itself.  "grad_allreduce": gradients are
+            averaged at every step.  "local_sgd": trainers step by themselves, and after every step
+            the parameters are averaged.  "nccl2": the program itself shares nothing;
+            ``ParallelExecutor`` averages the gradients.
+        rings: process groups over all trainers; buckets use them in turn.
+        inner: the number of trainers in a row.  They reduce among themselves, then the first
+            trainers of all rows among themselves; 0: no rows.
+        bucket_bytes: the largest bucket; a single larger tensor is a bucket of its own.
     """
 
     mode: str
@@ -134,12 +139,31 @@ class Collective:
     inner: int = 0
     bucket_bytes: int = 32 * 2**20
 
+    @property
+    def kind(self) -> CollectiveMode:
+        """How trainers share their work.
+
+        Raises:
+            ValueError: there is no such mode.
+        """
+        return collective_mode_of(self.mode)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who holds what, and how it is updated.
+    """Which server holds what, and how it is updated: immutable, so every thread may read it.
 
-    Placements of trained variables stand in the order of the optimizer ops.
+    Attributes:
+        lanes: of the parameters and tables; none in a job without servers.
+        trainers, servers: the number of processes of each role.
+        groups: the update rule of each parameter group.
+        placements: of the trained variables in the order of the optimizer ops, then of the others.
+        clip: how the system clips gradients; None: it does not.
+        graph: the fingerprint of the single-node graph; "" for an eager script.
+        tables: sparse ones.
+        averaged: names of trained parameters whose gradients trainers average among themselves;
+            servers only hold them.
+        collective: how trainers share their work in a job without servers; otherwise None.
     """
 
     lanes: tuple[Lane, ...]
@@ -148,11 +172,10 @@ class Plan:
     groups: tuple[Rule, ...]
     placements: tuple[Placement, ...]
     clip: Clip | None = None
-    graph: str = ""  # fingerprint of the single-node graph; "" for an eager script
+    graph: str = ""
     tables: tuple[Table, ...] = ()
-    # trained parameters whose gradients trainers average among themselves; servers only hold them
     averaged: tuple[str, ...] = ()
-    collective: Collective | None = None  # of a job without servers
+    collective: Collective | None = None
 
     def placement(self, name: str) -> Placement:
         """The placement of a variable.
@@ -190,77 +213,63 @@ class Plan:
 
     @property
     def clips_on_servers(self) -> bool:
-        """Whether the servers clip: only in sync mode with several trainers is the merged gradient
-        not a trainer's own.
+        """Whether servers clip.
+
+        They do where every lane merges the gradients of several trainers: only there is the
+        gradient to clip not one trainer's own.
         """
-        return self.clip is not None and self.mode == "sync" and self.trainers > 1
+        return (
+            self.clip is not None
+            and self.trainers > 1
+            and bool(self.lanes)
+            and all(lane.kind.merges_gradients for lane in self.lanes)
+        )
 
     def manifest(self) -> dict[str, str]:
-        """The plan as facts, one a line, sorted: what two processes compare when their fingerprints
-        differ.
+        """The plan as facts, sorted by name: two processes whose fingerprints differ compare
+        these.
         """
         facts = {
             "mode": self.mode,
             "trainers": str(self.trainers),
             "servers": str(self.servers),
             "graph": self.graph,
+            "clip": "none"
+            if self.clip is None
+            else f"{self.clip.kind} {self.clip.low!r} {self.clip.high!r}",
         }
         for index, lane in enumerate(self.lanes):
-            facts.update(
-                {
-                    f"lane {index}: {field.name}": _fact(getattr(lane, field.name))
-                    for field in fields(lane)
-                }
-            )
-        facts["clip"] = (
-            "none"
-            if self.clip is None
-            else f"{self.clip.kind} {self.clip.low!r} {self.clip.high!r}"
-        )
+            facts |= _facts(f"lane {index}: ", lane)
         for index, rule in enumerate(self.groups):
             facts[f"group {index}: optimizer"] = rule.type
-            facts.update(
-                {
-                    f"group {index}: {key}": repr(value)
-                    for key, value in {**rule.hparams, **rule.flags}.items()
-                }
-            )
+            for key, value in {**rule.hparams, **rule.flags}.items():
+                facts[f"group {index}: {key}"] = repr(value)
         if self.collective is not None:
-            facts.update(
-                {
-                    f"collective: {f.name}": repr(getattr(self.collective, f.name))
-                    for f in fields(self.collective)
-                }
-            )
+            facts |= _facts("collective: ", self.collective)
         for order, placement in enumerate(self.placements):
-            held = ", ".join(
-                f"{s.name}[{s.begin}:{s.end}] on server {s.server}" for s in placement.slices
-            )
-            group = (
-                "held"
-                if placement.group is None
-                else f"group {placement.group}, lane {placement.lane}"
-            )
-            group += f", gradients as {placement.compression}" if placement.compression else ""
-            facts[f"variable {placement.name}"] = (
-                f"number {order}, {placement.dtype}{list(placement.shape)}, {group}, {held}"
-            )
-        facts.update({f"averaged {name}": "by the trainers" for name in self.averaged})
+            facts[f"variable {placement.name}"] = _placement_fact(order, placement)
+        for name in self.averaged:
+            facts[f"averaged {name}"] = "by the trainers"
         for table in self.tables:
             facts[f"table {table.name}"] = _table_fact(table)
         return dict(sorted(facts.items()))
 
     def fingerprint(self) -> str:
-        """32 hexadecimal digits over the manifest: never a trainer's number, a host, a port or a
-        value.
+        """32 hexadecimal digits over the manifest.
+
+        No trainer's number, host, port or value of a variable is in it.
         """
         lines = "\n".join(f"{key} = {value}" for key, value in self.manifest().items())
         return hashlib.blake2b(lines.encode(), digest_size=16).hexdigest()
 
 
 def differences(manifest: Mapping[str, str], reference: Mapping[str, str], whose: str) -> str:
-    """What differs between two plans' manifests, in words, the first few facts: ``"lr: 0.2 (trainer
-    0 has 0.1)"``.
+    """The first few facts that differ between two plans' manifests, in words: ``"lr: 0.2 (trainer 0
+    has 0.1)"``.
+
+    Args:
+        manifest: of the plan in question; ``reference``: of the plan that it is compared with.
+        whose: the reference's owner: "trainer 0".
     """
     changed = [
         key
@@ -272,6 +281,18 @@ def differences(manifest: Mapping[str, str], reference: Mapping[str, str], whose
         for key in changed[:5]
     ]
     return "; ".join(facts) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
+
+
+def _facts(prefix: str, owner: Lane | Collective) -> dict[str, str]:
+    """Every field as a fact."""
+    return {f"{prefix}{f.name}": _fact(getattr(owner, f.name)) for f in fields(owner)}
+
+
+def _placement_fact(order: int, placement: Placement) -> str:
+    held = ", ".join(f"{s.name}[{s.begin}:{s.end}] on server {s.server}" for s in placement.slices)
+    group = "held" if placement.group is None else f"group {placement.group}, lane {placement.lane}"
+    group += f", gradients as {placement.compression}" if placement.compression else ""
+    return f"number {order}, {placement.dtype}{list(placement.shape)}, {group}, {held}"
 
 
 def _table_fact(table: Table) -> str:
@@ -305,15 +326,16 @@ def _fact(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A plan, the addresses it runs on, and which of the processes this one is.
+    """A plan, the addresses of its processes, and which of them this one is.
 
     Attributes:
+        plan: of the job.
         endpoints: HOST:PORT of each server's control endpoint, by server index; without servers
             that of each trainer.
         trainer_id: None in a server's program.
         server_index: None in a trainer's program.
-        wait_port: a trainer waits, with a deadline, until the servers (or the other trainers)
-            answer.
+        wait_port: a trainer waits, up to the start timeout, until the servers (or the other
+            trainers) answer.
     """
 
     plan: Plan

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from transpiler.ir.rules import ROW_RULES, RULES, Clip, Rule
 from transpiler.ir.tables import Table
 from transpiler.plan.lane_plan import AUTO, LanePlan, uniform
-from transpiler.plan.lanes import MODES as MODES
+from transpiler.plan.modes import MODES
 from transpiler.plan.placement import Dispatcher, RoundRobin, place
 from transpiler.plan.plan import COMPRESSIONS, Lane, Placement, Plan, check_unique
 from transpiler.plan.table_planner import check_table, rules_of
@@ -180,7 +180,7 @@ def compressed(
     done = []
     for placement in placements:
         scheme = patterns.get(chosen.get(placement.name) or "", "")
-        if scheme and lanes[placement.lane].local:
+        if scheme and lanes[placement.lane].kind.steps_on_trainer:
             raise ValueError(
                 f"compression: {placement.name!r} is in mode {lanes[placement.lane].mode}, where "
                 "no gradients travel"

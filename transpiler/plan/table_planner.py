@@ -98,10 +98,10 @@ def check_table(table: Table, groups: Sequence[Rule], lanes: Sequence[Lane]) -> 
             f"table {table.name!r}: expected a lane below {len(lanes)}, got {table.lane}"
         )
     lane = lanes[table.lane]
-    if lane.mode == "diloco":
+    if not lane.kind.tables:
         raise ValueError(
-            f"table {table.name!r}: diloco's outer optimizer is for dense parameters; name "
-            "another mode for it"
+            f"table {table.name!r}: mode {lane.mode} is for dense parameters; name another mode "
+            "for it"
         )
     if lane.dc_asgd:
         raise ValueError(

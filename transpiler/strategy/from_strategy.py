@@ -1,4 +1,4 @@
-"""From a strategy to lanes: which parameters travel in which mode.
+"""From a strategy to lanes: which update mode each parameter is in.
 
 ============================================  =====================================================
 strategy                                      the mode of all parameters
@@ -16,7 +16,7 @@ the gradients among themselves.
 With ``modes`` the first pattern that a parameter's name matches (as a file name of a shell: ``*``,
 ``?``, ``[...]``; case counts) gives its mode, and parameters that match none have the strategy's
 own.  The other keys are the settings of every lane whose mode reads them; a key that no lane reads
-raises, naming itself and what decides the mode.
+raises an error that names the key and what decides the mode.
 """
 
 from __future__ import annotations
@@ -26,41 +26,15 @@ from typing import Any
 
 from transpiler.ir.rules import Rule
 from transpiler.plan.lane_plan import AUTO, LanePlan, uniform
-from transpiler.plan.lanes import READ
+from transpiler.plan.lane_settings import A_SYNC_CONFIGS, LANE_SETTINGS
+from transpiler.plan.modes import ASYNC, DILOCO, GEO, HALF_ASYNC, SYNC, Mode, mode_of
 from transpiler.plan.plan import Lane
+from transpiler.strategy.fields import supported_with_servers
 from transpiler.strategy.strategy import DistributedStrategy
 
-# the others do not see the scale of a gradient, or see it squared
-SUPPORTED: frozenset[str] = frozenset(
-    {
-        "a_sync",
-        *(
-            f"a_sync_configs.{key}"
-            for key in (
-                "k_steps",
-                "max_merge_var_num",
-                "send_queue_size",
-                "independent_recv_thread",
-                "min_send_grad_num_before_recv",
-                "thread_pool_size",
-                "send_wait_times",
-                "launch_barrier",
-                "runtime_split_send_recv",
-                "merge",
-                "half_async",
-                "staleness",
-                "dc_asgd",
-                "outer_optimizer",
-                "modes",
-                "overlap",
-                "embeddings",
-            )
-        ),
-    }
-)
+SUPPORTED = supported_with_servers()  # full names of settings
 
-
-# ---- strategies ----
+_K_STEPS = ("k_step", "k_steps")  # as a mode: geo, or diloco
 
 
 def _set_keys(strategy: DistributedStrategy) -> list[str]:
@@ -72,41 +46,37 @@ def _set_keys(strategy: DistributedStrategy) -> list[str]:
     ]
 
 
-def _own(strategy: DistributedStrategy) -> tuple[str, str]:
+def _own(strategy: DistributedStrategy) -> tuple[Mode, str]:
     """The mode of parameters that no pattern names, and what chose it."""
     settings = strategy.a_sync_configs
     if not strategy.a_sync:
-        return "sync", "a_sync=False"
+        return SYNC, "a_sync=False"
     if settings["half_async"]:
-        return "half_async", "half_async=True"
+        return HALF_ASYNC, "half_async=True"
     if settings["k_steps"]:
         chosen = f"k_steps={settings['k_steps']}"
-        return (
-            ("diloco", f"{chosen} with outer_optimizer")
-            if settings["outer_optimizer"]
-            else ("geo", chosen)
-        )
+        outer = settings["outer_optimizer"]
+        return (DILOCO, f"{chosen} with outer_optimizer") if outer else (GEO, chosen)
     if settings["staleness"] == 0:
-        return "async", "staleness=0"
-    return "async", "a_sync=True with k_steps=0"
+        return ASYNC, "staleness=0"
+    return ASYNC, "a_sync=True with k_steps=0"
 
 
-def _words(strategy: DistributedStrategy) -> Iterator[tuple[str, str]]:
+def _choices(strategy: DistributedStrategy) -> Iterator[tuple[str, Mode]]:
     """(pattern, mode), ending in ``"*"``."""
     settings = strategy.a_sync_configs
+    outer = settings["outer_optimizer"]
     for pattern, word in settings["modes"].items():
-        kept = word
-        if word in ("k_step", "k_steps"):
-            kept = "diloco" if settings["outer_optimizer"] else "geo"
-        if kept in ("geo", "diloco") and not settings["k_steps"]:
+        mode = (DILOCO if outer else GEO) if word in _K_STEPS else mode_of(word)
+        if mode.steps_on_trainer and not settings["k_steps"]:
             raise ValueError(
                 f"a_sync_configs: modes[{pattern!r}]={word!r} needs k_steps above 0, got k_steps=0"
             )
-        if kept == "diloco" and not settings["outer_optimizer"]:
+        if mode.outer_optimizer and not outer:
             raise ValueError(
                 f"a_sync_configs: modes[{pattern!r}]={word!r} needs an outer_optimizer, got none"
             )
-        yield pattern, kept
+        yield pattern, mode
         if pattern == "*":
             return
     yield "*", _own(strategy)[0]
@@ -114,6 +84,9 @@ def _words(strategy: DistributedStrategy) -> Iterator[tuple[str, str]]:
 
 def outer_rule(settings: Mapping[str, Any]) -> Rule:
     """The update rule of an ``outer_optimizer``.
+
+    Args:
+        settings: its type, lr and momentum.
 
     Raises:
         ValueError: Nesterov without momentum, or Adam with it.
@@ -134,58 +107,67 @@ def outer_rule(settings: Mapping[str, Any]) -> Rule:
     return Rule("momentum" if momentum else "sgd", hparams, {"nesterov": kind == "nesterov"})
 
 
-def _lane(word: str, settings: Mapping[str, Any]) -> Lane:
-    if word == "async" and settings["staleness"] == 0:
-        word = "sync"
-    values = {name: settings[name] for name in READ[word] if name != "outer"}
-    outer = outer_rule(settings["outer_optimizer"]) if word == "diloco" else None
-    return Lane(word, **{"merge": AUTO, **values}, outer=outer)
+def _effective(mode: Mode, settings: Mapping[str, Any]) -> Mode:
+    """The mode that a lane gets: async with a staleness of 0 is sync."""
+    return SYNC if mode is ASYNC and settings["staleness"] == 0 else mode
 
 
-def _read(words: Sequence[str], own: str, staleness: int | None) -> set[str]:
-    """The keys of ``a_sync_configs`` that have an effect in a job of these modes."""
-    barred = staleness == 0 and "async" in words  # async with a staleness of 0 is sync
-    read = {name for word in words for name in READ["sync" if barred and word == "async" else word]}
-    read |= {"modes", "launch_barrier", "embeddings"} | ({"staleness"} if barred else set())
-    read |= {"outer_optimizer"} if "diloco" in words else set()
-    read |= {"overlap"} if set(words) - {"geo", "diloco"} else set()
-    # where gradients queue, they can be cut later
-    read |= {"runtime_split_send_recv"} if read & {"merge"} else set()
-    return read | ({"half_async"} if own == "half_async" and own in words else set())
+def _lane(mode: Mode, settings: Mapping[str, Any]) -> Lane:
+    mode = _effective(mode, settings)
+    values: dict[str, Any] = {"merge": AUTO}
+    for setting in LANE_SETTINGS:
+        if mode.name in setting.modes:
+            value = settings[setting.key]
+            values[setting.lane] = outer_rule(value) if setting.lane == "outer" else value
+    return Lane(mode.name, **values)
 
 
-def _check_read(strategy: DistributedStrategy, words: Sequence[str]) -> None:
+def _has_effect(key: str, modes: Sequence[Mode], own: Mode, settings: Mapping[str, Any]) -> bool:
+    """Whether a key of ``a_sync_configs`` has an effect in a job of these modes.
+
+    Args:
+        modes: of all parameters; ``own``: of those that no pattern names.
+    """
+    if key == "half_async" and own is not HALF_ASYNC:  # it chooses the strategy's own mode
+        return False
+    if key == "staleness" and settings[key] == 0:  # it makes sync mode of async
+        return ASYNC in modes
+    read_by = A_SYNC_CONFIGS[key].modes
+    return any(_effective(mode, settings).name in read_by for mode in modes)
+
+
+def _check_effects(strategy: DistributedStrategy, modes: Sequence[Mode]) -> None:
     """Whether each key that was set has an effect."""
     settings = strategy.a_sync_configs
     own, chosen = _own(strategy)
-    read = _read(words, own, settings["staleness"])
     for key in _set_keys(strategy):
-        if f"a_sync_configs.{key}" not in SUPPORTED:
+        if not A_SYNC_CONFIGS[key].modes:
             raise ValueError(
                 f"a_sync_configs[{key!r}]: this version has no such effect yet; leave it at its "
                 "default"
             )
-        if key not in read:
+        if not _has_effect(key, modes, own, settings):
             by = f"modes={dict(settings['modes'])!r}" if settings["modes"] else chosen
             raise ValueError(
                 f"a_sync_configs: {key}={settings[key]!r} has no effect with {by}, which makes "
-                f"the mode {', '.join(words)}"
+                f"the mode {', '.join(mode.name for mode in modes)}"
             )
 
 
 def lanes_of(strategy: DistributedStrategy | None) -> LanePlan:
-    """The lanes that a strategy asks for; see the module's docstring.  Without a strategy a job is
-    sync.
+    """The lanes that a strategy asks for; see the module's docstring.
+
+    Args:
+        strategy: None is sync mode for all parameters.
 
     Raises:
         ValueError: two keys contradict each other, or one has no effect in any of the modes; the
             message names both.
     """
     if strategy is None:
-        return uniform(Lane("sync"))
-    chosen = list(_words(strategy))
-    words = list(dict.fromkeys(word for _, word in chosen))
-    _check_read(strategy, words)
+        return uniform(Lane(SYNC.name))
+    choices = list(_choices(strategy))
+    _check_effects(strategy, list(dict.fromkeys(mode for _, mode in choices)))
     return LanePlan(
-        tuple((pattern, _lane(word, strategy.a_sync_configs)) for pattern, word in chosen)
+        tuple((pattern, _lane(mode, strategy.a_sync_configs)) for pattern, mode in choices)
     )

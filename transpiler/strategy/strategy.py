@@ -25,15 +25,9 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from transpiler import strategy_pb2 as pb
-from transpiler.strategy.fields import (
-    ALIASES,
-    CONFIGS,
-    OUTER_OPTIMIZER,
-    SWITCHES,
-    check_keys,
-    refuse_name,
-    refuse_type,
-)
+from transpiler.plan.lane_settings import OUTER_OPTIMIZER
+from transpiler.plan.setting import check_keys, refuse_name, refuse_type
+from transpiler.strategy.fields import ALIASES, CONFIGS, SWITCHES
 
 _SECRET = frozenset({"fs_client_param.passwd"})  # never printed
 
@@ -92,7 +86,7 @@ def _read(message: Message, name: str, default: Any) -> Any:
     if not message.HasField(name):
         return default
     if isinstance(value, pb.OuterOptimizer):
-        return {key: _read(value, key, field.default) for key, field in OUTER_OPTIMIZER.items()}
+        return {key: _read(value, key, setting.default) for key, setting in OUTER_OPTIMIZER.items()}
     return value
 
 
@@ -128,7 +122,7 @@ class DistributedStrategy:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in SWITCHES:
-            setattr(self._message, name, SWITCHES[name].check(name, value))
+            setattr(self._message, name, SWITCHES[name].kind.check(name, value))
         elif name in CONFIGS:
             if not isinstance(value, Mapping):
                 refuse_type(name, "a dict", value)
@@ -149,8 +143,8 @@ class DistributedStrategy:
         message = getattr(self._message, name)
         return Settings(
             {
-                key: _shown(_read(message, key, field.default))
-                for key, field in CONFIGS[name].items()
+                key: _shown(_read(message, key, setting.default))
+                for key, setting in CONFIGS[name].items()
             }
         )
 
@@ -164,14 +158,14 @@ class DistributedStrategy:
 
     def _differences(self) -> Iterator[tuple[str, Any]]:
         """The dotted name and the value of everything that is not as it is by default."""
-        for name, field in SWITCHES.items():
-            if getattr(self, name) != field.default:
+        for name, setting in SWITCHES.items():
+            if getattr(self, name) != setting.default:
                 yield name, getattr(self, name)
-        for name, fields in CONFIGS.items():
+        for name, settings in CONFIGS.items():
             message = getattr(self._message, name)
-            for key, field in fields.items():
-                value = _read(message, key, field.default)
-                if value != field.default:
+            for key, setting in settings.items():
+                value = _read(message, key, setting.default)
+                if value != setting.default:
                     yield f"{name}.{key}", value
 
     def unsupported(self, supported: Collection[str]) -> list[str]:
@@ -270,12 +264,12 @@ def _checked(message: pb.DistributedStrategy) -> DistributedStrategy:
         if field.name in SWITCHES:
             setattr(strategy, field.name, value)
         else:
-            fields = CONFIGS[field.name]
+            settings = CONFIGS[field.name]
             setattr(
                 strategy,
                 field.name,
                 {
-                    key.name: _read(value, key.name, fields[key.name].default)
+                    key.name: _read(value, key.name, settings[key.name].default)
                     for key, _ in value.ListFields()
                 },
             )

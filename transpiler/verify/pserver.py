@@ -107,7 +107,9 @@ def _expected_types(placement: Placement, plan: Plan) -> list[str]:
     lane, found = plan.lane_of(placement), applied(plan, placement)
     if found is None:
         return ["sum"]
-    merging = ["sum", "scale"] if lane.rounds else ["dc_compensate"] if lane.dc_asgd else []
+    merging = (
+        ["sum", "scale"] if lane.kind.waits_for_all else ["dc_compensate"] if lane.dc_asgd else []
+    )
     clipping = (
         []
         if not plan.clips_on_servers or plan.clip is None
@@ -119,14 +121,19 @@ def _expected_types(placement: Placement, plan: Plan) -> list[str]:
 def _expected_facts(op: Op, placement: Placement, piece: Slice, plan: Plan) -> dict[str, object]:
     """The arguments of a merging op: of variables their names."""
     lane = plan.lane_of(placement)
-    arriving = delta_name(piece) if lane.local else name_beside(placement, piece, "GRAD")
-    if op.type == "sum" and lane.mode == "geo":
+    arriving = (
+        delta_name(piece) if lane.kind.steps_on_trainer else name_beside(placement, piece, "GRAD")
+    )
+    if op.type == "sum" and lane.kind.servers_add:
         return {"x": (piece.name, arriving)}
     if op.type == "sum":
         several = tuple(f"{arriving}.trainer_{trainer}" for trainer in range(plan.trainers))
         return {"x": several if plan.trainers > 1 else (arriving,)}
     if op.type == "scale":
-        return {"x": (arriving,), "scale": (-1.0 if lane.local else 1.0) / plan.trainers}
+        return {
+            "x": (arriving,),
+            "scale": (-1.0 if lane.kind.steps_on_trainer else 1.0) / plan.trainers,
+        }
     if op.type == "dc_compensate":
         backups = backup_names(piece, plan.trainers)
         return {

@@ -98,7 +98,9 @@ def row_gradients_sent_once(program: Program, plan: Plan) -> Iterator[Violation]
     """The gradient of each table that servers update is sent exactly once, to all servers, when it
     is final; it is split, if it is, once into a part for each of them.
     """
-    unsent = {table.name for table in plan.tables if not plan.lanes[table.lane].local}
+    unsent = {
+        table.name for table in plan.tables if not plan.lanes[table.lane].kind.steps_on_trainer
+    }
     last = {name: index for index, op in enumerate(program.main.ops) for name in op.outputs}
     whole = {
         op.outputs: op
@@ -139,7 +141,9 @@ def rows_updated_in_one_place(program: Program, plan: Plan) -> Iterator[Violatio
     """A trainer updates the rows of the tables of its k-step lanes, all their columns once, and of
     no others.
     """
-    due = {table.name: table for table in plan.tables if plan.lanes[table.lane].local}
+    due = {
+        table.name: table for table in plan.tables if plan.lanes[table.lane].kind.steps_on_trainer
+    }
     found: Counter[str] = Counter()
     for index, op in enumerate(program.main.ops):
         if not updates_rows(op):
@@ -212,9 +216,9 @@ def tables_held(program: Program, plan: Plan) -> Iterator[Violation]:
 
 def _expected_types(table: Table, plan: Plan) -> list[str]:
     lane = plan.lanes[table.lane]
-    if lane.local:
+    if lane.kind.steps_on_trainer:
         return ["sum"]
-    merging = ["sum", "scale"] if lane.rounds else []
+    merging = ["sum", "scale"] if lane.kind.waits_for_all else []
     clipping = (
         []
         if not plan.clips_on_servers or plan.clip is None
@@ -226,7 +230,7 @@ def _expected_types(table: Table, plan: Plan) -> list[str]:
 def _expected_facts(op: Op, table: Table, plan: Plan) -> dict[str, object]:
     """The arguments that a merging or clipping op must have."""
     lane, clip = plan.lanes[table.lane], plan.clip
-    if op.type == "sum" and lane.local:
+    if op.type == "sum" and lane.kind.steps_on_trainer:
         return {"x": (table.name, f"{table.name}.delta")}
     if op.type == "sum":
         names = tuple(f"{table.name}@GRAD.trainer_{trainer}" for trainer in range(plan.trainers))

@@ -9,6 +9,7 @@ from transpiler.ir.graph import Op, Role, refs
 from transpiler.ir.ops import is_optimizer
 from transpiler.ir.table_ops import updates_rows
 from transpiler.plan.lanes import delta_name
+from transpiler.plan.modes import Barrier
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Placement, Plan
 from transpiler.program import Program
@@ -29,7 +30,7 @@ def _updated(plan: Plan, local: bool) -> list[Placement]:
     return [
         placement
         for placement in plan.placements
-        if placement.group is not None and plan.lane_of(placement).local == local
+        if placement.group is not None and plan.lane_of(placement).kind.steps_on_trainer == local
     ]
 
 
@@ -137,7 +138,7 @@ def changes_sent_once(program: Program, plan: Plan) -> Iterator[Violation]:
     touched, to all.
     """
     found = [(index, op) for index, op in numbered(program, "send") if "delta" in op.arguments]
-    lanes = [index for index, lane in enumerate(plan.lanes) if lane.local]
+    lanes = [index for index, lane in enumerate(plan.lanes) if lane.kind.steps_on_trainer]
     if len(found) != len(lanes):
         where = at(0, *found[-1]) if found else ""
         yield Violation(
@@ -305,12 +306,13 @@ def barriers_exactly_where_due(program: Program, plan: Plan) -> Iterator[Violati
     after them; where one is half_async, a send_barrier of the trainer's own; otherwise none (a
     startup program has the fetch_barrier in every mode, and no send_barrier).
     """
-    startup, modes = is_startup(program), {lane.mode for lane in plan.lanes}
-    yield from _barriers(program, "send_barrier", int("sync" in modes and not startup))
+    startup, barriers = is_startup(program), {lane.kind.send_barrier for lane in plan.lanes}
+    fetches = any(lane.kind.fetch_barrier for lane in plan.lanes)
+    yield from _barriers(program, "send_barrier", int(Barrier.ALL in barriers and not startup))
     yield from _barriers(
-        program, "send_barrier", int("half_async" in modes and not startup), own=True
+        program, "send_barrier", int(Barrier.LOCAL in barriers and not startup), own=True
     )
-    yield from _barriers(program, "fetch_barrier", int("sync" in modes or startup))
+    yield from _barriers(program, "fetch_barrier", int(fetches or startup))
     order = {"send": 0, "send_barrier": 1, "recv": 2, "fetch_barrier": 3}
     latest = 0
     for index, op in numbered(program, *order):

@@ -156,8 +156,8 @@ def _facts(op: Op, plan: Plan, lane: Lane, parameter: str) -> dict[str, object]:
     such op.
     """
     clip = plan.clip
-    if op.type == "scale" and lane.rounds:
-        return {"scale": (-1.0 if lane.local else 1.0) / plan.trainers}
+    if op.type == "scale" and lane.kind.waits_for_all:
+        return {"scale": (-1.0 if lane.kind.steps_on_trainer else 1.0) / plan.trainers}
     if op.type == "dc_compensate" and lane.dc_asgd:
         return {"factor": lane.dc_asgd}
     if op.type == "clip" and clip is not None and clip.kind == "value":
@@ -168,14 +168,14 @@ def _facts(op: Op, plan: Plan, lane: Lane, parameter: str) -> dict[str, object]:
 
 
 def _check_sum(op: Op, scope: Mapping[str, Variable], plan: Plan, lane: Lane) -> None:
-    if lane.rounds:
+    if lane.kind.waits_for_all:
         count = len(op.inputs)
         expect(
             count == plan.trainers,
             f"{where(op)}, argument 'x': expected {plan.trainers}, one a trainer, got {count}",
         )
         return
-    expect(lane.mode == "geo", f"{where(op)}: a server does not run it in {lane.mode} mode")
+    expect(lane.kind.servers_add, f"{where(op)}: a server does not run it in {lane.mode} mode")
     fits = (
         len(op.inputs) == 2
         and op.inputs[0] == op.outputs[0]
@@ -205,7 +205,7 @@ def _check_merge(op: Op, scope: Mapping[str, Variable], plan: Plan, lane: Lane) 
     got = f"{result.name!r}, a {result.role.name}"
     roles = (
         {Role.GRADIENT, Role.TEMPORARY, Role.DELTA}
-        if op.type != "sum" or lane.mode != "geo"
+        if op.type != "sum" or not lane.kind.servers_add
         else {Role.PARAMETER}
     )
     expected = "the parameter" if Role.PARAMETER in roles else "a gradient"

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from transpiler.plan.modes import CollectiveMode, Payload
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
 from transpiler.verify import collective, pserver, tables, trainer
@@ -96,24 +97,24 @@ AVERAGED_PARAMETERS: tuple[Invariant, ...] = (collective.averaged_exactly_once, 
 UNSHARED: tuple[Invariant, ...] = (collective.shares_nothing, collective.updated_once)
 
 
-def _collective_laws_of(program: Program, mode: str) -> tuple[Invariant, ...]:
+def _collective_laws_of(program: Program, mode: CollectiveMode) -> tuple[Invariant, ...]:
     """The laws of a job without servers.
 
     What ParallelExecutor made of an nccl2 program averages gradients.
     """
     if collective.is_startup(program):
-        return (collective.ids_drawn_once,) if mode == "nccl2" else COLLECTIVE_STARTUP
-    if mode == "local_sgd":
+        return (collective.ids_drawn_once,) if mode.averages is None else COLLECTIVE_STARTUP
+    if mode.averages is Payload.PARAMETERS:
         return AVERAGED_PARAMETERS
     shares = any(op.type == "c_allreduce_sum" for op in program.main.ops)
-    return UNSHARED if mode == "nccl2" and not shares else AVERAGED_GRADIENTS
+    return UNSHARED if mode.averages is None and not shares else AVERAGED_GRADIENTS
 
 
 def invariants_of(program: Program) -> tuple[Invariant, ...]:
     """The laws of a complete program of a cluster: a trainer's or a server's, main or startup."""
     plan = None if program.deployment is None else program.deployment.plan
     if plan is not None and plan.collective is not None:
-        return _always(plan) + _collective_laws_of(program, plan.mode)
+        return _always(plan) + _collective_laws_of(program, plan.collective.kind)
     if program.deployment is not None and program.deployment.server_index is not None:
         return ALWAYS + (PSERVER if len(program.blocks) > 1 else PSERVER_STARTUP)
     return ALWAYS + (TRAINER_STARTUP if trainer.is_startup(program) else TRAINER)

@@ -6,7 +6,8 @@ import pytest
 
 from transpiler import DistributedStrategy
 from transpiler.ir.rules import Rule, state_of
-from transpiler.plan.lanes import MODES, check_lane, describe
+from transpiler.plan.lanes import check_lane, describe
+from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Lane
 from transpiler.plan.planner import plan_parameters
 from transpiler.strategy.fields import CONFIGS
@@ -228,15 +229,15 @@ OUTER = Rule("sgd", {**SGD.hparams}, {})
     [
         (Lane("turbo"), "mode"),
         (Lane("async", "median"), "merge"),
-        (Lane("async", max_merge_var_num=0), "max_merge_var_num: expected 1"),
-        (Lane("async", send_queue_size=0), "send_queue_size: expected 1"),
-        (Lane("async", thread_pool_size=0), "thread_pool_size: expected 1"),
-        (Lane("async", send_wait_times=-1), "send_wait_times: expected 0"),
+        (Lane("async", max_merge_var_num=0), "max_merge_var_num: expected a whole number of 1"),
+        (Lane("async", send_queue_size=0), "send_queue_size: expected a whole number of 1"),
+        (Lane("async", thread_pool_size=0), "thread_pool_size: expected a whole number of 1"),
+        (Lane("async", send_wait_times=-1), "send_wait_times: expected a whole number of 0"),
         (
             Lane("async", min_send_grad_num_before_recv=0),
-            "min_send_grad_num_before_recv: expected 1",
+            "min_send_grad_num_before_recv: expected a whole number of 1",
         ),
-        (Lane("async", staleness=0), "staleness: expected 1 or more"),
+        (Lane("async", staleness=0), "staleness: expected a whole number of 1 or more"),
         (Lane("async", dc_asgd=float("nan")), "dc_asgd"),
         (Lane("async", k_steps=2), "k_steps: expected 0, because async mode does not read it"),
         (Lane("sync", staleness=2), "staleness: .* sync mode does not read it"),

@@ -12,7 +12,9 @@ import pytest
 
 from transpiler import DistributedStrategy
 from transpiler import strategy_pb2 as pb
-from transpiler.strategy.fields import CONFIGS, OUTER_OPTIMIZER, SWITCHES, Field
+from transpiler.plan.lane_settings import OUTER_OPTIMIZER
+from transpiler.plan.setting import Setting
+from transpiler.strategy.fields import CONFIGS, SWITCHES, documentation, every_setting
 
 DEFAULTS = {
     "a_sync": True,
@@ -78,7 +80,23 @@ def test_the_table_and_the_proto_file_agree() -> None:
     assert names(pb.OuterOptimizer.DESCRIPTOR.fields) == set(OUTER_OPTIMIZER)
 
 
-def other(name: str, field: Field) -> Any:
+def test_documentation_has_one_row_for_each_key() -> None:
+    """A generator of pages finds each key once, with its default, range, modes and a sentence."""
+    rows = {row.key: row for row in documentation()}
+
+    assert list(rows) == [name for name, _ in every_setting()]
+    assert all(row.type and row.sentence.endswith(".") for row in rows.values())
+    assert rows["a_sync_configs.max_merge_var_num"][1:5] == (
+        "int",
+        "1",
+        "1 or more",
+        ("async", "half_async"),
+    )
+    assert rows["hybrid_configs.order"].modes == ("hybrid job",)
+    assert rows["amp_configs.decr_ratio"][1:5] == ("float", "0.5", "above 0 and below 1", ())
+
+
+def other(name: str, setting: Setting) -> Any:
     """A valid value that is not the default."""
     special = {
         "a_sync_configs.merge": "mean",
@@ -95,7 +113,7 @@ def other(name: str, field: Field) -> Any:
     }
     if name in special:
         return special[name]
-    default = field.default
+    default = setting.default
     if isinstance(default, bool):
         return not default
     if isinstance(default, str):
@@ -103,10 +121,7 @@ def other(name: str, field: Field) -> Any:
     return ["a", "b"] if isinstance(default, tuple) else type(default)(default + 2)
 
 
-EVERY = {
-    **SWITCHES,
-    **{f"{name}.{key}": field for name, fields in CONFIGS.items() for key, field in fields.items()},
-}
+EVERY = dict(every_setting())
 
 
 @pytest.mark.parametrize("name", EVERY)
