@@ -373,10 +373,10 @@ def test_numbers_that_a_rule_does_not_have_are_refused():
     table = table_of({(0, DIM): RULES["adagrad"]}, "float32")
     ids, rows = np.arange(2), np.ones((2, DIM), np.float32)
     with pytest.raises(
-        ValueError, match="table 't': rule adagrad: expected numbers among lr, .*, got momentum"
+        ValueError, match="table 't': rule adagrad: expected hparams among lr, .*, got momentum"
     ):
         table.update(ids, rows, [{"momentum": 0.9}])
-    with pytest.raises(ValueError, match="expected numbers for each of 1 segments, got 2"):
+    with pytest.raises(ValueError, match="expected hparams for each of 1 segments, got 2"):
         table.update(ids, rows, [{}, {}])
     assert len(table) == 0 and table.step == 0
     with pytest.raises(ValueError, match="expected a rule among sgd, .*, got 'rprop'"):
