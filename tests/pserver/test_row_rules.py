@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from pserver.table import updater
+from pserver.table.deferred_updates import DEFERRED_UPDATES
 from pserver.table.sparse_table import SparseTable
+from pserver.table.update_kernels import ROW_UPDATES
+from trainer import row_optimizers
 from transpiler.ir.rules import ROW_RULES, Rule
 from transpiler.ir.tables import Normal, Segment, Table
 from transpiler.optim.ftrl import Ftrl
@@ -174,9 +177,21 @@ def trained(rule: Rule, dtype: str, moved: bool = False, check: bool = True) -> 
     return weight.numpy()
 
 
-def test_every_rule_is_tested():
-    """No rule that a plan may name is left out here."""
-    assert {rule.type for rule in RULES.values()} == set(ROW_RULES) == set(CLASSES)
+@pytest.mark.parametrize("kind", ROW_RULES)
+def test_every_rule_is_complete(kind: str):
+    """Each rule of the table has a kernel, a deferred kernel exactly if it moves untouched rows, a
+    class for users, and a test here.
+    """
+    assert kind in ROW_UPDATES, "expected a kernel in update_kernels.py"
+    assert (kind in DEFERRED_UPDATES) == (ROW_RULES[kind].untouched != "stay")
+    assert kind in row_optimizers.BY_TYPE, "expected a class in trainer/row_optimizers.py"
+    assert kind in CLASSES and kind in {rule.type for rule in RULES.values()}, "expected a test"
+
+
+def test_nothing_belongs_to_a_rule_that_is_not_in_the_table():
+    """Kernels, classes and tests are of rules that a plan may name."""
+    for names in (ROW_UPDATES, DEFERRED_UPDATES, row_optimizers.BY_TYPE, CLASSES):
+        assert set(names) <= set(ROW_RULES)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
