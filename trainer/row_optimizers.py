@@ -32,6 +32,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "DecayedAdagrad",
     "Ftrl",
     "group_rule",
     "LazyAdam",
@@ -205,6 +206,21 @@ class RowwiseAdagrad(RowOptimizer):
     lr: float = DEFAULT
     weight_decay: float = DEFAULT
     initial_accumulator_value: float = DEFAULT
+    eps: float = DEFAULT
+
+
+@dataclass
+class DecayedAdagrad(RowOptimizer):
+    """Adagrad over a decaying average of squared gradients, as
+    :class:`transpiler.optim.decayed_adagrad.DecayedAdagrad` over each row by itself: a row and its
+    average change in the steps that touch it, and in no others.  (Over a whole dense parameter the
+    average decays at every step.)
+    """
+
+    type: ClassVar[str] = "decayed_adagrad"
+    ranges: ClassVar[Mapping[str, Range]] = {"decay": FRACTION}
+    lr: float = DEFAULT
+    decay: float = DEFAULT
     eps: float = DEFAULT
 
 

@@ -189,6 +189,31 @@ def rowwise_adagrad(
             row[j] -= rate * gradient[j] / divisor
 
 
+def _decayed_adagrad(hparams: Hparams, step: int) -> Scalars:
+    return hparams["lr"], hparams["decay"], 1 - hparams["decay"], hparams["eps"]
+
+
+@row_update("decayed_adagrad", _decayed_adagrad)
+@kernel
+def decayed_adagrad(
+    rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
+) -> None:
+    """transpiler.optim.decayed_adagrad.DecayedAdagrad; the average of a row decays in the steps
+    that touch it only.  Scalars: rate, decay, 1 - decay, eps.
+    """
+    rate, keep, gain, eps = scalars[0], scalars[1], scalars[2], scalars[3]
+    start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
+    for i in range(len(slots)):
+        fetch(start, record, slots, i)
+        if slots[i] < 0:
+            continue
+        row, gradient = rows[slots[i]][begin:end], gradients[i][begin:end]
+        moment = rows[slots[i]][states[0] :]
+        for j in range(len(row)):
+            moment[j] = moment[j] * keep + gain * gradient[j] * gradient[j]
+            row[j] -= rate * gradient[j] / (math.sqrt(moment[j]) + eps)
+
+
 def _adam(hparams: Hparams, step: int) -> Scalars:
     beta, beta_square = hparams["betas"]
     rate, root = hparams["lr"] / (1 - beta**step), (1 - beta_square**step) ** 0.5

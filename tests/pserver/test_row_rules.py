@@ -18,6 +18,7 @@ from pserver.table.update_kernels import ROW_UPDATES
 from trainer import row_optimizers
 from transpiler.ir.rules import ROW_RULES, Rule
 from transpiler.ir.tables import Normal, Segment, Table
+from transpiler.optim.decayed_adagrad import DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl
 
 ROWS, DIM, STEPS = 24, 5, 40
@@ -47,6 +48,29 @@ class RowwiseAdagrad(torch.optim.Optimizer):
                 )
 
 
+class EachRow:
+    """An optimizer of a dense class over every row as a parameter of its own, so that a step is
+    one of the rows that have a gradient.
+    """
+
+    def __init__(self, cls: Any, weight: torch.Tensor, **hparams: Any) -> None:
+        self._weight, self._rows = weight, weight.unbind(0)  # views
+        self._optimizer = cls(list(self._rows), **hparams)
+        self.param_groups = self._optimizer.param_groups
+
+    def step(self) -> None:
+        assert self._weight.grad is not None
+        gradient = self._weight.grad.coalesce()
+        for at, values in zip(gradient.indices()[0].tolist(), gradient.values(), strict=True):
+            self._rows[at].grad = values
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def decayed_adagrad(params: list[torch.Tensor], **hparams: Any) -> EachRow:
+    return EachRow(DecayedAdagrad, *params, **hparams)
+
+
 CLASSES: Mapping[str, tuple[Any, bool]] = {  # and whether it takes sparse gradients
     "sgd": (torch.optim.SGD, False),
     "momentum": (torch.optim.SGD, False),
@@ -56,6 +80,7 @@ CLASSES: Mapping[str, tuple[Any, bool]] = {  # and whether it takes sparse gradi
     "adamw": (torch.optim.AdamW, False),
     "lazy_adam": (torch.optim.SparseAdam, True),
     "ftrl": (Ftrl, False),
+    "decayed_adagrad": (decayed_adagrad, True),
 }
 RULES = {
     "sgd": Rule("sgd", {"lr": 0.1}),
@@ -102,9 +127,18 @@ RULES = {
     ),
     "ftrl": Rule("ftrl", {"lr": 0.1, "l1": 0.05, "l2": 0.1, "lr_power": -0.5, "beta": 0.2}),
     "ftrl, power": Rule("ftrl", {"lr": 0.2, "l1": 0.01, "l2": 0.0, "lr_power": -0.4, "beta": 1.0}),
+    "decayed_adagrad": Rule("decayed_adagrad", {"lr": 0.1, "decay": 0.9, "eps": 1e-6}),
 }
 # what a schedule multiplies with
-MOVED = {"lr": 0.5, "weight_decay": 1.5, "eps": 2.0, "l1": 1.5, "beta": 2.0, "momentum": 0.9}
+MOVED = {
+    "lr": 0.5,
+    "weight_decay": 1.5,
+    "eps": 2.0,
+    "l1": 1.5,
+    "beta": 2.0,
+    "momentum": 0.9,
+    "decay": 0.9,
+}
 
 
 def table_of(rules: Mapping[tuple[int, int], Rule], dtype: str, **metadata: Any) -> SparseTable:

@@ -16,6 +16,7 @@ from trainer.row_optimizers import (
     Adagrad,
     Adam,
     AdamW,
+    DecayedAdagrad,
     Ftrl,
     LazyAdam,
     Momentum,
@@ -27,6 +28,7 @@ from trainer.row_optimizers import (
 )
 from transpiler import Ftrl as DenseFtrl
 from transpiler.ir.rules import ROW_RULES, Rule
+from transpiler.optim.decayed_adagrad import DecayedAdagrad as DenseDecayedAdagrad
 
 
 def test_every_rule_for_rows_has_an_optimizer() -> None:
@@ -61,6 +63,7 @@ def test_every_rule_for_rows_has_an_optimizer() -> None:
         ),
         (torch.optim.AdamW, AdamW()),
         (partial(DenseFtrl, l1=0.2), Ftrl(l1=0.2)),
+        (partial(DenseDecayedAdagrad, decay=0.5), DecayedAdagrad(decay=0.5)),
         (SGD(lr=torch.tensor(0.25)), SGD(lr=0.25)),
     ],
 )
@@ -112,6 +115,7 @@ def test_what_is_no_optimizer_of_rows_is_refused(
             ValueError,
             "betas: expected 0 or more and below 1",
         ),
+        (lambda: DecayedAdagrad(decay=1.0), ValueError, "decay: expected 0 or more and below 1"),
         (lambda: Adam(betas=0.9), TypeError, "betas: expected two numbers"),
         (lambda: Adagrad(lr=float("nan")), ValueError, "lr: expected a finite number"),
         (lambda: Adagrad(lr="0.1"), TypeError, "lr: expected a number, got '0.1'"),

@@ -200,7 +200,10 @@ UPDATE_RULES: Mapping[str, RuleSpec] = MappingProxyType(
                 initial="initial_accumulator_value",
             )
         ),
-        "decayed_adagrad": RuleSpec(DenseSpec(DecayedAdagrad, ("lr", "decay", "eps"))),
+        "decayed_adagrad": RuleSpec(
+            DenseSpec(DecayedAdagrad, ("lr", "decay", "eps")),
+            RowSpec({"lr": 1e-3, "decay": 0.95, "eps": 1e-6}, states={"moment": True}),
+        ),
         "adadelta": RuleSpec(
             DenseSpec(torch.optim.Adadelta, ("lr", "rho", "eps", "weight_decay"), _PLAIN)
         ),
@@ -229,7 +232,8 @@ UPDATE_RULES: Mapping[str, RuleSpec] = MappingProxyType(
 
 Rows of "momentum", "adam" and "adamw" move as in torch's dense optimizers: a row that a step does
 not touch moves by that step all the same (its velocity, its decay), when the row is next read or
-updated.  Under "lazy_adam" only rows that are touched move."""
+updated.  Under "lazy_adam" and "decayed_adagrad" only rows that are touched
+change, their states included."""
 
 RULES: Mapping[str, DenseSpec] = MappingProxyType(
     {name: spec.dense for name, spec in UPDATE_RULES.items() if spec.dense is not None}
