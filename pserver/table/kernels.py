@@ -27,7 +27,7 @@ SOURCES = (
     "deferred_updates.py",
     "hparam_history.py",
     "ids.py",
-    "index.py",
+    "index_kernels.py",
     "initializers.py",
     "kernels.py",
     "rows.py",

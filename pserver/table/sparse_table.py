@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from pserver.table.chunks import TableChunks
-from pserver.table.ids import checked, plain, unique
-from pserver.table.index import outside
+from pserver.table.ids import checked, outside, plain, unique
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle, words_of
 from pserver.table.updater import RowUpdater

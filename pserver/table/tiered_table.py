@@ -162,7 +162,7 @@ class TieredTable(SparseTable):
             ids = rows.index.ids.array[slots]
             chunk = self._chunks.rows(slots)
             chunk.setdefault("step", np.full(len(slots), self.step))
-            self._cold.put(chunk, rows.index.noted(ids, rows.epoch))
+            self._cold.put(chunk, rows.index.changed_in(ids, rows.epoch))
             self._leave(ids)
             self._moved["spilled"] += len(slots)
 
