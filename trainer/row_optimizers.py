@@ -1,24 +1,27 @@
-"""Optimizers of a table's own: by which rule its rows are updated, with which numbers, whatever
-optimizer its model has.
+"""Optimizers of a table's own: the rule that updates its rows, whatever optimizer its model has.
 
 ::
 
     DistributedEmbedding(16, optimizer=row_optimizers.Adagrad(lr=0.1))
-    DistributedEmbedding(17, optimizer=row_optimizers.Segments([(1, Ftrl(lr=0.1)), (16, Adagrad(lr=0.1))]))
+    DistributedEmbedding(
+        17, optimizer=row_optimizers.Segments([(1, Ftrl(lr=0.1)), (16, Adagrad(lr=0.1))])
+    )
 
 They are data: an attribute may be set at any time (``module.optimizer.lr = 0.01``) and holds from
 the next step on.  A table without one follows the parameter group of the script's optimizer that
-its anchor is in.  What may be given where one of them is expected: one of them, ``{"type":
-"adagrad", "lr": 0.1}``, or a class of torch.optim, plain or in a ``functools.partial``.
+its proxy parameter is in.  Where one of them is expected, any of these may be given: one of them;
+``{"type": "adagrad", "lr": 0.1}``; a class of torch.optim, plain or in a ``functools.partial``.
+
+A rule's hparams, flags and defaults are those of its spec in ``transpiler.ir.rules``.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -29,6 +32,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "DecayedAdagrad",
     "Ftrl",
     "group_rule",
     "LazyAdam",
@@ -41,68 +45,93 @@ __all__ = [
 ]
 
 Betas = tuple[float, float]
+DEFAULT: Any = object()  # in a class's body: the default of the rule's spec
 
 
-def _number(whose: str, name: str, value: Any) -> float:
+class Range(NamedTuple):
+    """The values that an hparam may have.
+
+    Attributes:
+        words: the range, for error messages.
+        holds: whether a finite number is in it.
+    """
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+ANY = Range("", lambda value: True)
+NOT_NEGATIVE = Range("0 or more", lambda value: value >= 0)
+NOT_POSITIVE = Range("0 or less", lambda value: value <= 0)
+POSITIVE = Range("a number above 0", lambda value: value > 0)
+FRACTION = Range("0 or more and below 1", lambda value: 0 <= value < 1)
+
+_RANGES = {"lr_power": NOT_POSITIVE, "dampening": ANY, "betas": FRACTION}  # others: NOT_NEGATIVE
+
+
+def _number(whose: str, name: str, value: Any, allowed: Range) -> float:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{whose}: {name}: expected a number, got {value!r}")
     if not math.isfinite(value):
         raise ValueError(f"{whose}: {name}: expected a finite number, got {value}")
+    if not allowed.holds(value):
+        raise ValueError(f"{whose}: {name}: expected {allowed.words}, got {value}")
     return float(value)
-
-
-def _checked(whose: str, name: str, value: Any) -> Any:
-    """One attribute, as its rule wants it.
-
-    Raises:
-        TypeError: it is no number, or no flag.
-        ValueError: it is out of range.
-    """
-    if name in ("nesterov", "maximize"):
-        if not isinstance(value, bool):
-            raise TypeError(f"{whose}: {name}: expected True or False, got {value!r}")
-        return value
-    if name == "betas":
-        if not isinstance(value, tuple | list) or len(value) != 2:
-            raise TypeError(f"{whose}: betas: expected two numbers, got {value!r}")
-        betas = tuple(_number(whose, name, beta) for beta in value)
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(
-                f"{whose}: betas: expected numbers of 0 or more and below 1, got {value}"
-            )
-        return betas
-    number = _number(whose, name, value)
-    if name == "lr_power" and number > 0:
-        raise ValueError(f"{whose}: lr_power: expected 0 or less, got {number}")
-    if name not in ("lr_power", "dampening") and number < 0:
-        raise ValueError(f"{whose}: {name}: expected 0 or more, got {number}")
-    if whose == "Ftrl" and name == "lr" and number == 0:
-        raise ValueError(f"{whose}: lr: expected a number above 0, got {number}")
-    return number
 
 
 @dataclass
 class RowOptimizer:
-    """What the optimizers of this module have in common.
+    """A rule for rows, with its hparams and flags as attributes: the base of this module's classes.
+
+    A subclass sets ``type`` and has an attribute for each hparam and flag of that rule's spec, in
+    the spec's order.
+
+    Attributes:
+        type: the rule, a name in ``transpiler.ir.rules.ROW_RULES``.
+        ranges: the values that hparams of this rule may have, where they are not those of all.
 
     Raises:
+        AttributeError: an attribute is set that the rule does not have.
         TypeError: an attribute is set to what is no number (or, a flag, not True or False).
         ValueError: it is set to a number out of range.
     """
 
     type: ClassVar[str] = ""
+    ranges: ClassVar[Mapping[str, Range]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Gives the attributes the defaults of the rule's spec, before ``dataclass`` reads them."""
+        if "type" in vars(cls):
+            spec = ROW_RULES[cls.type]
+            for name, value in (*spec.hparams.items(), *dict.fromkeys(spec.flags, False).items()):
+                assert vars(cls).get(name) is DEFAULT, f"{cls.__name__}: expected {name} = DEFAULT"
+                setattr(cls, name, value)
+            BY_TYPE[cls.type] = cls
 
     def __setattr__(self, name: str, value: Any) -> None:
+        whose, known = type(self).__name__, [field.name for field in fields(self)]
+        if name not in known:
+            raise AttributeError(f"{whose} has no {name!r}: it has {', '.join(known)}")
+        object.__setattr__(self, name, self._checked(name, value))
+
+    def _checked(self, name: str, value: Any) -> Any:
+        """An attribute as its rule takes it; raises as the class says."""
         whose = type(self).__name__
-        if name not in type(self).__dataclass_fields__ or name == "type":
-            known = ", ".join(key for key in type(self).__dataclass_fields__ if key != "type")
-            raise AttributeError(f"{whose} has no {name!r}: it has {known}")
-        object.__setattr__(self, name, _checked(whose, name, value))
+        if name in ROW_RULES[self.type].flags:
+            if not isinstance(value, bool):
+                raise TypeError(f"{whose}: {name}: expected True or False, got {value!r}")
+            return value
+        allowed = self.ranges.get(name, _RANGES.get(name, NOT_NEGATIVE))
+        if name != "betas":
+            return _number(whose, name, value, allowed)
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            raise TypeError(f"{whose}: betas: expected two numbers, got {value!r}")
+        return tuple(_number(whose, name, beta, allowed) for beta in value)
 
     def rule(self) -> Rule:
-        """As data, with the present numbers."""
+        """The rule as data, with the present hparams."""
         spec, values = ROW_RULES[self.type], asdict(self)
         return Rule(
             self.type,
@@ -111,36 +140,40 @@ class RowOptimizer:
         )
 
     def segments(self, dim: int) -> list[tuple[int, int, RowOptimizer]]:
-        """Which columns [begin, end) of ``dim`` it updates: all."""
+        """The columns [begin, end) of ``dim`` that it updates: all."""
         return [(0, dim, self)]
+
+
+BY_TYPE: dict[str, type[RowOptimizer]] = {}
+"""Rule name -> class."""
 
 
 @dataclass
 class SGD(RowOptimizer):
-    """torch.optim.SGD without a momentum.  Decay moves rows that a step does not touch, too."""
+    """torch.optim.SGD without momentum.  Weight decay also moves rows that a step does not
+    touch.
+    """
 
     type: ClassVar[str] = "sgd"
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    maximize: bool = False
+    lr: float = DEFAULT
+    weight_decay: float = DEFAULT
+    maximize: bool = DEFAULT
 
 
 @dataclass
 class Momentum(RowOptimizer):
-    """torch.optim.SGD with a momentum, to the letter: a row goes on moving in steps that do not
-    touch it.
-    """
+    """torch.optim.SGD with momentum, exact: a row goes on moving in steps that do not touch it."""
 
     type: ClassVar[str] = "momentum"
-    lr: float = 1e-3
-    momentum: float = 0.9
-    dampening: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    maximize: bool = False
+    lr: float = DEFAULT
+    momentum: float = DEFAULT
+    dampening: float = DEFAULT
+    weight_decay: float = DEFAULT
+    nesterov: bool = DEFAULT
+    maximize: bool = DEFAULT
 
     def rule(self) -> Rule:
-        """As data, with the present numbers.
+        """The rule as data, with the present hparams.
 
         Raises:
             ValueError: ``nesterov`` with a dampening or without a momentum, as torch.
@@ -155,12 +188,12 @@ class Adagrad(RowOptimizer):
     """torch.optim.Adagrad (Duchi, Hazan, Singer: Adaptive subgradient methods, 2011)."""
 
     type: ClassVar[str] = "adagrad"
-    lr: float = 1e-2
-    lr_decay: float = 0.0
-    weight_decay: float = 0.0
-    initial_accumulator_value: float = 0.0
-    eps: float = 1e-10
-    maximize: bool = False
+    lr: float = DEFAULT
+    lr_decay: float = DEFAULT
+    weight_decay: float = DEFAULT
+    initial_accumulator_value: float = DEFAULT
+    eps: float = DEFAULT
+    maximize: bool = DEFAULT
 
 
 @dataclass
@@ -170,10 +203,25 @@ class RowwiseAdagrad(RowOptimizer):
     """
 
     type: ClassVar[str] = "rowwise_adagrad"
-    lr: float = 1e-2
-    weight_decay: float = 0.0
-    initial_accumulator_value: float = 0.0
-    eps: float = 1e-10
+    lr: float = DEFAULT
+    weight_decay: float = DEFAULT
+    initial_accumulator_value: float = DEFAULT
+    eps: float = DEFAULT
+
+
+@dataclass
+class DecayedAdagrad(RowOptimizer):
+    """Adagrad over a decaying average of squared gradients, as
+    :class:`transpiler.optim.decayed_adagrad.DecayedAdagrad` over each row by itself: a row and its
+    average change in the steps that touch it, and in no others.  (Over a whole dense parameter the
+    average decays at every step.)
+    """
+
+    type: ClassVar[str] = "decayed_adagrad"
+    ranges: ClassVar[Mapping[str, Range]] = {"decay": FRACTION}
+    lr: float = DEFAULT
+    decay: float = DEFAULT
+    eps: float = DEFAULT
 
 
 @dataclass
@@ -183,11 +231,11 @@ class Adam(RowOptimizer):
     """
 
     type: ClassVar[str] = "adam"
-    lr: float = 1e-3
-    betas: Betas = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    maximize: bool = False
+    lr: float = DEFAULT
+    betas: Betas = DEFAULT
+    eps: float = DEFAULT
+    weight_decay: float = DEFAULT
+    maximize: bool = DEFAULT
 
 
 @dataclass
@@ -197,11 +245,11 @@ class AdamW(RowOptimizer):
     """
 
     type: ClassVar[str] = "adamw"
-    lr: float = 1e-3
-    betas: Betas = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 1e-2
-    maximize: bool = False
+    lr: float = DEFAULT
+    betas: Betas = DEFAULT
+    eps: float = DEFAULT
+    weight_decay: float = DEFAULT
+    maximize: bool = DEFAULT
 
 
 @dataclass
@@ -211,10 +259,10 @@ class LazyAdam(RowOptimizer):
     """
 
     type: ClassVar[str] = "lazy_adam"
-    lr: float = 1e-3
-    betas: Betas = (0.9, 0.999)
-    eps: float = 1e-8
-    maximize: bool = False
+    lr: float = DEFAULT
+    betas: Betas = DEFAULT
+    eps: float = DEFAULT
+    maximize: bool = DEFAULT
 
 
 @dataclass
@@ -222,20 +270,28 @@ class Ftrl(RowOptimizer):
     """FTRL-Proximal, as :class:`transpiler.Ftrl` (McMahan et al.: Ad click prediction, 2013)."""
 
     type: ClassVar[str] = "ftrl"
-    lr: float = 1e-3
-    l1: float = 0.0
-    l2: float = 0.0
-    lr_power: float = -0.5
-    beta: float = 0.0
+    ranges: ClassVar[Mapping[str, Range]] = {"lr": POSITIVE}
+    lr: float = DEFAULT
+    l1: float = DEFAULT
+    l2: float = DEFAULT
+    lr_power: float = DEFAULT
+    beta: float = DEFAULT
 
 
 class Segments:
-    """Rules by columns: the first ``columns`` of every row by the first rule, the next ones by the
-    second, and so on.
+    """Rules by columns: one rule for the first columns of every row, another for the next, and so
+    on.
+
+    ::
+
+        Segments([(1, Ftrl(lr=0.1)), (16, Adagrad(lr=0.1))])
 
     Args:
-        parts: (columns, what :func:`row_optimizer` takes) each; the columns add up to the table's
-            ``dim``.
+        parts: pairs of a number of columns and what :func:`row_optimizer` takes; the columns add up
+            to the table's ``dim``.
+
+    Attributes:
+        parts: pairs of a number of columns and the optimizer of these columns.
 
     Raises:
         TypeError: a part is no such pair.
@@ -262,7 +318,7 @@ class Segments:
             raise ValueError("Segments: expected at least one part, got none")
 
     def segments(self, dim: int) -> list[tuple[int, int, RowOptimizer]]:
-        """Columns [begin, end) and their optimizer, in order.
+        """The columns [begin, end) of each optimizer, in order.
 
         Raises:
             ValueError: the parts' columns do not add up to ``dim``.
@@ -279,25 +335,20 @@ class Segments:
         return f"Segments({self.parts})"
 
 
-_CLASSES: tuple[type[RowOptimizer], ...] = (
-    SGD,
-    Momentum,
-    Adagrad,
-    RowwiseAdagrad,
-    Adam,
-    AdamW,
-    LazyAdam,
-    Ftrl,
-)
-BY_TYPE: Mapping[str, type[RowOptimizer]] = {cls.type: cls for cls in _CLASSES}
-
-
 def row_optimizer(given: Any) -> RowOptimizer | Segments:
-    """What the user gave as a table's own optimizer, as one.
+    """The optimizer that a user gave for a table.
+
+    Args:
+        given: a :class:`RowOptimizer` or :class:`Segments`; a mapping with a "type", the name of a
+            rule, and any of its hparams and flags; a class of torch.optim, or a
+            ``functools.partial`` of one.
+
+    Returns:
+        A RowOptimizer, or Segments.
 
     Raises:
-        TypeError: it is nothing of the kind, or a number of it is none.
-        ValueError: there is no such rule for rows, or a number is out of range.
+        TypeError: it is none of these, or an hparam is no number.
+        ValueError: there is no such rule for rows, or an hparam is out of range.
     """
     if isinstance(given, RowOptimizer | Segments):
         return given
@@ -312,8 +363,7 @@ def row_optimizer(given: Any) -> RowOptimizer | Segments:
         return BY_TYPE[rule.type](**rule.hparams, **rule.flags)
     raise TypeError(
         "optimizer: expected one of trainer.row_optimizers, a mapping with a type, or a class of "
-        "torch.optim "
-        f"(functools.partial for its numbers), got {given!r}"
+        f"torch.optim (functools.partial for its hparams), got {given!r}"
     )
 
 

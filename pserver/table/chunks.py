@@ -29,18 +29,18 @@ class TableChunks:
 
     Args:
         what: the table's name, for messages.
-        stepper, presence: the table.
+        updater, lifecycle: the table.
     """
 
-    def __init__(self, what: str, stepper: RowUpdater, presence: RowLifecycle) -> None:
-        self._what, self._stepper, self._presence = what, stepper, presence
+    def __init__(self, what: str, updater: RowUpdater, lifecycle: RowLifecycle) -> None:
+        self._what, self._updater, self._lifecycle = what, updater, lifecycle
 
     def scan(
         self, cursor: int, most: int, changed: bool, materialized: bool
     ) -> tuple[dict[str, Array], int]:
         """Some rows, waiting or removed ids; see ``SparseTable.scan``."""
         part, place = divmod(cursor, PLACE)
-        epoch = self._stepper.rows.epoch if changed else -1
+        epoch = self._updater.rows.epoch if changed else -1
         empty = np.empty(0, np.int64)
         found = {ROWS: empty, WAITING: empty, REMOVED: empty}
         while not len(found[part]):
@@ -66,27 +66,27 @@ class TableChunks:
         self, found: Mapping[int, Array], changed: bool, materialized: bool
     ) -> dict[str, Array]:
         chunk = self._row_arrays(found[ROWS], materialized)
-        if self._presence.waiting.waits:
+        if self._lifecycle.admission.waits:
             chunk.update(self._waiting_arrays(found[WAITING]))
         if changed:
-            removed = self._stepper.rows.removed
+            removed = self._updater.rows.removed
             chunk["removed"] = (
                 np.empty(0, np.int64) if removed is None else removed.ids.array[found[REMOVED]]
             )
         return chunk
 
     def _index(self, part: int) -> Index | None:
-        rows = self._stepper.rows
-        return {ROWS: rows.index, WAITING: self._presence.waiting.index, REMOVED: rows.removed}[
+        rows = self._updater.rows
+        return {ROWS: rows.index, WAITING: self._lifecycle.admission.index, REMOVED: rows.removed}[
             part
         ]
 
     def _row_arrays(self, slots: Array, materialized: bool) -> dict[str, Array]:
-        rows = self._stepper.rows
+        rows = self._updater.rows
         ids = rows.index.ids.array[slots]
         records = np.empty((len(slots), rows.layout.columns), rows.dtype)
         if materialized:
-            self._stepper.read(slots, ids, records)
+            self._updater.read(slots, ids, records)
         else:
             rows.gather(slots, ids, records)
         chunk = {"ids": ids, "values": np.ascontiguousarray(records[:, : rows.layout.dim])}
@@ -96,11 +96,11 @@ class TableChunks:
             if at >= 0:
                 chunk[name] = rows.word(name)[slots]
         if materialized and "step" in chunk:
-            chunk["step"] = np.full(len(slots), self._stepper.step)
+            chunk["step"] = np.full(len(slots), self._updater.step)
         return chunk
 
     def _waiting_arrays(self, slots: Array) -> dict[str, Array]:
-        waiting = self._presence.waiting
+        waiting = self._lifecycle.admission
         facts = {
             f"waiting.{name}": waiting.facts[slots, at] for at, name in enumerate(waiting.names)
         }
@@ -113,7 +113,7 @@ class TableChunks:
 
         The chunk was checked.
         """
-        rows, waiting = self._stepper.rows, self._presence.waiting
+        rows, waiting = self._updater.rows, self._lifecycle.admission
         if "removed" in chunk:
             ids = self._own(chunk["removed"], server, servers)[0]
             rows.remove(ids)
@@ -129,9 +129,9 @@ class TableChunks:
         ids, own = self._own(chunk["ids"], server, servers)
         waiting.index.remove(ids)
         if "step" in chunk:
-            self._stepper.know_steps()
+            self._updater.track_steps()
         slots, _, _ = rows.mark(ids)
-        slots[slots < 0] = self._stepper.make(ids[slots < 0], current=True)
+        slots[slots < 0] = self._updater.make(ids[slots < 0], current=True)
         rows.records[slots, : rows.layout.dim] = chunk["values"][own]
         for name, (begin, width) in rows.layout.states.items():
             rows.records[slots, begin : begin + width] = chunk[f"state.{name}"][own]
@@ -143,17 +143,17 @@ class TableChunks:
         return np.ascontiguousarray(ids[own]), own
 
     def _load_words(self, chunk: Mapping[str, Array], slots: Array, own: Array) -> None:
-        rows, presence = self._stepper.rows, self._presence
+        rows, lifecycle = self._updater.rows, self._lifecycle
         missing = {
-            "step": self._stepper.step,
-            "pushed": presence.now,
-            "order": presence.order + np.arange(len(slots)),
+            "step": self._updater.step,
+            "pushed": lifecycle.now,
+            "order": lifecycle.order + np.arange(len(slots)),
         }
         for name, at in rows.layout.words.items():
             if at >= 0:
                 rows.word(name)[slots] = chunk[name][own] if name in chunk else missing.get(name, 0)
         if rows.has("order") and len(slots):
-            presence.order = max(presence.order, int(rows.word("order")[slots].max()) + 1)
+            lifecycle.order = max(lifecycle.order, int(rows.word("order")[slots].max()) + 1)
 
     def check(self, chunk: Mapping[str, Array]) -> None:
         """Returns if a chunk is one of a table like this.
@@ -162,7 +162,7 @@ class TableChunks:
             ValueError: an array is missing, of another shape or dtype, or of a state that rows do
                 not have here.
         """
-        rows = self._stepper.rows
+        rows = self._updater.rows
         count = len(chunk["ids"])
         expected: dict[str, tuple[tuple[int, ...], Any]] = {
             "values": ((count, rows.layout.dim), rows.dtype)

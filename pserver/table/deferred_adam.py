@@ -1,26 +1,29 @@
-"""The steps of Adam and AdamW that did not touch a row.  See [Note: steps made up for] in
-deferred_updates.py.
+"""The deferred update of Adam and AdamW.
 
-``past`` holds: rate, beta1, beta2, eps, weight decay, and 1 where decay is decoupled (AdamW).
+See [Note: deferred updates] in deferred_updates.py.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from pserver.table.deferred_updates import LONG, end_of, run_of, tiny_of
+from pserver.table.hparam_history import end_of, stretch_of
 from pserver.table.kernels import Array, kernel
+from pserver.table.update_kernels import tiny_of
 
-EACH = 8  # steps between two looks at whether values still move
+EACH = 8  # steps between two checks whether values still move
+LONG = 1024  # steps from which on fading is computed at once
 
 
 @kernel
 def _fades(least: Array, most: Array) -> bool:
-    """Whether steps without a gradient can only ever move a value less and less.
+    """Whether steps without a gradient move a value less and less.
 
-    So it is if a mean fades faster than the root of the squares, even relative to a value that
+    They do if a mean fades faster than the root of the squares, even relative to a value that
     decays.
     """
     coupled = most[4] != 0 and most[5] == 0
@@ -31,7 +34,7 @@ def _fades(least: Array, most: Array) -> bool:
 def _still(
     row: Array, mean: Array, square: Array, step: int, least: Array, most: Array, tiny: float
 ) -> bool:
-    """Whether no value moves from this step on, at whatever rate of the history."""
+    """Whether no value moves from this step on, at the highest rate of the history."""
     rate = most[0] / (1 - most[1] ** step)
     for j in range(len(row)):
         if mean[j] != 0 and not rate * abs(mean[j]) <= tiny * abs(row[j]) * (
@@ -56,27 +59,21 @@ def _steps(
     most: Array,
     tiny: float,
 ) -> int:
-    """Takes steps from ``begun`` on until values are still, or to the last; returns the step
+    """Takes steps from ``begun`` on until no value moves, or to the last; returns the step
     after.
     """
-    step, run = begun, run_of(firsts, begun)
+    step, stretch = begun, stretch_of(firsts, begun)
     beta, beta_square, first, second = -1.0, -1.0, 0.0, 0.0
     while step <= last:
-        stop = end_of(firsts, run, last)
-        if past[run, 1] != beta or past[run, 2] != beta_square:
-            beta, beta_square = past[run, 1], past[run, 2]
+        stop = end_of(firsts, stretch, last)
+        if past[stretch, 1] != beta or past[stretch, 2] != beta_square:
+            beta, beta_square = past[stretch, 1], past[stretch, 2]
             first, second = beta**step, beta_square**step
             scalars[0], scalars[1], scalars[2] = 1 - beta, beta_square, 1 - beta_square
-        scalars[3], scalars[4] = past[run, 3], past[run, 4] * (1 - past[run, 5])
-        scalars[5] = 1 - past[run, 0] * past[run, 4] * past[run, 5]
-        gain, keep_square, gain_square, eps, decay, shrink = (
-            scalars[0],
-            scalars[1],
-            scalars[2],
-            scalars[3],
-            scalars[4],
-            scalars[5],
-        )
+        scalars[3], scalars[4] = past[stretch, 3], past[stretch, 4] * (1 - past[stretch, 5])
+        scalars[5] = 1 - past[stretch, 0] * past[stretch, 4] * past[stretch, 5]
+        gain, keep_square, gain_square = scalars[0], scalars[1], scalars[2]
+        eps, decay, shrink = scalars[3], scalars[4], scalars[5]
         while step <= stop:
             if (
                 fades
@@ -84,7 +81,7 @@ def _steps(
                 and _still(row, mean, square, step, least, most, tiny)
             ):
                 return step
-            scalars[6], scalars[7] = past[run, 0] / (1 - first), math.sqrt(1 - second)
+            scalars[6], scalars[7] = past[stretch, 0] / (1 - first), math.sqrt(1 - second)
             rate, root = scalars[6], scalars[7]
             for j in range(len(row)):
                 slope = decay * row[j]
@@ -95,15 +92,15 @@ def _steps(
             first *= beta
             second *= beta_square
             step += 1
-        run += 1
+        stretch += 1
     return step
 
 
 @kernel
 def _faded(firsts: Array, logs: Array, state: int, step: int) -> float:
-    """The logarithm of what a state was multiplied with before ``step``."""
-    run = run_of(firsts, step)
-    return logs[run, state] + (step - firsts[run]) * logs[run, 2 + state]  # type: ignore[no-any-return]
+    """The logarithm of the factor by which the steps before ``step`` multiply a state."""
+    stretch = stretch_of(firsts, step)
+    return logs[stretch, state] + (step - firsts[stretch]) * logs[stretch, 2 + state]  # type: ignore[no-any-return]
 
 
 @kernel
@@ -119,8 +116,8 @@ def _fade(
     scalars: Array,
     decays: bool,
 ) -> None:
-    """Takes the steps from ``step`` to ``last``, of which values feel nothing but decoupled
-    decay.
+    """Takes the steps from ``step`` to ``last``, in which nothing but decoupled decay moves
+    values.
     """
     at_once = last - step >= LONG
     if at_once:
@@ -131,14 +128,11 @@ def _fade(
         for j in range(len(row)):
             mean[j] *= scalars[0]
             square[j] *= scalars[1]
-    run = run_of(firsts, step)
+    stretch = stretch_of(firsts, step)
     while step <= last and (decays or not at_once):
-        stop = end_of(firsts, run, last)
-        scalars[0], scalars[1], scalars[2] = (
-            1 - past[run, 1],
-            past[run, 2],
-            1 - past[run, 0] * past[run, 4] * past[run, 5],
-        )
+        stop = end_of(firsts, stretch, last)
+        scalars[0], scalars[1] = 1 - past[stretch, 1], past[stretch, 2]
+        scalars[2] = 1 - past[stretch, 0] * past[stretch, 4] * past[stretch, 5]
         gain, keep_square, shrink = scalars[0], scalars[1], scalars[2]
         for _ in range(step, stop + 1 if shrink != 1 else step):
             for j in range(len(row)):
@@ -148,7 +142,17 @@ def _fade(
                 mean[j] += gain * (-mean[j])
                 square[j] *= keep_square
         step = stop + 1
-        run += 1
+        stretch += 1
+
+
+def adam_scalars(hparams: Mapping[str, Any]) -> tuple[float, ...]:
+    """The scalars of a step of Adam; see :func:`adam`."""
+    return hparams["lr"], *hparams["betas"], hparams["eps"], hparams["weight_decay"], 0.0
+
+
+def adamw_scalars(hparams: Mapping[str, Any]) -> tuple[float, ...]:
+    """The scalars of a step of AdamW; see :func:`adam`."""
+    return hparams["lr"], *hparams["betas"], hparams["eps"], hparams["weight_decay"], 1.0
 
 
 @kernel
@@ -167,7 +171,10 @@ def adam(
     most: Array,
     logs: Array,
 ) -> None:
-    """Averages run on, and decay."""
+    """Averages run on, and weights decay.
+
+    Scalars: rate, beta1, beta2, eps, weight decay, and 1 where decay is decoupled (AdamW).
+    """
     scalars, tiny, fades = np.empty(8, rows.dtype), tiny_of(rows), _fades(least, most)
     for i in range(len(slots)):
         if slots[i] < 0 or len(firsts) == 0:

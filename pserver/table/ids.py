@@ -93,6 +93,19 @@ def _partition(owned: Array, order: Array, offsets: Array) -> None:
         at[owned[i]] += 1
 
 
+@kernel
+def outside(ids: Array, low: int, high: int) -> int:
+    """The place of the first id that is not in [low, high); -1 if all are."""
+    some = False
+    for i in range(len(ids)):
+        some |= (ids[i] < low) | (ids[i] >= high)
+    if some:
+        for i in range(len(ids)):
+            if ids[i] < low or ids[i] >= high:
+                return i
+    return -1
+
+
 def checked(ids: object, what: str) -> Array:
     """The ids, if they are a flat contiguous array of int64; a copy where the memory may not be
     written or is not aligned.

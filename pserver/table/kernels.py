@@ -22,17 +22,16 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 SOURCES = (
-    *(
-        "ids.py",
-        "index.py",
-        "initializers.py",
-        "kernels.py",
-        "deferred_updates.py",
-        "deferred_adam.py",
-        "update_kernels.py",
-        "rows.py",
-        "admission.py",
-    ),
+    "admission.py",
+    "deferred_adam.py",
+    "deferred_updates.py",
+    "hparam_history.py",
+    "ids.py",
+    "index_kernels.py",
+    "initializers.py",
+    "kernels.py",
+    "rows.py",
+    "update_kernels.py",
 )
 
 Array = npt.NDArray[Any]

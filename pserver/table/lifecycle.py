@@ -35,7 +35,7 @@ class RowLifecycle:
 
     Args:
         table: what the plan says of it.
-        stepper: with its rows.
+        updater: with its rows.
         share: of the table's rows that may be here.
 
     Attributes:
@@ -44,9 +44,9 @@ class RowLifecycle:
         order: pushes so far; ``now``: the latest time that a push came at.
     """
 
-    def __init__(self, table: Table, stepper: RowUpdater, share: int | None) -> None:
-        self.table, self._stepper, self._share = table, stepper, share
-        self.waiting = AdmissionFilter(table)
+    def __init__(self, table: Table, updater: RowUpdater, share: int | None) -> None:
+        self.table, self._updater, self._share = table, updater, share
+        self.admission = AdmissionFilter(table)
         self.entry = table.entry if isinstance(table.entry, ShowClickEntry) else None
         self.counts = dict.fromkeys(COUNTED, 0)
         self.order, self.now = 0, 0.0
@@ -56,7 +56,7 @@ class RowLifecycle:
         """bool[n]: which of these rows (-1: none) have outlived their time."""
         if self.table.ttl is None:
             return np.zeros(len(slots), np.bool_)
-        return (slots >= 0) & (now - self._stepper.rows.word("pushed")[slots] > self.table.ttl)
+        return (slots >= 0) & (now - self._updater.rows.word("pushed")[slots] > self.table.ttl)
 
     def push(self, ids: Array, slots: Array, statistics: Array | None, now: float) -> None:
         """Counts a push to each of these ids, and makes the rows that are due.
@@ -66,7 +66,7 @@ class RowLifecycle:
             slots: of their rows, -1 for those that have none; written where rows come or go.
             statistics: float32[u, 2], where the table has statistics.
         """
-        rows, self.now = self._stepper.rows, max(self.now, now)
+        rows, self.now = self._updater.rows, max(self.now, now)
         outlived = self.outlived(slots, now)
         if outlived.any():
             rows.remove(ids[outlived])
@@ -77,13 +77,13 @@ class RowLifecycle:
             self._note(slots, np.flatnonzero(slots >= 0), statistics, now)
         if len(before):
             shown = None if statistics is None else statistics[before]
-            admitted, brought = self.waiting.admit(ids[before], shown, now, rows.epoch)
+            admitted, brought = self.admission.admit(ids[before], shown, now, rows.epoch)
             due = before[admitted]
             rows.note_known(ids[before[~admitted]])
             self.counts["admitted"] += len(due)
             self.counts["refused"] += len(before) - len(due)
             due = self._room_for(due, slots)
-            slots[due] = self._stepper.make(ids[due])
+            slots[due] = self._updater.make(ids[due])
             if self._notes:
                 self._note(
                     slots,
@@ -94,16 +94,16 @@ class RowLifecycle:
         self.order += len(ids)
         self.counts["pushes"] += len(ids)
 
-    def settle(self, ids: Array, slots: Array) -> None:
+    def ensure_rows(self, ids: Array, slots: Array) -> None:
         """Makes a row for each of these ids that has none, whatever the entry says, and takes the
         steps that others missed.
         """
         missing = slots < 0
-        self._stepper.make_up(slots)
+        self._updater.catch_up(slots)
         if missing.any():
             fresh = np.ascontiguousarray(ids[missing])
-            self.waiting.index.remove(fresh)
-            slots[missing] = self._stepper.make(fresh, current=True)
+            self.admission.index.remove(fresh)
+            slots[missing] = self._updater.make(fresh, current=True)
             self._note(slots, np.flatnonzero(missing), None, self.now)
             self.order += len(ids)
 
@@ -111,7 +111,7 @@ class RowLifecycle:
         """Writes into records what they know of a push; ``places``: of the ids in the call whose
         rows are meant.
         """
-        rows, there = self._stepper.rows, slots[places]
+        rows, there = self._updater.rows, slots[places]
         if rows.has("pushed"):
             rows.word("pushed")[there] = now
         if rows.has("order"):
@@ -129,7 +129,7 @@ class RowLifecycle:
 
         Of a call that alone has more ids than there is room for, the last keep theirs.
         """
-        rows = self._stepper.rows
+        rows = self._updater.rows
         excess = 0 if self._share is None else len(rows) + len(due) - self._share
         if self._share is None or excess <= 0:
             return due
@@ -152,7 +152,7 @@ class RowLifecycle:
         """The slots of all rows, some at a time; rows of a block may be removed meanwhile."""
         cursor = 0
         while cursor >= 0:
-            slots, cursor = self._stepper.rows.index.listed(cursor, BLOCK)
+            slots, cursor = self._updater.rows.index.listed(cursor, BLOCK)
             yield slots
 
     def _drop(self, goes: Callable[[Array], Array], waiter_goes: Callable[[Array], Array]) -> int:
@@ -160,12 +160,12 @@ class RowLifecycle:
 
         Returns how many rows.
         """
-        rows, removed = self._stepper.rows, 0
+        rows, removed = self._updater.rows, 0
         for slots in self._blocks():
             gone = slots[goes(slots)]
             rows.remove(rows.index.ids.array[gone])
             removed += len(gone)
-        index = self.waiting.index
+        index = self.admission.index
         slots, _ = index.listed(0, index.used)
         ids = index.ids.array[slots[waiter_goes(slots)]]
         index.remove(ids)
@@ -174,10 +174,10 @@ class RowLifecycle:
 
     def clear(self) -> None:
         """Forgets all rows, and what waits."""
-        rows, index = self._stepper.rows, self.waiting.index
+        rows, index = self._updater.rows, self.admission.index
         rows.clear()
         rows.note_removed(index.ids.array[index.listed(0, index.used)[0]])
-        self.waiting.clear()
+        self.admission.clear()
 
     def expire(self, now: float) -> int:
         """Removes what has outlived its time; returns how many rows."""
@@ -186,7 +186,7 @@ class RowLifecycle:
             return 0
         removed = self._drop(
             lambda slots: self.outlived(slots, now),
-            lambda slots: now - self.waiting.facts[slots, -1] > ttl,
+            lambda slots: now - self.admission.facts[slots, -1] > ttl,
         )
         self.counts["expired"] += removed
         return removed
@@ -210,7 +210,7 @@ class RowLifecycle:
             return gone
 
         def row_goes(slots: Array) -> Array:
-            rows = self._stepper.rows
+            rows = self._updater.rows
             columns = [rows.word(name) for name in ("show", "click", "unseen")]
             facts = np.stack([column[slots] for column in columns], axis=1)
             gone = passed(facts)
@@ -220,11 +220,11 @@ class RowLifecycle:
             return gone
 
         def waiter_goes(slots: Array) -> Array:
-            facts = self.waiting.facts[slots]
+            facts = self.admission.facts[slots]
             gone = passed(facts)
-            self.waiting.facts[slots] = facts
-            self.waiting.index.mark(
-                self.waiting.index.ids.array[slots], self._stepper.rows.epoch, 0
+            self.admission.facts[slots] = facts
+            self.admission.index.mark(
+                self.admission.index.ids.array[slots], self._updater.rows.epoch, 0
             )
             return gone
 

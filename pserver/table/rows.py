@@ -115,7 +115,7 @@ class Rows:
         """Of records and index."""
         return self.index.used * self._memory.row_bytes + self.index.bytes_held
 
-    def relaid(self, words: Sequence[str]) -> None:
+    def set_words(self, words: Sequence[str]) -> None:
         """Gives records these words; what they held stays, new words are 0.  Copies all rows."""
         old, held, template = self.layout, self._memory.array, self.template
         self.layout = Layout(self.table.dim, self.dtype, self._states, words)

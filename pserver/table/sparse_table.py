@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from pserver.table.chunks import TableChunks
-from pserver.table.ids import checked, plain, unique
-from pserver.table.index import outside
+from pserver.table.ids import checked, outside, plain, unique
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle, words_of
 from pserver.table.updater import RowUpdater
@@ -42,36 +41,36 @@ class SparseTable:
     ) -> None:
         self.table, self.server, self.servers = table, server, servers
         self._what = f"table {table.name!r}"
-        self._stepper = RowUpdater(table, rules, words_of(table))
+        self._updater = RowUpdater(table, rules, words_of(table))
         total = table.capacity
         share = None if total is None else max(total // servers + (server < total % servers), 1)
-        self._presence = RowLifecycle(table, self._stepper, share)
-        self._chunks = TableChunks(self._what, self._stepper, self._presence)
+        self._lifecycle = RowLifecycle(table, self._updater, share)
+        self._chunks = TableChunks(self._what, self._updater, self._lifecycle)
         self._lookups = 0
 
     @property
     def step(self) -> int:
         """How many steps were taken: calls of :meth:`update`."""
-        return self._stepper.step
+        return self._updater.step
 
     def __len__(self) -> int:
-        return len(self._stepper.rows)
+        return len(self._updater.rows)
 
     @property
     def bytes_held(self) -> int:
         """Memory of rows, of the index and of what waits, in bytes."""
-        return self._stepper.rows.bytes_held + self._presence.waiting.bytes_held
+        return self._updater.rows.bytes_held + self._lifecycle.admission.bytes_held
 
     def counters(self) -> dict[str, int]:
         """What there is, and what was counted: ids looked up and pushed to, ids admitted (rows made
         by a push), pushes refused for want of admission, rows evicted, expired and shrunk away.
         """
-        waiting = len(self._presence.waiting.index)
+        waiting = len(self._lifecycle.admission.index)
         return {
             "rows": len(self),
             "waiting": waiting,
             "lookups": self._lookups,
-            **self._presence.counts,
+            **self._lifecycle.counts,
         }
 
     # ---- checks ----
@@ -87,7 +86,7 @@ class SparseTable:
         return found
 
     def _array(self, array: object, shape: tuple[int, ...], what: str, dtype: Any = None) -> Array:
-        wanted = np.dtype(dtype or self._stepper.rows.dtype)
+        wanted = np.dtype(dtype or self._updater.rows.dtype)
         if not isinstance(array, np.ndarray) or array.dtype != wanted:
             kind = (
                 f"an array of {array.dtype}"
@@ -110,7 +109,7 @@ class SparseTable:
 
         Checks that the ids differ.
         """
-        slots, missing, twice = self._stepper.rows.mark(ids)
+        slots, missing, twice = self._updater.rows.mark(ids)
         if twice:
             self._differ(ids)
         if missing:
@@ -147,10 +146,10 @@ class SparseTable:
         ids = self._ids(ids)
         if self._array(out, (len(ids), self.table.dim), "out") is not out:
             raise ValueError(f"{self._what}: out: expected aligned memory that may be written")
-        slots = self._stepper.rows.locate(ids)
+        slots = self._updater.rows.locate(ids)
         if self.table.ttl is not None:
-            slots[self._presence.outlived(slots, now)] = -1
-        self._stepper.read(slots, ids, out)
+            slots[self._lifecycle.outlived(slots, now)] = -1
+        self._updater.read(slots, ids, out)
         self._lookups += len(ids)
 
     def update(
@@ -181,13 +180,13 @@ class SparseTable:
         """
         ids = self._ids(ids)
         gradients = self._array(gradients, (len(ids), self.table.dim), "gradients")
-        stepped, statistics = self._stepper.hparams(hparams), self._statistics(statistics, len(ids))
+        stepped, statistics = self._updater.hparams(hparams), self._statistics(statistics, len(ids))
         slots = self._marked(ids)
-        self._presence.push(ids, slots, statistics, now)
-        self._stepper.take(slots, gradients, stepped)
+        self._lifecycle.push(ids, slots, statistics, now)
+        self._updater.take_step(slots, gradients, stepped)
 
     def _statistics(self, statistics: Array | None, count: int) -> Array | None:
-        if self._presence.entry is None:
+        if self._lifecycle.entry is None:
             if statistics is not None:
                 raise ValueError(
                     f"{self._what}: statistics: expected none, as the table has no ShowClickEntry"
@@ -210,10 +209,10 @@ class SparseTable:
         deltas = self._array(deltas, (len(ids), self.table.dim), "deltas")
         statistics = self._statistics(statistics, len(ids))
         slots = self._marked(ids)
-        self._presence.push(ids, slots, statistics, now)
-        self._stepper.make_up(slots)
+        self._lifecycle.push(ids, slots, statistics, now)
+        self._updater.catch_up(slots)
         here = slots >= 0
-        self._stepper.rows.records[slots[here], : self.table.dim] += deltas[here]
+        self._updater.rows.records[slots[here], : self.table.dim] += deltas[here]
 
     def assign(self, ids: Array, values: Array) -> None:
         """Sets the rows of ids, each once, to [u, dim], whatever admission and capacity say; new
@@ -225,8 +224,8 @@ class SparseTable:
         ids = self._ids(ids)
         values = self._array(values, (len(ids), self.table.dim), "values")
         slots = self._marked(ids)
-        self._presence.settle(ids, slots)
-        self._stepper.rows.records[slots, : self.table.dim] = values
+        self._lifecycle.ensure_rows(ids, slots)
+        self._updater.rows.records[slots, : self.table.dim] = values
 
     # ---- whole tables ----
 
@@ -253,7 +252,7 @@ class SparseTable:
 
         After the first such call ids of removed rows are kept until the next.
         """
-        self._stepper.rows.mark_saved()
+        self._updater.rows.mark_saved()
 
     def load(self, chunk: Mapping[str, Array]) -> None:
         """Takes over the rows of a chunk that this server owns, in place of what it has of them;
@@ -274,13 +273,13 @@ class SparseTable:
         """What is not in rows, JSON-able: the steps taken and their numbers, counters, the time of
         the last push.
         """
-        presence = self._presence
-        counts = {**presence.counts, "lookups": self._lookups}
+        lifecycle = self._lifecycle
+        counts = {**lifecycle.counts, "lookups": self._lookups}
         return {
-            **self._stepper.metadata(),
+            **self._updater.metadata(),
             "counts": counts,
-            "order": presence.order,
-            "now": presence.now,
+            "order": lifecycle.order,
+            "now": lifecycle.now,
         }
 
     def restore(self, metadata: Mapping[str, Any]) -> None:
@@ -289,12 +288,12 @@ class SparseTable:
         Raises:
             ValueError: it is of a table with other rules.
         """
-        self._stepper.restore(metadata)
-        presence = self._presence
-        presence.counts.update({name: int(metadata["counts"][name]) for name in presence.counts})
+        self._updater.restore(metadata)
+        lifecycle = self._lifecycle
+        lifecycle.counts.update({name: int(metadata["counts"][name]) for name in lifecycle.counts})
         self._lookups = int(metadata["counts"]["lookups"])
-        presence.order, presence.now = (
-            max(presence.order, int(metadata["order"])),
+        lifecycle.order, lifecycle.now = (
+            max(lifecycle.order, int(metadata["order"])),
             float(metadata["now"]),
         )
 
@@ -306,20 +305,20 @@ class SparseTable:
         Returns:
             How many rows were removed.
         """
-        self._presence.now = max(self._presence.now, now)
-        return self._presence.shrink(days, threshold)
+        self._lifecycle.now = max(self._lifecycle.now, now)
+        return self._lifecycle.shrink(days, threshold)
 
     def expire(self, now: float) -> int:
         """Removes rows and waiting ids that have outlived their time; returns how many rows.
 
         Until then they only read so.
         """
-        self._presence.now = max(self._presence.now, now)
-        return self._presence.expire(now)
+        self._lifecycle.now = max(self._lifecycle.now, now)
+        return self._lifecycle.expire(now)
 
     def clear(self) -> None:
         """Forgets all rows and what waits; steps and counters stay."""
-        self._presence.clear()
+        self._lifecycle.clear()
 
 
 def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
@@ -327,7 +326,7 @@ def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
     wait for that.
     """
     tiny = SparseTable(replace(table, rows=None), rules)
-    ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._stepper.rows.dtype)
+    ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._updater.rows.dtype)
     outside(ids, 0, 2)  # the tiny one has no range
     none: list[dict[str, Hparam]] = [{}] * len(rules)
     for _ in range(2):

@@ -99,7 +99,7 @@ class TieredTable(SparseTable):
     @property
     def most_rows(self) -> int:
         """Rows that may stay in memory."""
-        rows = self._stepper.rows
+        rows = self._updater.rows
         return max(
             int(self._budget // (rows.layout.columns * rows.records.itemsize + INDEX_BYTES)), 1
         )
@@ -121,21 +121,21 @@ class TieredTable(SparseTable):
 
     def _absent(self, ids: Array) -> Array:
         """Those of the ids that have no row in memory, each once."""
-        slots, missing = self._stepper.rows.index.locate(ids)
+        slots, missing = self._updater.rows.index.locate(ids)
         return unique(ids[slots < 0])[0] if missing else ids[:0]
 
     def _enter(self, chunk: Chunk) -> Array:
         """Puts records into memory: their slots."""
-        if self._stepper.rows.has("step"):
+        if self._updater.rows.has("step"):
             chunk = {**chunk, "step": np.maximum(chunk["step"], self._known_at)}
         else:
             chunk = {name: column for name, column in chunk.items() if name != "step"}
         self._chunks.load(chunk, self.server, self.servers)
-        return self._stepper.rows.index.locate(chunk["ids"])[0]
+        return self._updater.rows.index.locate(chunk["ids"])[0]
 
     def _leave(self, ids: Array) -> None:
         """Takes rows out of memory that are on disk."""
-        self._stepper.rows.index.remove(ids)
+        self._updater.rows.index.remove(ids)
 
     def _warm(self, ids: Array) -> None:
         """Has the rows of these ids in memory, and room for those that have none yet."""
@@ -150,7 +150,7 @@ class TieredTable(SparseTable):
 
     def _make_room(self, count: int) -> None:
         """Rows leave memory until so many more fit into the budget."""
-        rows = self._stepper.rows
+        rows = self._updater.rows
         excess = min(len(rows) + count - self.most_rows, len(rows))
         if excess <= 0:
             return
@@ -162,7 +162,7 @@ class TieredTable(SparseTable):
             ids = rows.index.ids.array[slots]
             chunk = self._chunks.rows(slots)
             chunk.setdefault("step", np.full(len(slots), self.step))
-            self._cold.put(chunk, rows.index.noted(ids, rows.epoch))
+            self._cold.put(chunk, rows.index.changed_in(ids, rows.epoch))
             self._leave(ids)
             self._moved["spilled"] += len(slots)
 
@@ -200,12 +200,12 @@ class TieredTable(SparseTable):
             OSError: the disk is full, or refuses; nothing is changed.
         """
         self._warm(self._ids(ids))
-        knew, step = self._stepper.rows.has("step"), self.step
+        knew, step = self._updater.rows.has("step"), self.step
         super().update(ids, gradients, hparams, statistics, now)
         self._note_steps(knew, step)
 
     def _note_steps(self, knew: bool, step: int) -> None:
-        if not knew and self._stepper.rows.has("step"):
+        if not knew and self._updater.rows.has("step"):
             self._known_at = step
 
     def add(
@@ -240,7 +240,7 @@ class TieredTable(SparseTable):
 
     def load(self, chunk: Mapping[str, Array]) -> None:
         """As of any table."""
-        knew, step = self._stepper.rows.has("step"), self.step
+        knew, step = self._updater.rows.has("step"), self.step
         super().load(chunk)
         self._note_steps(knew, step)
         for name in ("ids", "waiting.ids", "removed"):
@@ -250,7 +250,7 @@ class TieredTable(SparseTable):
 
     def restore(self, metadata: Mapping[str, Any]) -> None:
         """As of any table."""
-        knew, step = self._stepper.rows.has("step"), self.step
+        knew, step = self._updater.rows.has("step"), self.step
         super().restore(metadata)
         self._note_steps(knew, step)
 
@@ -269,7 +269,7 @@ class TieredTable(SparseTable):
     def shrink(self, now: float, days: float = 1.0, threshold: float | None = None) -> int:
         """As of any table."""
         removed = super().shrink(now, days, threshold)
-        if self._presence.entry is not None:
+        if self._lifecycle.entry is not None:
             removed += self._visit("shrunk", now, days, threshold)
         return removed
 
@@ -300,18 +300,18 @@ class TieredTable(SparseTable):
                 left = {**left, **_ordered(chunk, left["ids"], ("show", "click", "unseen"))}
             self._cold.remove(block["ids"])
             self._cold.put(left, changed[stays])
-            self._stepper.rows.note_removed(block["ids"][~stays])
+            self._updater.rows.note_removed(block["ids"][~stays])
             other.clear()
             total += removed
-        self._presence.counts[what] += total
+        self._lifecycle.counts[what] += total
         return total
 
     def clear(self) -> None:
         """As of any table."""
         super().clear()
-        if self._stepper.rows.removed is not None:
+        if self._updater.rows.removed is not None:
             for block in self._blocks():
-                self._stepper.rows.note_removed(block["ids"])
+                self._updater.rows.note_removed(block["ids"])
         self._cold.clear()
 
 

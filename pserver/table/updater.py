@@ -1,16 +1,15 @@
-"""The steps of a table: its rules at work on the rows that a step touches, and what the others have
-missed.
+"""The steps of a table: its rules at work on the rows that a step touches, and on the others later.
 
 [Note: rows that were always there]  Under rules that move every row at every step, a table whose
 ids are a range is the whole parameter: a row that no step has touched yet has missed all steps from
 the first on, and reads as torch's would.  Where ids may be anything, or rows come and go, a row
 begins with the push that makes it.
 
-[Note: a history that ends]  Where a schedule gives every step numbers of its own, what rows may
-have missed becomes long.  Once it has ``KEPT`` stretches, every step also makes up for what a few
-further rows have missed, in turn, so that all rows have had theirs after ``PERIOD`` steps; what was
-before the turn began is forgotten.  (Not where weights decay in a table whose ids are a range:
-there a row may have missed all steps from the first on.)
+[Note: a history that ends]  Where a schedule gives every step hparams of its own, the history of
+the steps that rows may have missed becomes long.  Once it has ``KEPT`` stretches, every step also
+lets a few further rows catch up, in turn, so that all rows have done so after ``PERIOD`` steps; the
+history before the turn began is then forgotten.  (Not where weights decay in a table whose ids are
+a range: there a row may have missed all steps from the first on.)
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from pserver.table.deferred_updates import HparamHistory
+from pserver.table.deferred_updates import DEFERRED_UPDATES
+from pserver.table.hparam_history import HparamHistory
 from pserver.table.kernels import Array
-from pserver.table.optimizers import ROW_OPTIMIZERS, first_hparams
 from pserver.table.rows import Rows
-from transpiler.ir.rules import Hparam, Rule
+from pserver.table.update_kernels import ROW_UPDATES
+from transpiler.ir.rules import ROW_RULES, Hparam, Rule
 from transpiler.ir.tables import Table
 
 Hparams = list[dict[str, Any]]
@@ -32,15 +32,18 @@ KEPT, PERIOD = 4096, 16384
 
 
 class RowUpdater:
-    """See the module's docstring.
+    """Takes the steps of one table; owns its rows.
+
+    One caller at a time; calls of :meth:`read` may run beside each other.
 
     Args:
-        table: what the plan says of it; ``rules``: one for each of its segments.
-        words: of records, besides the step that a row has seen.
+        table: the table's description in the plan.
+        rules: one for each of its segments.
+        words: of records, besides the last step that a row has taken.
 
     Attributes:
         step: how many steps were taken.
-        rows: what they work on.
+        rows: the rows' memory.
 
     Raises:
         ValueError: a rule that rows do not have, or another number of rules than of segments.
@@ -55,18 +58,21 @@ class RowUpdater:
                 f"{len(rules)}"
             )
         for rule in rules:
-            if rule.type not in ROW_OPTIMIZERS:
+            if rule.type not in ROW_RULES:
                 raise ValueError(
-                    f"{self._what}: expected a rule among {', '.join(ROW_OPTIMIZERS)}, got "
-                    f"{rule.type!r}"
+                    f"{self._what}: expected a rule among {', '.join(ROW_RULES)}, got {rule.type!r}"
                 )
         self._types = tuple(rule.type for rule in rules)
-        self._optimizers = tuple(ROW_OPTIMIZERS[rule.type] for rule in rules)
-        self._hparams: Hparams = [first_hparams(rule) for rule in rules]
+        self._specs = tuple(ROW_RULES[kind] for kind in self._types)
+        self._updates = tuple(ROW_UPDATES[kind] for kind in self._types)
+        self._deferred = tuple(DEFERRED_UPDATES.get(kind) for kind in self._types)
+        self._hparams: Hparams = [
+            spec.complete(rule) for spec, rule in zip(self._specs, rules, strict=True)
+        ]
         self._begun = [False] * len(rules)  # whether a segment has a velocity yet
         self._words = tuple(words)
-        self.rows, self._states = self._made_rows()
-        self._history = self._no_history()
+        self.rows, self._states = self._make_rows()
+        self._history = self._empty_history()
         self._swept, self._sweep_began = 0, 0  # see [Note: a history that ends]
         self._ranged = (
             table.rows is not None
@@ -76,15 +82,15 @@ class RowUpdater:
         )
         self._fill_template()
 
-    def _made_rows(self) -> tuple[Rows, list[Array]]:
-        """Memory of rows, and for each segment where its part of each of its states begins in a
-        record.
+    def _make_rows(self) -> tuple[Rows, list[Array]]:
+        """Memory of rows, and for each segment the column of a record where its part of each of its
+        states begins.
         """
         widths: dict[str, int] = {}
         offsets: list[list[tuple[str, int]]] = []
-        for segment, optimizer in zip(self.table.segments, self._optimizers, strict=True):
-            offsets.append([(name, widths.get(name, 0)) for name in optimizer.states])
-            for name, full in optimizer.states.items():
+        for segment, spec in zip(self.table.segments, self._specs, strict=True):
+            offsets.append([(name, widths.get(name, 0)) for name in spec.states])
+            for name, full in spec.states.items():
                 widths[name] = widths.get(name, 0) + (segment.end - segment.begin if full else 1)
         rows = Rows(self.table, list(widths.items()), self._all_words(self._moves(self._hparams)))
         begins = {name: begin for name, (begin, _) in rows.layout.states.items()}
@@ -98,49 +104,56 @@ class RowUpdater:
     def _moves(self, hparams: Hparams) -> bool:
         """Whether a step with these numbers moves rows that it does not touch."""
         return any(
-            optimizer.moves(held) for optimizer, held in zip(self._optimizers, hparams, strict=True)
+            spec.moves_untouched(held) for spec, held in zip(self._specs, hparams, strict=True)
         )
 
-    def _no_history(self) -> HparamHistory:
-        widths = [
-            len(optimizer.past(held))
-            for optimizer, held in zip(self._optimizers, self._hparams, strict=True)
+    def _deferred_scalars(self, hparams: Hparams) -> list[Sequence[float]]:
+        """A step's line in the history: each segment's scalars, none where rows never catch up."""
+        return [
+            () if deferred is None else deferred.scalars(held)
+            for deferred, held in zip(self._deferred, hparams, strict=True)
         ]
-        return HparamHistory(
-            widths, [optimizer.decay for optimizer in self._optimizers], self.rows.dtype
-        )
+
+    def _empty_history(self) -> HparamHistory:
+        widths = [len(line) for line in self._deferred_scalars(self._hparams)]
+        decay = [None if deferred is None else deferred.decay for deferred in self._deferred]
+        return HparamHistory(widths, decay, self.rows.dtype)
 
     def _fill_template(self) -> None:
-        parts = zip(self.table.segments, self._optimizers, self._states, self._hparams, strict=True)
-        for segment, optimizer, states, held in parts:
-            for begin, full in zip(states, optimizer.states.values(), strict=True):
+        """Has states of new rows begin with their initial values."""
+        parts = zip(self.table.segments, self._specs, self._states, self._hparams, strict=True)
+        for segment, spec, states, held in parts:
+            for begin, full in zip(states, spec.states.values(), strict=True):
                 width = segment.end - segment.begin if full else 1
-                self.rows.template[begin : begin + width] = (
-                    held[optimizer.initial] if optimizer.initial else 0.0
-                )
+                initial = held[spec.initial] if spec.initial else 0.0
+                self.rows.template[begin : begin + width] = initial
 
     # ---- rows ----
 
     def make(self, ids: Array, current: bool = False) -> Array:
-        """New rows for ids that have none: their slots.  ``current``: they have seen all steps."""
+        """Makes rows for ids that have none: their slots.
+
+        ``current``: they have taken all steps.
+        """
         slots = self.rows.make(ids)
-        self.seen(slots, self.step if current or not self._ranged else 0)
+        self._note_step(slots, self.step if current or not self._ranged else 0)
         return slots
 
-    def seen(self, slots: Array, step: int | Array) -> None:
-        """Notes that these rows have seen all steps up to this."""
+    def _note_step(self, slots: Array, step: int | Array) -> None:
+        """Notes that these rows have taken all steps up to this."""
         if self.rows.has("step"):
             self.rows.word("step")[slots] = step
 
-    def know_steps(self) -> None:
-        """From here on records say which steps they have seen."""
+    def track_steps(self) -> None:
+        """From here on each record says which steps its row has taken."""
         if not self.rows.has("step"):
-            self.rows.relaid(self._all_words(True))
-            self.seen(np.arange(self.rows.index.used), self.step)
+            self.rows.set_words(self._all_words(True))
+            self._note_step(np.arange(self.rows.index.used), self.step)
 
     def read(self, slots: Array, ids: Array, out: Array) -> None:
-        """Copies the first columns of records, as many as ``out`` has, with all steps taken; of
-        rows that are not there (slot -1), what they would hold.
+        """Copies the first columns of records, as many as ``out`` has, with all steps taken.
+
+        Of a row that is not there (slot -1): what it would hold.
         """
         if not len(self._history):
             self.rows.gather(slots, ids, out)
@@ -150,78 +163,71 @@ class RowUpdater:
         words = copies.view(np.int64)
         if not self._ranged:
             words[slots < 0, self.rows.layout.words["step"]] = self.step
-        self._take_missed(copies, words, np.arange(len(slots)))
+        self._apply_deferred(copies, words, np.arange(len(slots)))
         out[:] = copies[:, : out.shape[1]]
 
-    def make_up(self, slots: Array) -> None:
+    def catch_up(self, slots: Array) -> None:
         """Takes the steps that these rows (-1: none) have missed."""
         if len(self._history):
-            self._take_missed(self.rows.records, self.rows.words, slots)
-            self.seen(slots[slots >= 0], self.step)
+            self._apply_deferred(self.rows.records, self.rows.words, slots)
+            self._note_step(slots[slots >= 0], self.step)
 
-    def _take_missed(self, records: Array, words: Array, slots: Array) -> None:
-        word = self.rows.layout.words["step"]
-        for index, (segment, optimizer) in enumerate(
-            zip(self.table.segments, self._optimizers, strict=True)
-        ):
-            if optimizer.missed is not None:
+    def _apply_deferred(self, records: Array, words: Array, slots: Array) -> None:
+        word, parts = (
+            self.rows.layout.words["step"],
+            zip(self.table.segments, self._deferred, strict=True),
+        )
+        for index, (segment, deferred) in enumerate(parts):
+            if deferred is not None:
                 columns = word, segment.begin, segment.end, self._states[index]
-                optimizer.missed(
-                    records, words, slots, *columns, self.step, *self._history.arguments(index)
-                )
+                history = self._history.arguments(index)
+                deferred.kernel(records, words, slots, *columns, self.step, *history)
 
     # ---- steps ----
 
     def hparams(self, given: Sequence[Mapping[str, Hparam]]) -> Hparams:
-        """All numbers of a step: what is not given stays as it was.
+        """All hparams of a step: what is not given stays as it was.
 
         Raises:
-            ValueError: a number that a rule does not have, or not a mapping for each segment.
+            ValueError: an hparam that a rule does not have, or not a mapping for each segment.
         """
         if len(given) != len(self._hparams):
             raise ValueError(
-                f"{self._what}: expected numbers for each of {len(self._hparams)} segments, got "
+                f"{self._what}: expected hparams for each of {len(self._hparams)} segments, got "
                 f"{len(given)}"
             )
         for kind, held, new in zip(self._types, self._hparams, given, strict=True):
             if not new.keys() <= held.keys():
                 known, unknown = ", ".join(held), ", ".join(sorted(new.keys() - held.keys()))
                 raise ValueError(
-                    f"{self._what}: rule {kind}: expected numbers among {known}, got {unknown}"
+                    f"{self._what}: rule {kind}: expected hparams among {known}, got {unknown}"
                 )
         return [{**held, **new} for held, new in zip(self._hparams, given, strict=True)]
 
-    def take(self, slots: Array, gradients: Array, hparams: Hparams) -> None:
+    def take_step(self, slots: Array, gradients: Array, hparams: Hparams) -> None:
         """One step of these rows (-1: leave out), with gradients [u, dim] that may be
         overwritten.
         """
         rows = self.rows
         if self._moves(hparams):
-            self.know_steps()
-        self.make_up(slots)
+            self.track_steps()
+        self.catch_up(slots)
         self._sweep()
         self.step, self._hparams = self.step + 1, hparams
         if self.step == 1:
             self._fill_template()
         now = [self._at_first(index, held) for index, held in enumerate(hparams)]
-        for segment, optimizer, states, held in zip(
-            self.table.segments, self._optimizers, self._states, now, strict=True
-        ):
-            if held["maximize"]:
-                np.negative(
-                    gradients[:, segment.begin : segment.end],
-                    out=gradients[:, segment.begin : segment.end],
-                )
-            scalars = np.array(optimizer.scalars(held, self.step), rows.dtype)
-            optimizer.kernel(
-                rows.records, slots, gradients, segment.begin, segment.end, states, scalars
-            )
+        parts = zip(self.table.segments, self._updates, self._states, now, strict=True)
+        for segment, update, states, held in parts:
+            if held.get("maximize"):
+                own = gradients[:, segment.begin : segment.end]
+                np.negative(own, out=own)
+            scalars = np.array(update.scalars(held, self.step), rows.dtype)
+            columns = segment.begin, segment.end, states
+            update.kernel(rows.records, slots, gradients, *columns, scalars)
         if rows.has("step"):
-            self._history.note(
-                self.step,
-                [each.past(held) for each, held in zip(self._optimizers, now, strict=True)],
-            )
-            self.seen(slots[slots >= 0], self.step)
+            self._history.append(self.step, self._deferred_scalars(now))
+            self._note_step(slots[slots >= 0], self.step)
 
     def _sweep(self) -> None:
         """See [Note: a history that ends]."""
@@ -229,8 +235,8 @@ class RowUpdater:
             return
         rows = self.rows
         slots, after = rows.index.listed(self._swept, rows.index.used // PERIOD + 1)
-        self.make_up(slots)
-        # what was saved of them needs what is forgotten
+        self.catch_up(slots)
+        # what was saved of them cannot catch up any more
         rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)
         self._swept = max(after, 0)
         if after < 0:
@@ -249,12 +255,12 @@ class RowUpdater:
     # ---- as data ----
 
     def metadata(self) -> dict[str, Any]:
-        """What of this is not in rows: JSON-able."""
+        """What of this is not in rows, JSON-able: the steps taken, their hparams and the history."""
         sweep = [self._swept, self._sweep_began]
         history = self._history.plain()
         return {
             "step": self.step,
-            "numbers": self._hparams,
+            "hparams": self._hparams,
             "begun": self._begun,
             "history": history,
             "sweep": sweep,
@@ -266,15 +272,15 @@ class RowUpdater:
         Raises:
             ValueError: it is of a table with other rules.
         """
-        hparams = self.hparams(metadata["numbers"])
+        hparams = self.hparams(metadata["hparams"])
         self._hparams = [
             {name: tuple(value) if name == "betas" else value for name, value in held.items()}
             for held in hparams
         ]
         if metadata["history"]:
-            self.know_steps()
+            self.track_steps()
         self.step, self._begun = int(metadata["step"]), list(metadata["begun"])
-        self._history = self._no_history()
+        self._history = self._empty_history()
         self._history.restore(metadata["history"])
         self._swept, self._sweep_began = metadata["sweep"]
         self._fill_template()

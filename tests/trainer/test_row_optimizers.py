@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from trainer import row_optimizers
 from trainer.row_optimizers import (
+    BY_TYPE,
     SGD,
     Adagrad,
     Adam,
     AdamW,
+    DecayedAdagrad,
     Ftrl,
     LazyAdam,
     Momentum,
@@ -23,24 +27,21 @@ from trainer.row_optimizers import (
     row_optimizer,
 )
 from transpiler import Ftrl as DenseFtrl
-from transpiler.ir.rules import ROW_RULES
-
-EVERY = (SGD, Momentum, Adagrad, RowwiseAdagrad, Adam, AdamW, LazyAdam, Ftrl)
+from transpiler.ir.rules import ROW_RULES, Rule
+from transpiler.optim.decayed_adagrad import DecayedAdagrad as DenseDecayedAdagrad
 
 
 def test_every_rule_for_rows_has_an_optimizer() -> None:
-    """Each rule has one class, whose attributes are the rule's numbers and flags, and whose data is
-    complete.
+    """Each rule has one class, whose attributes are the rule's hparams and flags, in their order and
+    with their defaults.
     """
-    assert [cls.type for cls in EVERY] == list(ROW_RULES)
-    for cls in EVERY:
-        rule = cls().rule()
+    assert set(BY_TYPE) == set(ROW_RULES)
+    for kind, cls in BY_TYPE.items():
+        rule, spec = cls().rule(), ROW_RULES[kind]
 
-        assert rule.type == cls.type
-        assert (
-            tuple(rule.hparams) == ROW_RULES[cls.type].hparams
-            and tuple(rule.flags) == ROW_RULES[cls.type].flags
-        )
+        assert rule == Rule(kind, spec.hparams, dict.fromkeys(spec.flags, False))
+        assert [field.name for field in fields(cls)] == [*spec.hparams, *spec.flags]
+        assert cls.__name__ in row_optimizers.__all__
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,7 @@ def test_every_rule_for_rows_has_an_optimizer() -> None:
         ),
         (torch.optim.AdamW, AdamW()),
         (partial(DenseFtrl, l1=0.2), Ftrl(l1=0.2)),
+        (partial(DenseDecayedAdagrad, decay=0.5), DecayedAdagrad(decay=0.5)),
         (SGD(lr=torch.tensor(0.25)), SGD(lr=0.25)),
     ],
 )
@@ -111,8 +113,9 @@ def test_what_is_no_optimizer_of_rows_is_refused(
         (
             lambda: Adam(betas=(0.9, 1.0)),
             ValueError,
-            "betas: expected numbers of 0 or more and below 1",
+            "betas: expected 0 or more and below 1",
         ),
+        (lambda: DecayedAdagrad(decay=1.0), ValueError, "decay: expected 0 or more and below 1"),
         (lambda: Adam(betas=0.9), TypeError, "betas: expected two numbers"),
         (lambda: Adagrad(lr=float("nan")), ValueError, "lr: expected a finite number"),
         (lambda: Adagrad(lr="0.1"), TypeError, "lr: expected a number, got '0.1'"),

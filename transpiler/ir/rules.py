@@ -1,10 +1,18 @@
-"""torch.optim instances as update rules of programs, and rules as torch.optim instances over
-slices.
+"""Every update rule: what programs call it, and how it updates dense parameters and rows of tables.
 
-What a rule does to one element must depend on that element's own parameter, gradient and state (and
-on numbers common to all): only then may a parameter be cut anywhere.  ``RULES`` lists the classes
-of which we know that.  No arithmetic is written here: a server runs the very class that the user
-chose.
+``UPDATE_RULES`` is the one table.  A rule has a dense part, a part for rows, or both; ``RULES`` and
+``ROW_RULES`` are the table's two columns.
+
+Dense: a server runs the very optimizer class that the user chose, over slices of parameters.  What
+such a rule does to one element must depend on that element's own parameter, gradient and state (and
+on hparams common to all): only then may a parameter be cut anywhere.  The table lists the classes
+of which we know that.
+
+Rows: the table holds everything about the rule that is data.  The arithmetic is a kernel in
+``pserver/table/update_kernels.py`` (and one in ``deferred_updates.py`` where a step also moves rows
+that it does not touch), the class that users name is in ``trainer/row_optimizers.py``.  Both are
+found by the rule's name.  So a new rule for rows is a spec here, a kernel and a class;
+``tests/pserver/test_row_rules.py`` says which of them is missing.
 """
 
 from __future__ import annotations
@@ -12,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,22 +33,28 @@ Hparam = float | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One parameter group's update rule: the optimizer op's type, its numbers (a schedule may move
-    them) and its flags.
+    """One parameter group's update rule.
 
-    ``hparams`` of a plan are the values at the time of transpiling.  A step carries its own row of
-    them.
+    Attributes:
+        type: the optimizer op's type, for example "adam".
+        hparams: name -> value; a schedule may move them.  Those of a plan are the values at the
+            time of transpiling, and each step carries its own.
+        flags: name -> value; they never change.
     """
 
-    type: str  # "adam"
+    type: str
     hparams: Mapping[str, Hparam]
     flags: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """How merged gradients are clipped: ``"value"`` to [low, high]; ``"norm"`` (each tensor) or
-    ``"global_norm"`` to ``high``.
+    """How merged gradients are clipped.
+
+    Attributes:
+        kind: "value", to [low, high]; "norm" (each tensor) or "global_norm", to ``high``.
+        high: the upper limit.
+        low: the lower limit, for "value" only.
     """
 
     kind: str
@@ -48,12 +62,18 @@ class Clip:
     low: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RuleSpec:
-    """One optimizer op: the class that implements it, the numbers a schedule may move, the flags
-    that never change.
+# ---- the table ----
 
-    Both are keys of a parameter group and keyword arguments of the class.
+
+@dataclass(frozen=True, slots=True)
+class DenseSpec:
+    """How a rule updates dense parameters.
+
+    Attributes:
+        cls: the optimizer class that a server runs.
+        hparams: what a schedule may move; keys of a parameter group and keyword arguments of the
+            class.
+        flags: likewise, what never changes.
     """
 
     cls: type[torch.optim.Optimizer]
@@ -61,45 +81,172 @@ class RuleSpec:
     flags: tuple[str, ...] = ()
 
 
-_SGD = RuleSpec(
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """How a rule updates rows of tables: all of it that is data.
+
+    Attributes:
+        hparams: what a schedule may move: name -> default.
+        flags: what never changes; False unless given.
+        states: name -> whether a row has an element of the state for each of the segment's columns
+            (True) or one element (False).
+        initial: the hparam that states begin with; "" for 0.
+        untouched: what a step does to a row that it does not touch.  "stay": nothing.  "decay": the
+            row moves where ``weight_decay`` is not 0.  "move": the row always moves.
+    """
+
+    hparams: Mapping[str, Hparam]
+    flags: tuple[str, ...] = ()
+    states: Mapping[str, bool] = field(default_factory=dict)
+    initial: str = ""
+    untouched: Literal["stay", "decay", "move"] = "stay"
+
+    def complete(self, rule: Rule) -> dict[str, Any]:
+        """All hparams and flags of a rule, with defaults where it has none."""
+        flags = dict.fromkeys(self.flags, False)
+        return {**self.hparams, **flags, **rule.hparams, **rule.flags}
+
+    def moves_untouched(self, hparams: Mapping[str, Any]) -> bool:
+        """Whether a step with these hparams moves rows that it does not touch."""
+        decays = self.untouched == "decay" and hparams["weight_decay"] != 0
+        return decays or self.untouched == "move"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSpec:
+    """One update rule.
+
+    Attributes:
+        dense: how it updates dense parameters; None: not at all.
+        rows: how it updates rows of tables; None: not at all.
+    """
+
+    dense: DenseSpec | None = None
+    rows: RowSpec | None = None
+
+
+_PLAIN = ("maximize", "foreach")
+_SGD = DenseSpec(
     torch.optim.SGD,
     ("lr", "momentum", "dampening", "weight_decay"),
-    ("nesterov", "maximize", "foreach", "fused"),
+    ("nesterov", *_PLAIN, "fused"),
 )
-_ADAM_NUMBERS = ("lr", "betas", "eps", "weight_decay")
-_ADAM_FLAGS = ("amsgrad", "maximize", "foreach", "fused")
-_PLAIN = ("maximize", "foreach")
+_ADAM = ("lr", "betas", "eps", "weight_decay")
+_ADAM_FLAGS = ("amsgrad", *_PLAIN, "fused")
+_ADAM_DEFAULTS: Mapping[str, Hparam] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
+_MOMENTS = {"exp_avg": True, "exp_avg_sq": True}
 
-RULES: Mapping[str, RuleSpec] = MappingProxyType(
+UPDATE_RULES: Mapping[str, RuleSpec] = MappingProxyType(
     {
-        "sgd": _SGD,
-        "momentum": _SGD,  # the same class; a program shows whether there is a velocity
-        "adam": RuleSpec(torch.optim.Adam, _ADAM_NUMBERS, (*_ADAM_FLAGS, "decoupled_weight_decay")),
-        "adamw": RuleSpec(torch.optim.AdamW, _ADAM_NUMBERS, _ADAM_FLAGS),
-        "adamax": RuleSpec(torch.optim.Adamax, _ADAM_NUMBERS, _PLAIN),
+        "sgd": RuleSpec(
+            _SGD, RowSpec({"lr": 1e-3, "weight_decay": 0.0}, ("maximize",), untouched="decay")
+        ),
+        # torch's class is that of "sgd"; a program shows whether there is a velocity
+        "momentum": RuleSpec(
+            _SGD,
+            RowSpec(
+                {"lr": 1e-3, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0},
+                ("nesterov", "maximize"),
+                {"momentum_buffer": True},
+                untouched="move",
+            ),
+        ),
+        "adam": RuleSpec(
+            DenseSpec(torch.optim.Adam, _ADAM, (*_ADAM_FLAGS, "decoupled_weight_decay")),
+            RowSpec(
+                {**_ADAM_DEFAULTS, "weight_decay": 0.0}, ("maximize",), _MOMENTS, untouched="move"
+            ),
+        ),
+        "adamw": RuleSpec(
+            DenseSpec(torch.optim.AdamW, _ADAM, _ADAM_FLAGS),
+            RowSpec(
+                {**_ADAM_DEFAULTS, "weight_decay": 1e-2}, ("maximize",), _MOMENTS, untouched="move"
+            ),
+        ),
+        # torch.optim.SparseAdam
+        "lazy_adam": RuleSpec(rows=RowSpec(_ADAM_DEFAULTS, ("maximize",), _MOMENTS)),
+        "adamax": RuleSpec(DenseSpec(torch.optim.Adamax, _ADAM, _PLAIN)),
         "nadam": RuleSpec(
-            torch.optim.NAdam,
-            (*_ADAM_NUMBERS, "momentum_decay"),
-            (*_PLAIN, "decoupled_weight_decay"),
+            DenseSpec(
+                torch.optim.NAdam, (*_ADAM, "momentum_decay"), (*_PLAIN, "decoupled_weight_decay")
+            )
         ),
-        "radam": RuleSpec(torch.optim.RAdam, _ADAM_NUMBERS, (*_PLAIN, "decoupled_weight_decay")),
+        "radam": RuleSpec(DenseSpec(torch.optim.RAdam, _ADAM, (*_PLAIN, "decoupled_weight_decay"))),
         "adagrad": RuleSpec(
-            torch.optim.Adagrad,
-            ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"),
-            (*_PLAIN, "fused"),
+            DenseSpec(
+                torch.optim.Adagrad,
+                ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"),
+                (*_PLAIN, "fused"),
+            ),
+            RowSpec(
+                {
+                    "lr": 1e-2,
+                    "lr_decay": 0.0,
+                    "weight_decay": 0.0,
+                    "initial_accumulator_value": 0.0,
+                    "eps": 1e-10,
+                },
+                ("maximize",),
+                {"sum": True},
+                initial="initial_accumulator_value",
+                untouched="decay",
+            ),
         ),
-        "adadelta": RuleSpec(torch.optim.Adadelta, ("lr", "rho", "eps", "weight_decay"), _PLAIN),
+        # one accumulator a row, as FBGEMM's and DLRM's EXACT_ROWWISE_ADAGRAD
+        "rowwise_adagrad": RuleSpec(
+            rows=RowSpec(
+                {"lr": 1e-2, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
+                states={"sum": False},
+                initial="initial_accumulator_value",
+            )
+        ),
+        "decayed_adagrad": RuleSpec(
+            DenseSpec(DecayedAdagrad, ("lr", "decay", "eps")),
+            RowSpec({"lr": 1e-3, "decay": 0.95, "eps": 1e-6}, states={"moment": True}),
+        ),
+        "adadelta": RuleSpec(
+            DenseSpec(torch.optim.Adadelta, ("lr", "rho", "eps", "weight_decay"), _PLAIN)
+        ),
         "rmsprop": RuleSpec(
-            torch.optim.RMSprop,
-            ("lr", "alpha", "eps", "weight_decay", "momentum"),
-            ("centered", *_PLAIN),
+            DenseSpec(
+                torch.optim.RMSprop,
+                ("lr", "alpha", "eps", "weight_decay", "momentum"),
+                ("centered", *_PLAIN),
+            )
         ),
-        "rprop": RuleSpec(torch.optim.Rprop, ("lr", "etas", "step_sizes"), _PLAIN),
-        "asgd": RuleSpec(torch.optim.ASGD, ("lr", "lambd", "alpha", "t0", "weight_decay"), _PLAIN),
-        "ftrl": RuleSpec(Ftrl, ("lr", "l1", "l2", "lr_power", "beta")),
-        "decayed_adagrad": RuleSpec(DecayedAdagrad, ("lr", "decay", "eps")),
+        "rprop": RuleSpec(DenseSpec(torch.optim.Rprop, ("lr", "etas", "step_sizes"), _PLAIN)),
+        "asgd": RuleSpec(
+            DenseSpec(torch.optim.ASGD, ("lr", "lambd", "alpha", "t0", "weight_decay"), _PLAIN)
+        ),
+        "ftrl": RuleSpec(
+            DenseSpec(Ftrl, ("lr", "l1", "l2", "lr_power", "beta")),
+            RowSpec(
+                {"lr": 1e-3, "l1": 0.0, "l2": 0.0, "lr_power": -0.5, "beta": 0.0},
+                states={"squared_accumulator": True, "linear_accumulator": True},
+                untouched="move",
+            ),
+        ),
     }
 )
+"""Rule name -> spec.
+
+Rows of "momentum", "adam" and "adamw" move as in torch's dense optimizers: a row that a step does
+not touch moves by that step all the same (its velocity, its decay), when the row is next read or
+updated.  Under "lazy_adam" and "decayed_adagrad" only rows that are touched
+change, their states included."""
+
+RULES: Mapping[str, DenseSpec] = MappingProxyType(
+    {name: spec.dense for name, spec in UPDATE_RULES.items() if spec.dense is not None}
+)
+"""The rules for dense parameters: name -> spec."""
+
+ROW_RULES: Mapping[str, RowSpec] = MappingProxyType(
+    {name: spec.rows for name, spec in UPDATE_RULES.items() if spec.rows is not None}
+)
+"""The rules for rows of tables: name -> spec."""
+
+
+# ---- rules of optimizers, and optimizers of rules ----
 
 _REFUSED = {
     torch.optim.LBFGS: "LBFGS evaluates the loss several times a step and its direction mixes all "
@@ -113,9 +260,9 @@ _REFUSED = {
 
 
 def _type_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
-    """The op type for this group.
+    """The op type of a parameter group.
 
-    Exact classes only: what a subclass changes, nobody here can know.
+    Exact classes only: a subclass may step differently.
     """
     cls = type(optimizer)
     for op_type, spec in RULES.items():
@@ -136,7 +283,7 @@ def _type_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     )
 
 
-def _number(key: str, value: Any) -> Hparam:
+def _hparam(key: str, value: Any) -> Hparam:
     if isinstance(value, tuple | list):
         return tuple(float(item) for item in value)
     if isinstance(value, Tensor) and value.numel() != 1:
@@ -145,10 +292,15 @@ def _number(key: str, value: Any) -> Hparam:
 
 
 def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
-    """The update rule of one of the optimizer's parameter groups, with the group's present numbers.
+    """The update rule of a parameter group, with the group's present hparams.
 
-    A flag that the user left at None (``foreach``, ``fused``) is left out, which keeps torch's own
-    choice.
+    Args:
+        optimizer: the group's optimizer.
+        group: one of its ``param_groups``.
+
+    Returns:
+        The rule.  It lacks a flag that the user left at None (``foreach``, ``fused``): torch then
+        chooses.
 
     Raises:
         ValueError: the rule is not element-wise, or asks for capturable or differentiable steps;
@@ -169,26 +321,37 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
 
 
 def hparams_of(op_type: str, group: Mapping[str, Any]) -> dict[str, Hparam]:
-    """The present numbers of a parameter group: what a step carries.  A number that is None is left
-    out.
+    """The present hparams of a parameter group: what a step carries.
 
-    A number that the user holds as a tensor becomes a float.  torch computes with a tensor in the
+    An hparam that the user holds as a tensor becomes a float.  torch computes with a tensor in the
     tensor's precision and with a float in double, so the step may then differ from the user's
     optimizer's in the last bits.
+
+    Args:
+        op_type: the group's rule, a name in ``RULES``.
+        group: a parameter group.
+
+    Returns:
+        Name -> value, without those that are None.
 
     Raises:
         KeyError: ``op_type`` is not in ``RULES``.
     """
     hparams = RULES[op_type].hparams
-    return {key: _number(key, group[key]) for key in hparams if group.get(key) is not None}
+    return {key: _hparam(key, group[key]) for key in hparams if group.get(key) is not None}
 
 
 def state_of(rule: Rule) -> dict[str, bool]:
-    """The names of a rule's states: True where the state has the parameter's shape, False for a
-    scalar.
+    """The states of a dense rule.
 
-    Found by a step of the real class on a tiny tensor, so that it follows torch.  No random numbers
-    are drawn.
+    They are found by a step of the real class on a tiny tensor, so that they follow torch.  No
+    random numbers are drawn.
+
+    Args:
+        rule: its flags matter, too: "amsgrad" adds a state.
+
+    Returns:
+        Name -> True where the state has the parameter's shape, False for a scalar.
     """
     probe = torch.zeros(2)
     probe.grad = torch.zeros(2)
@@ -202,11 +365,17 @@ def state_of(rule: Rule) -> dict[str, bool]:
 
 
 def make(rule: Rule, params: list[Tensor]) -> torch.optim.Optimizer:
-    """The rule's own torch.optim class over these tensors, as one group.  They need not require
-    gradients: set ``.grad``.
+    """An optimizer of the rule's own class.
+
+    Args:
+        rule: of a type in ``RULES``.
+        params: become one parameter group.  They need not require gradients: set ``.grad``.
+
+    Returns:
+        The optimizer, without state.
 
     Raises:
-        ValueError: the rule's type is unknown, or torch refuses one of its numbers.
+        ValueError: the rule's type is unknown, or torch refuses one of its hparams.
     """
     if rule.type not in RULES:
         raise ValueError(f"expected an optimizer op among {', '.join(RULES)}, got {rule.type!r}")
@@ -214,42 +383,7 @@ def make(rule: Rule, params: list[Tensor]) -> torch.optim.Optimizer:
     return cls(params, **rule.hparams, **rule.flags)
 
 
-def set_hparams(optimizer: torch.optim.Optimizer, row: Mapping[str, Hparam]) -> None:
-    """Writes a step's numbers into every group of the optimizer."""
+def set_hparams(optimizer: torch.optim.Optimizer, hparams: Mapping[str, Hparam]) -> None:
+    """Writes a step's hparams into every group of the optimizer."""
     for group in optimizer.param_groups:
-        group.update(row)
-
-
-# ---- rules for rows ----
-
-
-@dataclass(frozen=True, slots=True)
-class RowRuleSpec:
-    """One rule for rows: the numbers that a schedule may move, and the flags that never change."""
-
-    hparams: tuple[str, ...]
-    flags: tuple[str, ...] = ()
-
-
-_ROW_ADAM = ("lr", "betas", "eps", "weight_decay")
-
-ROW_RULES: Mapping[str, RowRuleSpec] = MappingProxyType(
-    {
-        "sgd": RowRuleSpec(("lr", "weight_decay"), ("maximize",)),
-        "momentum": RowRuleSpec(
-            ("lr", "momentum", "dampening", "weight_decay"), ("nesterov", "maximize")
-        ),
-        "adagrad": RowRuleSpec(
-            ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"), ("maximize",)
-        ),
-        "rowwise_adagrad": RowRuleSpec(("lr", "weight_decay", "initial_accumulator_value", "eps")),
-        "adam": RowRuleSpec(_ROW_ADAM, ("maximize",)),
-        "adamw": RowRuleSpec(_ROW_ADAM, ("maximize",)),
-        "lazy_adam": RowRuleSpec(("lr", "betas", "eps"), ("maximize",)),
-        "ftrl": RowRuleSpec(("lr", "l1", "l2", "lr_power", "beta")),
-    }
-)
-"""What rows may be updated by.  "momentum", "adam" and "adamw" are torch's dense rules: a row that a step does not touch moves by
-that step all the same (its velocity, its decay), which is made up for when the row is next read or updated.  "lazy_adam" is
-torch.optim.SparseAdam: only rows that are touched move.  "rowwise_adagrad" keeps one accumulator a row, the mean of its squared
-gradients (as FBGEMM's and DLRM's EXACT_ROWWISE_ADAGRAD)."""
+        group.update(hparams)

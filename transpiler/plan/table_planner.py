@@ -1,4 +1,4 @@
-"""Tables among a plan's parameters: which rules rows can have, which lanes tables can be in."""
+"""Tables in a plan: the rules that may update their rows, and the lanes that they may be in."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from transpiler.ir.rules import ROW_RULES, Rule, rule_of
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Lane
 
-# how torch computes a rule, or said by its type already
+# flags that only choose how torch computes a rule, or that the rule's type says already
 _FORM = ("foreach", "fused", "decoupled_weight_decay")
 
 
 def row_rule(rule: Rule, whose: str) -> Rule:
-    """A parameter group's rule as rows have it: the numbers and flags that matter to rows.
+    """A parameter group's rule as a rule for rows: with the hparams and flags that matter to rows.
+
+    Args:
+        rule: the group's.
+        whose: the table, for error messages.
+
+    Returns:
+        The rule for rows.
 
     Raises:
-        ValueError: there is no such rule for rows, or it is set to something that there is not.
+        ValueError: there is no such rule for rows, it has a flag that rows do not have, no learning
+            rate, or an hparam that is not finite.
     """
     if rule.type not in ROW_RULES:
         known = ", ".join(ROW_RULES)
@@ -41,9 +49,9 @@ def row_rule(rule: Rule, whose: str) -> Rule:
     if rule.type == "sgd" and rule.hparams.get("momentum"):
         raise ValueError(f"{whose}: sgd with a momentum is called 'momentum'")
     hparams = {name: rule.hparams[name] for name in spec.hparams if name in rule.hparams}
-    for name, number in hparams.items():
-        if not all(map(math.isfinite, number if isinstance(number, tuple) else (number,))):
-            raise ValueError(f"{whose}: {name}: expected a finite number, got {number}")
+    for name, value in hparams.items():
+        if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"{whose}: {name}: expected a finite number, got {value}")
     if "lr" not in hparams:
         raise ValueError(f"{whose}: expected a learning rate, got none")
     flags = {name: flag for name, flag in rule.flags.items() if name in spec.flags}
@@ -51,11 +59,15 @@ def row_rule(rule: Rule, whose: str) -> Rule:
 
 
 def group_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], whose: str) -> Rule:
-    """The rule for the rows of a table whose anchor is in this parameter group, with the group's
-    present numbers.
+    """The rule for the rows of a table whose proxy parameter is in this parameter group.
 
     Args:
-        whose: the table, for the message of an error.
+        optimizer: the group's optimizer.
+        group: one of its ``param_groups``.
+        whose: the table, for error messages.
+
+    Returns:
+        The rule, with the group's present hparams.
 
     Raises:
         ValueError: rows have no such rule.
@@ -75,6 +87,13 @@ def group_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], whose
 def rules_of(table: Table, groups: Sequence[Rule]) -> list[Rule]:
     """The rule of each of a table's segments.
 
+    Args:
+        table: the table.
+        groups: the rules of the plan's parameter groups.
+
+    Returns:
+        One rule for each segment.
+
     Raises:
         ValueError: a segment names no group, or one whose rule rows do not have.
     """
@@ -87,7 +106,12 @@ def rules_of(table: Table, groups: Sequence[Rule]) -> list[Rule]:
 
 
 def check_table(table: Table, groups: Sequence[Rule], lanes: Sequence[Lane]) -> None:
-    """Whether a table makes sense in a plan.
+    """Returns if a table may be in a plan.
+
+    Args:
+        table: the table.
+        groups: the rules of the plan's parameter groups.
+        lanes: the plan's lanes.
 
     Raises:
         ValueError: its rule is none for rows, or its lane's mode is none for tables.

@@ -12,9 +12,13 @@ import pytest
 import torch
 
 from pserver.table import updater
+from pserver.table.deferred_updates import DEFERRED_UPDATES
 from pserver.table.sparse_table import SparseTable
+from pserver.table.update_kernels import ROW_UPDATES
+from trainer import row_optimizers
 from transpiler.ir.rules import ROW_RULES, Rule
 from transpiler.ir.tables import Normal, Segment, Table
+from transpiler.optim.decayed_adagrad import DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl
 
 ROWS, DIM, STEPS = 24, 5, 40
@@ -44,6 +48,29 @@ class RowwiseAdagrad(torch.optim.Optimizer):
                 )
 
 
+class EachRow:
+    """An optimizer of a dense class over every row as a parameter of its own, so that a step is
+    one of the rows that have a gradient.
+    """
+
+    def __init__(self, cls: Any, weight: torch.Tensor, **hparams: Any) -> None:
+        self._weight, self._rows = weight, weight.unbind(0)  # views
+        self._optimizer = cls(list(self._rows), **hparams)
+        self.param_groups = self._optimizer.param_groups
+
+    def step(self) -> None:
+        assert self._weight.grad is not None
+        gradient = self._weight.grad.coalesce()
+        for at, values in zip(gradient.indices()[0].tolist(), gradient.values(), strict=True):
+            self._rows[at].grad = values
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def decayed_adagrad(params: list[torch.Tensor], **hparams: Any) -> EachRow:
+    return EachRow(DecayedAdagrad, *params, **hparams)
+
+
 CLASSES: Mapping[str, tuple[Any, bool]] = {  # and whether it takes sparse gradients
     "sgd": (torch.optim.SGD, False),
     "momentum": (torch.optim.SGD, False),
@@ -53,6 +80,7 @@ CLASSES: Mapping[str, tuple[Any, bool]] = {  # and whether it takes sparse gradi
     "adamw": (torch.optim.AdamW, False),
     "lazy_adam": (torch.optim.SparseAdam, True),
     "ftrl": (Ftrl, False),
+    "decayed_adagrad": (decayed_adagrad, True),
 }
 RULES = {
     "sgd": Rule("sgd", {"lr": 0.1}),
@@ -99,9 +127,18 @@ RULES = {
     ),
     "ftrl": Rule("ftrl", {"lr": 0.1, "l1": 0.05, "l2": 0.1, "lr_power": -0.5, "beta": 0.2}),
     "ftrl, power": Rule("ftrl", {"lr": 0.2, "l1": 0.01, "l2": 0.0, "lr_power": -0.4, "beta": 1.0}),
+    "decayed_adagrad": Rule("decayed_adagrad", {"lr": 0.1, "decay": 0.9, "eps": 1e-6}),
 }
 # what a schedule multiplies with
-MOVED = {"lr": 0.5, "weight_decay": 1.5, "eps": 2.0, "l1": 1.5, "beta": 2.0, "momentum": 0.9}
+MOVED = {
+    "lr": 0.5,
+    "weight_decay": 1.5,
+    "eps": 2.0,
+    "l1": 1.5,
+    "beta": 2.0,
+    "momentum": 0.9,
+    "decay": 0.9,
+}
 
 
 def table_of(rules: Mapping[tuple[int, int], Rule], dtype: str, **metadata: Any) -> SparseTable:
@@ -174,9 +211,21 @@ def trained(rule: Rule, dtype: str, moved: bool = False, check: bool = True) -> 
     return weight.numpy()
 
 
-def test_every_rule_is_tested():
-    """No rule that a plan may name is left out here."""
-    assert {rule.type for rule in RULES.values()} == set(ROW_RULES) == set(CLASSES)
+@pytest.mark.parametrize("kind", ROW_RULES)
+def test_every_rule_is_complete(kind: str):
+    """Each rule of the table has a kernel, a deferred kernel exactly if it moves untouched rows, a
+    class for users, and a test here.
+    """
+    assert kind in ROW_UPDATES, "expected a kernel in update_kernels.py"
+    assert (kind in DEFERRED_UPDATES) == (ROW_RULES[kind].untouched != "stay")
+    assert kind in row_optimizers.BY_TYPE, "expected a class in trainer/row_optimizers.py"
+    assert kind in CLASSES and kind in {rule.type for rule in RULES.values()}, "expected a test"
+
+
+def test_nothing_belongs_to_a_rule_that_is_not_in_the_table():
+    """Kernels, classes and tests are of rules that a plan may name."""
+    for names in (ROW_UPDATES, DEFERRED_UPDATES, row_optimizers.BY_TYPE, CLASSES):
+        assert set(names) <= set(ROW_RULES)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -373,10 +422,10 @@ def test_numbers_that_a_rule_does_not_have_are_refused():
     table = table_of({(0, DIM): RULES["adagrad"]}, "float32")
     ids, rows = np.arange(2), np.ones((2, DIM), np.float32)
     with pytest.raises(
-        ValueError, match="table 't': rule adagrad: expected numbers among lr, .*, got momentum"
+        ValueError, match="table 't': rule adagrad: expected hparams among lr, .*, got momentum"
     ):
         table.update(ids, rows, [{"momentum": 0.9}])
-    with pytest.raises(ValueError, match="expected numbers for each of 1 segments, got 2"):
+    with pytest.raises(ValueError, match="expected hparams for each of 1 segments, got 2"):
         table.update(ids, rows, [{}, {}])
     assert len(table) == 0 and table.step == 0
     with pytest.raises(ValueError, match="expected a rule among sgd, .*, got 'rprop'"):

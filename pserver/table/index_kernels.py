@@ -1,0 +1,277 @@
+"""The kernels of a table's index: search, insertion and removal in its entries.
+
+See [Note: the index] in index.py.  The kernels take
+
+- ``entries``: int64, two words for each entry;
+- ``base``, ``sizes``: int64[parts], the first entry of each part, and its size;
+- ``counts``, ``reach``: int64[parts], the ids of each part, and how far from its base they stand;
+- ``chain``: int64[slots], the id of each slot; of a free slot, the next free one;
+- ``heads``: the first free slot or -1, and the number of slots ever used;
+- ``fetched``: what to prefetch of a slot that is found: the address of slot 0, bytes from one slot
+  to the next, bytes wanted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pserver.table.ids import mix
+from pserver.table.kernels import Array, kernel, prefetch
+
+PART_SHIFT = 56
+AHEAD = 32  # ids whose entries are prefetched
+LINE = 64  # bytes of one prefetch
+SLOT = (1 << 36) - 1
+EPOCH_SHIFT, EPOCHS = 36, 1 << 12
+CALL_SHIFT, CALLS = 48, 1 << 15
+
+
+@kernel
+def place_of(value: int, base: Array, sizes: Array) -> int:
+    """The entry at which the search for an id begins."""
+    hashed = mix(np.uint64(value))
+    part = np.int64(hashed >> np.uint64(PART_SHIFT))
+    into = np.int64(((hashed & np.uint64(0xFFFFFFFF)) * np.uint64(sizes[part])) >> np.uint64(32))
+    return base[part] + into  # type: ignore[no-any-return]
+
+
+@kernel
+def find(entries: Array, base: Array, sizes: Array, value: int) -> int:
+    """The entry of one id; -1 if it has none."""
+    place = place_of(value, base, sizes)
+    while True:
+        word = entries[2 * place + 1]
+        if word == 0:
+            return -1
+        if entries[2 * place] == value:
+            return place
+        place += 1
+
+
+@kernel
+def prefetch_slot(fetched: tuple[int, int, int], slot: int) -> None:
+    """Prefetches a slot; ``fetched``: see the module's docstring."""
+    address = np.uint64(fetched[0]) + np.uint64(slot * fetched[1])
+    for line in range(0, fetched[2], LINE):
+        prefetch(address + np.uint64(line))
+
+
+@kernel
+def locate(
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    ids: Array,
+    slots: Array,
+    fetched: tuple[int, int, int],
+) -> int:
+    """Writes the slots of ids, -1 where there is none; returns how many have none."""
+    n = len(ids)
+    start = entries.ctypes.data
+    for i in range(n):
+        slots[i] = place_of(ids[i], base, sizes)
+    missing = 0
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch(start + np.uint64(16 * slots[i + AHEAD]))
+        place = slots[i]
+        value = ids[i]
+        slot = -1
+        while True:
+            word = entries[2 * place + 1]
+            if word == 0:
+                missing += 1
+                break
+            if entries[2 * place] == value:
+                slot = (word & SLOT) - 1
+                prefetch_slot(fetched, slot)
+                break
+            place += 1
+        slots[i] = slot
+    return missing
+
+
+@kernel
+def mark(
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    ids: Array,
+    slots: Array,
+    fetched: tuple[int, int, int],
+    epoch: int,
+    call: int,
+) -> tuple[int, bool]:
+    """As ``locate``, and notes in the entries that call ``call`` of epoch ``epoch`` changes the
+    rows.  Also returns whether some id may have come twice.
+    """
+    n = len(ids)
+    start = entries.ctypes.data
+    for i in range(n):
+        slots[i] = place_of(ids[i], base, sizes)
+    missing, twice = 0, False
+    bits = (np.int64(epoch) << EPOCH_SHIFT) | (np.int64(call) << CALL_SHIFT)
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch(start + np.uint64(16 * slots[i + AHEAD]))
+        place = slots[i]
+        value = ids[i]
+        slot = -1
+        while True:
+            word = entries[2 * place + 1]
+            if word == 0:
+                missing += 1
+                break
+            if entries[2 * place] == value:
+                slot = (word & SLOT) - 1
+                prefetch_slot(fetched, slot)
+                twice |= (word >> CALL_SHIFT) == call
+                entries[2 * place + 1] = (word & SLOT) | bits
+                break
+            place += 1
+        slots[i] = slot
+    return missing, twice
+
+
+@kernel
+def insert(
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    counts: Array,
+    reach: Array,
+    ids: Array,
+    slots: Array,
+    begin: int,
+    bits: int,
+) -> int:
+    """Enters ids that have no entry, from place ``begin`` on; returns the place of the first id
+    whose part must grow before.
+    """
+    for i in range(begin, len(ids)):
+        part = np.int64(mix(np.uint64(ids[i])) >> np.uint64(PART_SHIFT))
+        if 4 * (counts[part] + 1) > 3 * sizes[part]:
+            return i
+        place = place_of(ids[i], base, sizes)
+        while entries[2 * place + 1] != 0:
+            place += 1
+        entries[2 * place] = ids[i]
+        entries[2 * place + 1] = (slots[i] + 1) | bits
+        counts[part] += 1
+        reach[part] = max(reach[part], place + 1 - base[part])
+    return len(ids)
+
+
+@kernel
+def move(
+    entries: Array, begin: int, end: int, base: Array, sizes: Array, reach: Array, part: int
+) -> None:
+    """Moves the entries [begin, end) of a part to its new base, for its new size."""
+    furthest = 0
+    for old in range(begin, end):
+        if entries[2 * old + 1] != 0:
+            place = place_of(entries[2 * old], base, sizes)
+            while entries[2 * place + 1] != 0:
+                place += 1
+            entries[2 * place] = entries[2 * old]
+            entries[2 * place + 1] = entries[2 * old + 1]
+            furthest = max(furthest, place + 1 - base[part])
+    reach[part] = furthest
+
+
+@kernel
+def remove(
+    entries: Array, base: Array, sizes: Array, counts: Array, ids: Array, slots: Array
+) -> int:
+    """Removes ids and writes the slots that they had, -1 for those that had none; returns how many
+    had one.
+
+    An entry behind a hole moves into it if its search would pass the hole (Knuth, TAOCP 3, 6.4,
+    algorithm R).
+    """
+    removed = 0
+    for i in range(len(ids)):
+        hole = find(entries, base, sizes, ids[i])
+        if hole < 0:
+            slots[i] = -1
+            continue
+        slots[i] = (entries[2 * hole + 1] & SLOT) - 1
+        removed += 1
+        counts[np.int64(mix(np.uint64(ids[i])) >> np.uint64(PART_SHIFT))] -= 1
+        place = hole + 1
+        while entries[2 * place + 1] != 0:
+            if place_of(entries[2 * place], base, sizes) <= hole:
+                entries[2 * hole] = entries[2 * place]
+                entries[2 * hole + 1] = entries[2 * place + 1]
+                hole = place
+            place += 1
+        entries[2 * hole + 1] = 0
+    return removed
+
+
+@kernel
+def take(chain: Array, heads: Array, slots: Array) -> None:
+    """Writes slots for new rows, which are not free any more."""
+    for i in range(len(slots)):
+        if heads[0] >= 0:
+            slots[i] = heads[0]
+            heads[0] = chain[heads[0]]
+        else:
+            slots[i] = heads[1]
+            heads[1] += 1
+
+
+@kernel
+def free(chain: Array, heads: Array, slots: Array) -> None:
+    """Frees slots; -1 is none."""
+    for i in range(len(slots)):
+        if slots[i] >= 0:
+            chain[slots[i]] = heads[0]
+            heads[0] = slots[i]
+
+
+@kernel
+def listed(
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    chain: Array,
+    begin: int,
+    end: int,
+    epoch: int,
+    slots: Array,
+) -> tuple[int, int]:
+    """Writes the slots from ``begin`` on that hold a row, as many as ``slots`` takes; where
+    ``epoch`` is not -1, only of rows that were last changed in it.
+
+    Returns how many, and the slot to go on from.  A free slot's link may look like an id, but that
+    id's entry names another slot.
+    """
+    count = 0
+    start = entries.ctypes.data
+    for slot in range(begin, end):
+        if count == len(slots):
+            return count, slot
+        if slot + AHEAD < end:
+            prefetch(start + np.uint64(16 * place_of(chain[slot + AHEAD], base, sizes)))
+        place = find(entries, base, sizes, chain[slot])
+        if place >= 0:
+            word = entries[2 * place + 1]
+            if (word & SLOT) - 1 == slot and (
+                epoch < 0 or ((word >> EPOCH_SHIFT) & (EPOCHS - 1)) == epoch
+            ):
+                slots[count] = slot
+                count += 1
+    return count, end
+
+
+@kernel
+def changed_in(
+    entries: Array, base: Array, sizes: Array, ids: Array, epoch: int, changed: Array
+) -> None:
+    """Writes which of the ids are here and were last changed in this epoch."""
+    for i in range(len(ids)):
+        place = find(entries, base, sizes, ids[i])
+        changed[i] = (
+            place >= 0 and ((entries[2 * place + 1] >> EPOCH_SHIFT) & (EPOCHS - 1)) == epoch
+        )
