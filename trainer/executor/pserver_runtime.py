@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pserver.client.channel import Hparams
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.lane import Hparams
 from transpiler.ir.graph import Op, Storage, refs
 from transpiler.ir.rules import ROW_RULES, RULES, Hparam, hparams_of
 from transpiler.lower import Kernel

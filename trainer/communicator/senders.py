@@ -1,0 +1,34 @@
+"""Which sender each lane of a plan has on a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from trainer.communicator.async_sender import AsyncSender
+from trainer.communicator.kstep_senders import DiLoCoSender, GeoSender
+from trainer.communicator.lane import LaneSender
+from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.sync_sender import SyncSender
+from transpiler.plan.plan import Plan
+
+
+def sender_of(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> LaneSender:
+    """The sender for a lane's mode.
+
+    Args:
+        index: of the lane.
+        tensors: every placed variable by name, the live ones.
+    """
+    lane = plan.lanes[index]
+    slices = ParameterSlices(
+        [p for p in plan.placements if p.lane == index and p.group is not None], tensors
+    )
+    if lane.mode == "sync":
+        return SyncSender(slices, plan.clip if plan.clips_on_servers else None)
+    if lane.mode == "diloco":
+        return DiLoCoSender(lane, slices)
+    if lane.mode == "geo":
+        return GeoSender(lane, slices, plan.trainers)
+    return AsyncSender(lane, slices)
