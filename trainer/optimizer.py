@@ -175,9 +175,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._tables.discard()
         self._left.clear()
         communicator.close_step(self.rows(), overflow)
-        if communicator.averaging is not None:
+        if communicator.dense_allreduce is not None:
             overflow = self._step_averaged(
-                communicator.averaging, communicator.plan.averaged, overflow
+                communicator.dense_allreduce, communicator.plan.averaged, overflow
             )
         done = communicator.finish_step()
         assert done is not None, "every lane is closed"
@@ -294,7 +294,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             i: hparams_of(rule_of(self._inner, group).type, group)
             for i, group in enumerate(self.param_groups)
         }
-        return rows if self._tables is None else rows | self._tables.rows()
+        return rows if self._tables is None else rows | self._tables.hparams()
 
     def _seen_by_schedulers(self) -> None:
         """Schedulers warn where they are stepped before the optimizer that they were made for; that

@@ -1,325 +1,150 @@
-"""A trainer's tensor stream to one server, for one lane: one request at a time, asked again after a
-broken connection.
+"""A trainer's calls to one server on one stream, in terms of tensors, names, hyper-parameters and
+steps: the lane's steps, or the tables' rows.
 
-Two threads serve a channel, so that tensors leave while the script computes and arrive while it
-waits for another server::
-
-    outbox      sends queued frames, in order
-    inbox       receives frames: values to where they belong, answers to whoever waits for them
-
-[Note: asking again]  A request (a step, a pull, an upload) is a run of frames that ends in one
-answer, DONE.  Until the answer has come the channel keeps the frames (references, no copies).  When
-the stream breaks, the inbox opens another, says HELLO and queues the same frames again: the server
-applies a step once, however often it comes, and answers it again.  Streams are numbered: frames
-queued for an earlier one are not sent twice, and the server stops listening to it.  While a request
-is unanswered the outbox sends PROBE from time to time, behind which a loss shows
-(:mod:`pserver.transport.sequenced`).  If streams keep breaking for the deadline, with nothing received in
-between, the server is lost.
+The order of the calls is in :mod:`pserver.client.client`.
 """
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 import torch
 
-from pserver.errors import CorruptFrame, PServerError, ServerLost, Unreachable, from_wire
-from pserver.transport import codec
-from pserver.transport.stream import Buffer, Stream
-from pserver.wire_pb2 import Commit, Done, Frame, Kind, Part
+from pserver.client.replies import Reply
+from pserver.client.retrying_stream import NamedTensors, RetryingStream
+from pserver.table.gradient import RowGradient
+from pserver.transport.array_assembler import row_parts
+from pserver.wire_pb2 import Commit, Frame, GroupHparams, Kind, Part, Scan
+from transpiler.formats.plan_message import hparams_to_proto
+from transpiler.ir.rules import Hparam
 
-log = logging.getLogger(__name__)
-
-RETRY_SECONDS = 0.2  # between two tries to open a stream again
-# from a request's last frame to the first PROBE; each further one takes twice as long, up to
-PROBE_SECONDS = 1.0
-MOST_PROBE_SECONDS = 16.0
-
-Outgoing = tuple[Frame, Sequence[Buffer]]
+Hparams = Mapping[int, Mapping[str, Hparam]]  # the hyper-parameters of every group, by its number
 
 
-class Channel:
-    """See the module's docstring.
+class Channel(RetryingStream):
+    """One stream to one server, and the requests that travel on it, one at a time.
 
-    Args:
-        open_stream: connects and says HELLO, with the stream's number.
-        landing: where the values of a variable go, as ``codec.scatter`` wants it; called in the
-            inbox thread.
-        timeout_seconds: how long a broken stream may stay broken.
-        name: for messages: "server 0 at HOST:PORT".
+    A step is :meth:`begin`, any number of :meth:`push` and :meth:`push_rows`, :meth:`commit` and,
+    where norms clip on servers, :meth:`scale`.  Every other call is a whole request, which begins
+    when the one before has been answered.
     """
 
-    def __init__(
+    # ---- a step ----
+
+    def push(self, step: int, gradients: NamedTensors) -> None:
+        """Queues gradients (or changes) of slices, small ones together; their memory stays as it
+        is until the reply has come.
+        """
+        self._post(Kind.GRADIENT, step, gradients)
+
+    def push_rows(self, step: int, table: str, gradient: RowGradient) -> None:
+        """Queues the gradient of those rows of a table that this server holds, none of them too."""
+        self._post(Kind.ROWS, step, row_parts(table, gradient))
+
+    def commit(
         self,
-        open_stream: Callable[[int], Stream],
-        landing: Callable[[Part], torch.Tensor],
-        timeout_seconds: float,
-        name: str,
+        step: int,
+        hparams: Hparams,
+        absent: Collection[str] = (),
+        overflow: bool = False,
+        omit_values: bool = False,
     ) -> None:
-        self.bytes_out = 0
-        self.bytes_in = 0
-        self.reconnects = 0
-        self.failure: PServerError | None = None
-        self._open_stream = open_stream
-        self._landing = landing
-        self._deadline = timeout_seconds
-        self._name = name
-        # since when, and how often, streams broke with nothing received
-        self._breaking: tuple[float, int] | None = None
-        self._opened = 1  # streams that were tried
-        self._patience = PROBE_SECONDS
-        self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
-        self._stream = open_stream(self._opened)
-        self._number = self._opened  # of that stream
-        self._requests = 0
-        self._request: list[Outgoing] = []
-        self._answer: Future[Done] = Future()
-        self._norms: Future[Mapping[str, float]] = Future()
-        self._closing = False
-        self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)  # of the thread that asks
-        self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=target, name=f"{target.__name__} {name}", daemon=True)
-            for target in (self._outbox, self._inbox)
+        """Queues the end of a step.
+
+        Args:
+            absent: slices of the lane without a gradient in this step.
+            overflow: a gradient was not finite: no trainer's part of this step is applied.
+            omit_values: the reply is not to bring values.
+        """
+        groups = [
+            GroupHparams(group=group, values=hparams_to_proto(values))
+            for group, values in sorted(hparams.items())
         ]
-        for thread in self._threads:
-            thread.start()
-
-    # ---- requests ----
-
-    def begin(self) -> Future[Done]:
-        """A new request: its answer, or the failure that came instead.
-
-        The one before has been answered.
-        """
-        self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)
-        with self._lock:
-            self._requests += 1
-            self._request, self._answer, self._norms = [], Future(), Future()
-            ended = (
-                Unreachable(f"{self._name}: this trainer has closed the connection")
-                if self._closing
-                else None
-            )
-            if (failure := self.failure or ended) is not None:
-                self._answer.set_exception(failure)
-                self._norms.set_exception(failure)
-            return self._answer
-
-    @property
-    def norms(self) -> Future[Mapping[str, float]]:
-        """This server's part of the squared norms in the step under way, where norms clip on
-        servers.
-        """
-        return self._norms
-
-    def post(self, kind: Kind, step: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Queues tensors to be sent, small ones together; their memory stays as it is until the
-        answer has come.
-        """
-        for frame in self._packer.add(kind, step, tensors):
-            self._queue(frame)
-
-    def commit(self, step: int, commit: Commit) -> None:
-        """Queues the end of a step, or (step 0) of an upload."""
+        commit = Commit(
+            hparams=groups, absent=sorted(absent), overflow=overflow, omit_values=omit_values
+        )
         self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))
 
     def scale(self, step: int, coefficients: Mapping[str, float]) -> None:
         """Queues the answer to the norms."""
         self._put((Frame(kind=Kind.SCALE, step=step, commit=Commit(scale=dict(coefficients))), ()))
 
-    def pull(self, names: Iterable[str], step: int) -> None:
-        """Queues a request for values; none named means every slice that the server holds."""
+    # ---- requests of one call ----
+
+    def pull(self, names: Iterable[str], step: int = 0) -> Future[Reply]:
+        """Asks for values, which go to their destinations.
+
+        Args:
+            names: of variables; none means every slice that the server holds.
+        """
+        reply = self.begin()
+        self._request_values(names, step)
+        return reply
+
+    def load(
+        self, values: NamedTensors, metadata: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Future[Reply]:
+        """Replaces variables, or rows of tables (arrays NAME@ids, NAME@values, NAME@state.KEY).
+
+        Args:
+            metadata: by table, what is known of it besides its rows.
+        """
+        reply = self.begin()
+        self._post(Kind.VALUE, 0, values)
+        said = {name: json.dumps(known) for name, known in (metadata or {}).items()}
+        self._put((Frame(kind=Kind.COMMIT, step=0, commit=Commit(metadata=said)), ()))
+        return reply
+
+    def lookup(self, ids: Mapping[str, torch.Tensor]) -> Future[Reply]:
+        """Asks for rows of tables: values [n, dim], in the order of the ids.
+
+        Args:
+            ids: by table, int64 [n]; this server holds them.
+        """
+        reply = self.begin()
+        self._post(Kind.LOOKUP, 0, ids.items())
+        self._request_values(ids, 0)
+        return reply
+
+    def scan(
+        self,
+        table: str,
+        cursor: int,
+        limit: int,
+        changed_since_save: bool = False,
+        materialized: bool = False,
+    ) -> Future[Reply]:
+        """Asks for a chunk of a table: arrays NAME@ids, NAME@values, NAME@state.KEY, ...
+
+        Args:
+            cursor: 0, or that of the reply before.
+            limit: of rows.
+            changed_since_save: only rows that changed since :meth:`mark_saved`.
+            materialized: rows as a lookup reads them.
+        """
+        return self._scan(
+            Scan(
+                table=table,
+                cursor=cursor,
+                limit=limit,
+                changed_since_save=changed_since_save,
+                materialized=materialized,
+            )
+        )
+
+    def mark_saved(self, table: str) -> Future[Reply]:
+        """Says that all that has changed of a table until now has been saved."""
+        return self._scan(Scan(table=table, mark_saved=True))
+
+    # ---- frames ----
+
+    def _scan(self, asked: Scan) -> Future[Reply]:
+        reply = self.begin()
+        self._put((Frame(kind=Kind.SCAN, scan=asked), ()))
+        return reply
+
+    def _request_values(self, names: Iterable[str], step: int) -> None:
         self._put((Frame(kind=Kind.PULL, step=step, parts=[Part(name=name) for name in names]), ()))
-
-    def request(self, header: Frame) -> None:
-        """Queues a request that is one frame without a payload."""
-        self._put((header, ()))
-
-    def _put(self, frame: Outgoing) -> None:
-        """Queues a frame behind the small tensors that still wait for others."""
-        for waiting in self._packer.flush():
-            self._queue(waiting)
-        self._queue(frame)
-
-    def _queue(self, frame: Outgoing) -> None:
-        with self._lock:
-            frame[0].request = self._requests
-            self._request.append(frame)
-            self._outgoing.put((self._number, frame))
-
-    # ---- the end ----
-
-    def fail(self, error: PServerError) -> None:
-        """Ends the channel: whoever waits for it, or asks next, gets the error.
-
-        The first error stays.
-        """
-        with self._lock:
-            if self.failure is not None or self._closing:
-                return
-            self.failure = error
-            for future in (self._answer, self._norms):
-                if not future.done():
-                    future.set_exception(error)
-            stream = self._stream
-        stream.cancel()
-
-    def close(self, abruptly: bool = False) -> None:
-        """Says BYE and ends the threads; ``abruptly`` says nothing.
-
-        Who still waits for an answer hears that none will come.
-        """
-        with self._lock:
-            self._closing = True
-            abruptly = abruptly or self.failure is not None
-            if not abruptly:
-                self._outgoing.put((self._number, (Frame(kind=Kind.BYE), ())))
-            self._outgoing.put(None)
-        self._threads[0].join(timeout=0.0 if abruptly else 2.0)
-        if not abruptly:
-            self._stream.close()
-        self._threads[1].join(timeout=0.0 if abruptly else 2.0)
-        if self._threads[1].is_alive():  # the server does not end its side: it may be gone
-            self._stream.cancel()
-        with self._lock:
-            for future in (self._answer, self._norms):
-                if not future.done():
-                    future.set_exception(
-                        Unreachable(f"{self._name}: this trainer has closed the connection")
-                    )
-
-    # ---- the two threads ----
-
-    def _outbox(self) -> None:
-        while (item := self._next()) is not None:
-            self._send(*item)
-            del item  # while nothing is to be sent, no tensor is held
-
-    def _send(self, number: int, frame: Outgoing) -> None:
-        header, payload = frame
-        with self._lock:
-            stream, stale = self._stream, number != self._number
-        if stale:
-            return
-        try:
-            stream.send(header, payload)
-            self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
-        except Unreachable:
-            return  # the inbox sees it too, and asks again
-        except PServerError as error:
-            self.fail(error)
-
-    def _next(self) -> tuple[int, Outgoing] | None:
-        """The next frame; a PROBE where none comes for some time and the request is unanswered;
-        None at the end.
-        """
-        while True:
-            with self._lock:
-                waiting = bool(self._request) and not self._answer.done()
-            try:
-                item = self._outgoing.get(timeout=self._patience if waiting else None)
-            except queue.Empty:
-                with self._lock:
-                    if self._request and not self._answer.done():
-                        self._patience = min(2 * self._patience, MOST_PROBE_SECONDS)
-                        return self._number, (Frame(kind=Kind.PROBE), ())
-            else:
-                self._patience = PROBE_SECONDS
-                return item
-
-    def _inbox(self) -> None:
-        while not self._closing and self.failure is None:
-            try:
-                self._receive()
-                raise Unreachable(f"{self._name}: the stream ended")
-            except Unreachable as error:
-                if self._closing or self.failure is not None or not self._reopen(error):
-                    return
-            except PServerError as error:
-                self.fail(error)
-            except Exception as error:
-                log.exception("receiving from %s", self._name)
-                self.fail(CorruptFrame(f"{self._name}: {type(error).__name__}: {error}"))
-
-    def _receive(self) -> None:
-        while (received := self._stream.receive()) is not None:
-            header, payload = received
-            self._breaking = None
-            self.bytes_in += payload.nbytes
-            if header.kind == Kind.VALUE:
-                codec.scatter(header, payload, self._landing)
-            elif header.kind == Kind.DONE:
-                self._answered(header.done)
-            elif header.kind == Kind.NORMS:
-                self._resolve(self._norms, dict(header.norms.squared))
-            elif header.kind == Kind.FAILURE:
-                self.fail(
-                    from_wire(header.failure.error, f"{self._name}: {header.failure.message}")
-                )
-            elif header.kind == Kind.DRAIN:
-                self.fail(ServerLost(f"{self._name} is shutting down"))
-            elif header.kind != Kind.PROBE:
-                raise CorruptFrame(
-                    f"{self._name}: expected VALUE, DONE, NORMS, FAILURE, DRAIN or PROBE, got "
-                    f"kind {header.kind}"
-                )
-
-    def _answered(self, done: Done) -> None:
-        """The request is over: nobody will ask for its frames again, whose tensors may be freed."""
-        with self._lock:
-            self._request = []
-        self._resolve(self._answer, done)
-
-    def _resolve(self, future: Future[Any], result: object) -> None:
-        """An answer; one that comes again, after the request was sent again, says nothing new."""
-        with self._lock:
-            if not future.done():
-                future.set_result(result)
-
-    def _reopen(self, reason: Unreachable) -> bool:
-        """Opens a stream in place of the broken one and asks again.  See [Note: asking again]."""
-        self._stream.cancel()
-        while not self._closing and self.failure is None:
-            since, times = self._breaking or (time.monotonic(), 0)
-            self._breaking = since, times + 1
-            if time.monotonic() - since > self._deadline:
-                self.fail(
-                    ServerLost(
-                        f"{self._name}: streams have broken for {self._deadline:g} s: {reason}"
-                    )
-                )
-            elif times:
-                time.sleep(RETRY_SECONDS)
-            try:
-                self._opened += 1
-                stream = self._open_stream(self._opened)
-            except Unreachable as error:
-                reason = error
-            except PServerError as error:
-                self.fail(error)
-            else:
-                log.warning("%s: opened a stream again (%s)", self._name, reason)
-                return self._take(stream)
-        return False
-
-    def _take(self, stream: Stream) -> bool:
-        """The channel's stream from here on, on which an unanswered request is sent again; False
-        where the channel has ended.
-        """
-        with self._lock:
-            ended = self._closing or self.failure is not None
-            if not ended:
-                self._stream, self._number = stream, self._opened
-                self.reconnects += 1
-                for frame in self._request if not self._answer.done() else ():
-                    self._outgoing.put((self._number, frame))
-        if ended:
-            stream.cancel()
-        return not ended

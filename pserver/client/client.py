@@ -1,10 +1,36 @@
 """A trainer's connection to one server: its control calls, a channel of tensors for each lane, its
 heartbeat.
 
+This room is the only owner of the protocol on a trainer's side: what it offers is said in tensors,
+names, hyper-parameters, steps and :class:`~pserver.client.replies.Reply`, and no message leaves it.
+The calls, in their order::
+
+    join() -> Joined             opens a channel for each lane, and one for tables
+    install(program)             trainer 0, where Joined.install says so; then:
+        tables.load(rows)        the rows that tables begin with
+        channels[0].load(values) last: every slice and state; from here on the server serves
+    channels[0].pull([])         the job's values
+
+    a step of a lane, on its channel:
+        begin() -> Reply         a future of it; new values arrive before it
+        push(step, gradients)    any number, in any order
+        push_rows(step, table, gradient)
+        commit(step, hparams, absent)
+        scale(step, coefficients)    where norms clip on servers, after ``norms``
+
+    between steps, on channels[0]:   pull(names), load(values)
+    at any time, on tables:          lookup(ids), scan(table, cursor), mark_saved(table), load(rows)
+    at any time:                     barrier, rendezvous, shrink, table_status
+
+    leave()                      says BYE on every channel, then Leave
+
+A channel has one request at a time; what sends it again after a broken connection is
+:mod:`pserver.client.retrying_stream`.
+
 [Note: silence]  The heartbeat has a connection and a thread of its own.  A server that has not
-answered one for longer than the deadline is lost: its channels are ended, and whoever waits for
-them gets :class:`~pserver.errors.ServerLost`.  A server that answers, but whose job has failed,
-says so, and whoever waits gets what it says.
+answered one for longer than the heartbeat timeout is lost: its channels fail with
+:class:`~pserver.errors.ServerLost`.  A server that answers, but whose job has failed, says why, and
+the channels fail with that.
 """
 
 from __future__ import annotations
@@ -17,9 +43,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from pserver.client.channel import Channel
+from pserver.client.replies import Joined, TableStatus
+from pserver.client.retrying_stream import Destination
 from pserver.config import split_endpoint
 from pserver.control import ControlClient
 from pserver.errors import PServerError, ServerLost, TimedOut, Unreachable, from_wire
@@ -37,10 +63,8 @@ from pserver.wire_pb2 import (
     JoinRequest,
     Kind,
     LeaveRequest,
-    Part,
     RendezvousRequest,
     ShrinkRequest,
-    StatusReply,
 )
 from transpiler.program import Program
 
@@ -48,15 +72,17 @@ log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 POLL_SECONDS = 0.1  # between two questions whether the server is ready
-PATIENCE_SECONDS = 3.0  # a wait that lasts longer says for whom, once
-
-Landing = Callable[[Part], torch.Tensor]
+LOG_AFTER_SECONDS = 3.0  # a wait that lasts longer says for whom, once
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a trainer says of itself on joining: ``manifest`` is the plan's, ``incarnation`` new for
-    each start of the process.
+    """What a trainer says of itself on joining.
+
+    Attributes:
+        incarnation: a random text, new for each start of the process.
+        fingerprint, manifest: the plan's.
+        transports: that the trainer can use, the preferred one first.
     """
 
     trainer_id: int
@@ -69,20 +95,23 @@ class Identity:
 class Client:
     """One trainer's connection to one server.
 
+    The script's thread calls it; the heartbeat's thread reads ``activity`` and fails the channels.
+
     Args:
         endpoint: the server's control endpoint, HOST:PORT.
         index: of the server in the plan.
         identity: the trainer.
-        heartbeat_timeout_seconds: the longest silence of the server that is not yet a loss, until the server
-            tells its own.
+        heartbeat_timeout_seconds: without an answer to a heartbeat for so long the server is lost;
+            the server's own number replaces it on joining.
         start_timeout_seconds: how long to wait for the server to come up and to be installed.
-        landings: for each lane, where the values of a variable go; called in the channels' threads.
-        tables: likewise for arrays of tables, where the plan has some.
+        destinations: for each lane, where the values of a variable go; called in the channels'
+            threads.
+        table_destination: likewise for arrays of tables, where the plan has some.
 
     Attributes:
         channels: one for each lane, from :meth:`join` on.
-        tables: that on which rows are read and loaded, if any.
-        meanwhile: called while it waits to be let in; raises what should end the wait.
+        tables: the channel on which rows are read and loaded, if any.
+        meanwhile: called while :meth:`join` waits; raises what should end the wait.
         activity: what the trainer does, for ``pserver status``.
         traffic: payload bytes by name on the wire.
     """
@@ -94,8 +123,8 @@ class Client:
         identity: Identity,
         heartbeat_timeout_seconds: float,
         start_timeout_seconds: float,
-        landings: Sequence[Landing],
-        tables: Landing | None = None,
+        destinations: Sequence[Destination],
+        table_destination: Destination | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.index = index
@@ -107,10 +136,10 @@ class Client:
         self.meanwhile: Callable[[], None] = lambda: None
         self._identity = identity
         self._transports = suited(identity.transports, split_endpoint(endpoint)[0])
-        self._deadline = heartbeat_timeout_seconds
-        self._start_deadline = start_timeout_seconds
-        self._landings = landings
-        self._tables = tables
+        self._heartbeat_timeout = heartbeat_timeout_seconds
+        self._start_timeout = start_timeout_seconds
+        self._destinations = destinations
+        self._table_destination = table_destination
         self._control = ControlClient(endpoint, heartbeat_timeout_seconds)
         self._reply = JoinReply()
         self._shrinks = 0  # calls
@@ -124,33 +153,35 @@ class Client:
 
     # ---- joining and leaving ----
 
-    def join(self) -> JoinReply:
+    def join(self) -> Joined:
         """Joins the server's job and opens a stream for each lane; waits until the server is up and
         installed.
 
+        Returns:
+            Whether this trainer is to install the server, and the steps that were applied.
+
         Raises:
-            Unreachable: the server does not answer within the start-up deadline.
+            Unreachable: the server does not answer within the start-up timeout.
             TimedOut: it answers, but trainer 0 has not installed it by then.
             Refused: it said no; see the subclasses.
         """
-        self._control.wait_ready(self._start_deadline)
-        self._reply = self._admitted()
+        self._control.wait_ready(self._start_timeout)
+        self._reply = self._ask_to_join()
         self.transport = self._reply.transport
-        self._deadline = self._reply.heartbeat_timeout_seconds or self._deadline
+        timeout = self._reply.heartbeat_timeout_seconds or self._heartbeat_timeout
+        self._heartbeat_timeout = timeout
         self._heartbeat.start()
-        for lane, landing in enumerate(self._landings):
-            self.channels.append(
-                Channel(partial(self._open, lane, False), landing, self._deadline, str(self))
-            )
-        if self._tables is not None:
-            self.tables = Channel(
-                partial(self._open, 0, True), self._tables, self._deadline, str(self)
-            )
-        return self._reply
+        for lane, destination in enumerate(self._destinations):
+            open_stream = partial(self._open, lane, False)
+            self.channels.append(Channel(open_stream, destination, timeout, str(self)))
+        if self._table_destination is not None:
+            open_stream = partial(self._open, 0, True)
+            self.tables = Channel(open_stream, self._table_destination, timeout, str(self))
+        return Joined.from_message(self._reply)
 
     @property
     def every_channel(self) -> list[Channel]:
-        """Those of the lanes, and that of the tables."""
+        """The lanes' channels, and the tables'."""
         return self.channels if self.tables is None else [*self.channels, self.tables]
 
     def _open(self, lane: int, tables: bool, number: int) -> Stream:
@@ -158,11 +189,11 @@ class Client:
         try:
             stream = SequencedStream(self._connect(), self.traffic)
         except Unreachable as error:
-            if len(self.channels) == len(self._landings) or len(self._transports) == 1:
+            if len(self.channels) == len(self._destinations) or len(self._transports) == 1:
                 raise
-            # still joining: the same again without what did not work
+            # still joining: without the transport that did not work
             self._transports.remove(self.transport)
-            self._reply = self._admitted()
+            self._reply = self._ask_to_join()
             log.warning(
                 "%s: %s; taking %s instead of %s",
                 self,
@@ -179,7 +210,7 @@ class Client:
             stream=number,
             tables=tables,
         )
-        # it has broken already: whoever receives from it sees that, and opens another
+        # it has broken already: the channel's inbox sees that, and opens another
         with suppress(Unreachable):
             stream.send(Frame(kind=Kind.HELLO, hello=hello))
         return stream
@@ -187,10 +218,10 @@ class Client:
     def _connect(self) -> Stream:
         host, _ = split_endpoint(self.endpoint)
         return TRANSPORTS[self.transport].connect(
-            host, self._reply.data_port, timeout_seconds=self._deadline
+            host, self._reply.data_port, timeout_seconds=self._heartbeat_timeout
         )
 
-    def _admitted(self) -> JoinReply:
+    def _ask_to_join(self) -> JoinReply:
         request = JoinRequest(
             protocol=PROTOCOL,
             trainer_id=self._identity.trainer_id,
@@ -203,12 +234,12 @@ class Client:
         began, said = time.monotonic(), False
         while not (reply := self._control.join(request)).ready:
             waited = time.monotonic() - began
-            if waited > self._start_deadline:
+            if waited > self._start_timeout:
                 raise TimedOut(
                     f"{self} is up, but trainer 0 has not started its job there within "
                     f"{waited:.0f} s"
                 )
-            if waited > PATIENCE_SECONDS and not said:
+            if waited > LOG_AFTER_SECONDS and not said:
                 said = True
                 log.warning(
                     "waiting for trainer 0 to install %s (or for the job there to end)", self
@@ -220,23 +251,35 @@ class Client:
     def install(self, program: Program) -> None:
         """Gives the server its program.
 
-        Making its tables may take long: only silence, or the start-up deadline, ends this.
+        Making its tables may take long: only silence, or the start-up timeout, ends this.
         """
         request = InstallRequest(session=self._reply.session, program=program.to_proto())
         try:
-            self._control.install(request, timeout=self._start_deadline)
+            self._control.install(request, timeout=self._start_timeout)
         except PServerError:
             self.check()  # the heartbeat knows better why
             raise
 
     def rendezvous(self, address: str = "") -> str:
-        """Says where trainers meet, or asks; "" while nobody has said it."""
+        """Tells the other trainers an address, or asks for it.
+
+        Args:
+            address: trainer 0's; "" only asks.
+
+        Returns:
+            The address; "" while trainer 0 has not told it.
+        """
         return self._control.rendezvous(
             RendezvousRequest(session=self._reply.session, address=address)
         ).address
 
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
-        """Days pass for the server's rows; how many went, by table."""
+        """Applies time decay to the server's rows, then drops those below the score threshold or
+        past their TTL.
+
+        Returns:
+            How many rows were dropped, by table.
+        """
         self._shrinks += 1
         session, number = self._reply.session, self._shrinks
         request = ShrinkRequest(
@@ -244,9 +287,9 @@ class Client:
         )
         return dict(self._control.shrink(request).removed)
 
-    def status(self) -> StatusReply:
-        """How the server is."""
-        return self._control.status()
+    def table_status(self) -> list[TableStatus]:
+        """What the server holds of each table now."""
+        return [TableStatus.from_message(table) for table in self._control.status().tables]
 
     def barrier(self, name: str) -> None:
         """Waits until every trainer of the job that has not left has come to the barrier of this
@@ -283,7 +326,7 @@ class Client:
 
     def _beat(self) -> None:
         """See [Note: silence]."""
-        interval = min(1.0, self._deadline / 5)
+        interval = min(1.0, self._heartbeat_timeout / 5)
         answered = time.monotonic()
         while not self._closing.wait(interval):
             request = HeartbeatRequest(session=self._reply.session, activity=self.activity)
@@ -291,14 +334,14 @@ class Client:
                 reply = self._control.heartbeat(request, timeout=max(interval, 1.0))
             except PServerError as error:
                 silence = time.monotonic() - answered
-                if silence > self._deadline:
+                if silence > self._heartbeat_timeout:
                     self._fail(
                         ServerLost(
-                            f"{self} has not answered for {silence:.1f} s (deadline "
-                            f"{self._deadline:g} s): {error}"
+                            f"{self} has not answered for {silence:.1f} s (heartbeat timeout "
+                            f"{self._heartbeat_timeout:g} s): {error}"
                         )
                     )
-                    self._control.close()  # and with it whatever call waits for the server
+                    self._control.close()  # and with it every call that waits for the server
                     return
                 continue
             answered = time.monotonic()

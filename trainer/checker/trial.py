@@ -15,13 +15,13 @@ from fractions import Fraction
 
 import torch
 
-from pserver.client import channel
+from pserver.client import retrying_stream
+from pserver.client.replies import Reply
 from pserver.config import ServerConfig, split_endpoint
 from pserver.service.server import Server
 from pserver.testing.rpc_faults import CallInjector, CallPoint, faulty_calls
 from pserver.testing.stream_faults import Injector, Point, injected
 from pserver.transport import inprocess
-from pserver.wire_pb2 import Done
 from trainer.checker.invariants import Invariant
 from trainer.checker.scenario import COPIES, RULE, Scenario
 from trainer.checker.tables import TableInvariants, TableReader
@@ -81,12 +81,12 @@ class TwinServer(Server):
 def _short_waits() -> Iterator[None]:
     """What takes a second in a cluster takes some milliseconds here."""
     with _shortening:
-        before = channel.PROBE_SECONDS, channel.RETRY_SECONDS
-        channel.PROBE_SECONDS, channel.RETRY_SECONDS = 0.02, 0.005
+        before = retrying_stream.PROBE_SECONDS, retrying_stream.RETRY_SECONDS
+        retrying_stream.PROBE_SECONDS, retrying_stream.RETRY_SECONDS = 0.02, 0.005
         try:
             yield
         finally:
-            channel.PROBE_SECONDS, channel.RETRY_SECONDS = before
+            retrying_stream.PROBE_SECONDS, retrying_stream.RETRY_SECONDS = before
 
 
 class Trainer:
@@ -139,7 +139,7 @@ class Trainer:
         for table in self.tables:
             table.read(step)
 
-    def _step(self, step: int) -> Done:
+    def _step(self, step: int) -> Reply:
         change = float(self.scenario.changes[self.number][step - 1])
         for placement in self.scenario.plan.placements:
             own = torch.zeros(placement.shape)
@@ -154,7 +154,7 @@ class Trainer:
             {0: RULE.hparams}, overflow=(self.number, step) in self.scenario.overflows
         )
 
-    def _check_done(self, step: int, done: Done) -> None:
+    def _check_done(self, step: int, done: Reply) -> None:
         """Versions never go back; in sync everybody's step is in every answer, and everybody hears
         of an overflow.
         """

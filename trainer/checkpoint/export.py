@@ -29,7 +29,6 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from pserver.table.initializers import initial_rows
 from transpiler.ir.tables import Table
 
 MOST_BYTES = 1 << 32
@@ -161,6 +160,8 @@ def _tensors_of(rows: TableRows, scratch: Path, most_bytes: int) -> dict[str, to
 
 def _whole(rows: TableRows, count: int, scratch: Path) -> torch.Tensor:
     """All rows of the range."""
+    from pserver.table.initializers import initial_rows  # imports numba, which few exports need
+
     table = rows.table
     weight = _mapped(scratch.with_suffix(".weight"), (count, table.dim), table.dtype)
     values = weight.numpy()

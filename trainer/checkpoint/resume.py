@@ -64,7 +64,7 @@ def save(
         saved = writer.commit(meta)
     for name in names:
         assert tables is not None
-        tables.saved(name)
+        tables.mark_saved(name)
     return saved
 
 

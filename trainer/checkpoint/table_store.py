@@ -32,14 +32,14 @@ class TableStore(Protocol):
         """Of the tables."""
 
     def chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
-        """A table's rows, or those that changed since :meth:`saved`; ``metadata`` are filled in before
+        """A table's rows, or those that changed since :meth:`mark_saved`; ``metadata`` are filled in before
         the end.
         """
 
-    def settled(self, name: str) -> Iterator[Chunk]:
+    def materialized(self, name: str) -> Iterator[Chunk]:
         """A table's rows as lookups read them: ids and values."""
 
-    def saved(self, name: str) -> None:
+    def mark_saved(self, name: str) -> None:
         """All that has changed until now has been saved."""
 
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class TableStore(Protocol):
         """Replaces a table's rows."""
 
 
-class ServedTables:
+class ServedTableStore:
     """Tables whose rows servers hold."""
 
     def __init__(self, lookups: Lookups, plan: Plan) -> None:
@@ -68,16 +68,16 @@ class ServedTables:
         table = self._plan.table(name)
         for chunk, known in self._lookups.scan(name, changed):
             # all servers have taken the same steps
-            metadata.update(_facts(table, _by_columns(table, self._plan), known))
+            metadata.update(_metadata(table, _by_columns(table, self._plan), known))
             yield chunk
 
-    def settled(self, name: str) -> Iterator[Chunk]:
+    def materialized(self, name: str) -> Iterator[Chunk]:
         return (
             chunk for chunk, _ in self._lookups.scan(name, materialized=True) if len(chunk["ids"])
         )
 
-    def saved(self, name: str) -> None:
-        self._lookups.saved(name)
+    def mark_saved(self, name: str) -> None:
+        self._lookups.mark_saved(name)
 
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
         table = self._plan.table(name)
@@ -94,12 +94,12 @@ class ServedTables:
             )
 
     def load(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
-        self._lookups.begin_anew(name, metadata["table"])
+        self._lookups.reset(name, metadata["table"])
         for chunk in chunks:
             self._lookups.load(name, chunk)
 
 
-class LocalTables:
+class LocalTableStore:
     """Tables whose rows are in this process."""
 
     def __init__(self, tables: Tables) -> None:
@@ -119,7 +119,7 @@ class LocalTables:
         metadata.update(_width(self._tables.embedding(name).table(name)) | known)
         yield whole
 
-    def saved(self, name: str) -> None:
+    def mark_saved(self, name: str) -> None:
         self._rows(name).rows.mark_saved()
 
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
@@ -134,7 +134,7 @@ class LocalTables:
         else:
             self._rows(name).begin_anew(metadata)
 
-    def settled(self, name: str) -> Iterator[Chunk]:
+    def materialized(self, name: str) -> Iterator[Chunk]:
         ids, values = self._rows(name).whole() or (
             torch.empty(0, dtype=torch.int64),
             torch.empty(0, 0),
@@ -149,9 +149,9 @@ def store_of(tables: Tables | None, communicator: Communicator | None) -> TableS
         return (
             None
             if communicator.lookups is None
-            else ServedTables(communicator.lookups, communicator.plan)
+            else ServedTableStore(communicator.lookups, communicator.plan)
         )
-    return None if tables is None else LocalTables(tables)
+    return None if tables is None else LocalTableStore(tables)
 
 
 def _by_columns(table: Table, plan: Plan) -> list[tuple[int, int, Rule]]:
@@ -166,7 +166,7 @@ def _width(table: Table) -> dict[str, Any]:
     return {"dim": table.dim, "dtype": table.dtype}
 
 
-def _facts(
+def _metadata(
     table: Table, rules: list[tuple[int, int, Rule]], known: Mapping[str, Any]
 ) -> dict[str, Any]:
     plain = [

@@ -1,1 +1,23 @@
-"""Room of trainer/communicator."""
+"""A trainer's side of a job with servers: gradients leave, parameters come back, rows are looked up.
+
+In reading order::
+
+    communicator       the job as the script's thread sees it: start, send, close_step, finish_step
+    connections        its clients, one for each server
+    lane               what every sender of a lane does
+    senders            which sender a lane has
+    sync_sender        sync
+    async_sender       async and half-async: a queue and a thread
+    kstep_senders      geo and diloco
+    request_pipeline   messages that the script does not wait for
+    parameter_slices   slices as parts of live tensors
+    device_copy        copies between a GPU and pinned memory
+    state_transfer     values and optimizer states outside of steps
+    initial_values     a warning where a trainer's own values differed
+    tables             the embeddings of a job's models, by table (imports numba)
+    lookups            rows of tables on servers (imports numba)
+    geo_rows           rows that a k-step trainer steps by itself (imports numba)
+
+Only this room uses ``pserver.client``, but for the rendezvous of a dense all-reduce.  It imports
+``collective`` and ``embedding``; it imports no generated message.
+"""

@@ -1,14 +1,14 @@
-"""The async and half-async lanes: steps queue, and a thread of its own merges and sends them.
+"""The async and half-async lanes: closed steps queue, and the lane's thread merges and sends them.
 
 [Note: how far ahead]  ``send_queue_size`` bounds the steps that are on their way: the one that
 finds no slot waits.  But a trainer that computes faster than messages come back would fill any
 queue and then train, no faster, on parameters that are as many steps old.  So before a step is
 copied into the queue it gives the messages before it ``SOFT_SECONDS`` to come back, as long as
-there are as many as one message would merge: where servers answer, a trainer is about one message
-ahead, and this step is copied into the memory of the one before; where a server is stopped for a
+there are as many as one message would merge.  Where servers reply, a trainer is about one message
+ahead, and this step is copied into the memory of the one before.  Where a server is stopped for a
 while, the queue takes what comes, and each message in it is one more copy of the parameters.  A
-lane of few bytes need not save them: its step is queued first, so that the sender finds it at once,
-and then waits as long.
+lane of few bytes need not save memory: its step is queued first, so that the sender finds it at
+once, and then waits as long.
 """
 
 from __future__ import annotations
@@ -22,57 +22,63 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pserver.client.channel import Channel
+from pserver.client.channel import Channel, Hparams
+from pserver.client.replies import Reply
 from pserver.errors import PServerError
 from pserver.table.gradient import RowGradient
-from pserver.wire_pb2 import Done, Part
-from trainer.communicator.device_copy import PendingCopy, crosses
-from trainer.communicator.lane import Hparams
+from trainer.communicator.device_copy import PendingCopy, is_on_gpu
 from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.request_pipeline import Buffers, RequestPipeline, Stage, Tensors
+from trainer.communicator.request_pipeline import Buffers, RequestPipeline, StagedValues, Tensors
 from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)
 
-SOFT_SECONDS = 0.05
-SMALL_BYTES = 2**20  # of a lane's parameters: below, a copy more is no matter
+SOFT_SECONDS = 0.05  # see [Note: how far ahead]
+SMALL_BYTES = 2**20  # of a lane's parameters: below, one more copy does not matter
 FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
 
 
 @dataclass(slots=True)
-class _Message:
-    """Closed steps of one trainer that leave together."""
+class MergedSteps:
+    """One or more closed steps of one trainer, which leave in one message.
 
-    gradients: Tensors  # by slice; those that are to be cut when they leave, by variable
+    Attributes:
+        gradients: by slice; those that the sending thread cuts, by variable.
+        tables: gradients of rows, by table.
+        hparams: of the last step.
+        steps: how many.
+        owned: whether the gradients are copies, in buffers of the lane.
+        copies: from a GPU, that may not have been made yet.
+    """
+
+    gradients: Tensors
     tables: dict[str, RowGradient]
-    rows: Hparams
+    hparams: Hparams
     steps: int = 1
-    own: bool = False  # whether the gradients are copies
-    # copies from a GPU that may not have been made yet
-    crossing: list[PendingCopy] = field(default_factory=list)
+    owned: bool = False
+    copies: list[PendingCopy] = field(default_factory=list)
 
     def copy(self, slices: ParameterSlices, buffers: Buffers) -> None:
-        """Copies the gradients; what they come from may be written to by whatever the script does
-        next.
-        """
-        self.own = True
+        """Copies the gradients: the script may write to its own as soon as the step is closed."""
+        self.owned = True
         for name, gradient in self.gradients.items():
             self.gradients[name] = buffers.take(name)
-            if crosses(gradient):
-                self.crossing.append(slices.crossing(gradient).out(gradient, self.gradients[name]))
+            if is_on_gpu(gradient):
+                way = slices.device_copy(gradient)
+                self.copies.append(way.to_host(gradient, self.gradients[name]))
             else:
                 self.gradients[name].copy_(gradient)
         slices.join()
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         """Waits until the gradients can be read."""
-        for crossed in self.crossing:
-            crossed.synchronize()
-        self.crossing.clear()
+        for copy in self.copies:
+            copy.synchronize()
+        self.copies.clear()
 
-    def add(self, later: _Message, buffers: Buffers) -> None:
-        """One more step: its gradients are added, its hyper-parameters count."""
-        self.settle()
+    def add(self, later: MergedSteps, buffers: Buffers) -> None:
+        """Adds one more step's gradients; from here on its hyper-parameters count."""
+        self.wait_for_copies()
         for name, gradient in later.gradients.items():
             if name in self.gradients:
                 self.gradients[name].add_(gradient.to("cpu"))
@@ -82,11 +88,11 @@ class _Message:
             self.tables[name] = (
                 self.tables[name].add_(of_table) if name in self.tables else of_table
             )
-        self.rows = later.rows
+        self.hparams = later.hparams
         self.steps += later.steps
 
     def merge(self, rule: str) -> None:
-        """The sum over the steps, or their mean."""
+        """Makes the sum over the steps their mean, if the rule is "mean"."""
         if rule == "mean" and self.steps > 1:
             for gradient in self.gradients.values():
                 gradient.mul_(1.0 / self.steps)
@@ -95,36 +101,38 @@ class _Message:
 
 
 class AsyncSender:
-    """Async and half-async: closed steps queue, and one thread merges and sends them.
+    """The sender of an async or half-async lane; see
+    :class:`~trainer.communicator.lane.LaneSender`.
 
-    With one slot, or where a step waits for a bound or a number of steps, ``finish`` waits for the
-    step's own result.
+    With one slot, with bounded staleness and in half-async mode ``finish`` waits for the step's own
+    result.  The script's thread closes steps; a thread of the lane sends them; with
+    ``independent_recv_thread`` another one fetches parameters.
     """
 
     def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
         self._lane = lane
         self._slices = slices
         self._buffers = Buffers(slices)
-        self._stage = Stage(self._buffers)
-        self._wire = RequestPipeline(lane, slices, self._buffers)
-        self.turn = self._wire.turn
+        self._staged = StagedValues(self._buffers)
+        self._pipeline = RequestPipeline(lane, slices, self._buffers)
+        self.turn = self._pipeline.turn
         self._gradients: Tensors = {}  # of the step under way: the script's own
         self._tables: dict[str, RowGradient] = {}  # likewise
-        self._closed: _Message | None = None  # a step that has found no room yet
+        self._closed: MergedSteps | None = None  # a step that has found no room yet
         self._changed = threading.Condition()  # guards the eight below
-        self._queue: deque[_Message] = deque()
+        self._queue: deque[MergedSteps] = deque()
         self._unanswered = 0  # steps closed and not yet answered
         self._failure: PServerError | None = None
         self._stopping = False
         self._since_fetch = 0  # messages since parameters last came
         self._blocked_seconds = 0.0
         self._merged = 0
-        self._last = Done()
+        self._last = Reply()
         self._flushing = False
         self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.kind.collects
-        # nothing computes while values land
-        self._direct = self._waits and not lane.independent_recv_thread
-        # Whether a gradient outlives its step, after which the script writes on.
+        # values arrive in the parameters themselves, because nothing computes meanwhile
+        self._in_place = self._waits and not lane.independent_recv_thread
+        # whether a gradient outlives its step, after which the script writes to it again
         self._copies = lane.max_merge_var_num > 1 if lane.kind.collects else not self._waits
         self._saves = slices.bytes >= SMALL_BYTES
         self._threads: list[threading.Thread] = []
@@ -132,15 +140,17 @@ class AsyncSender:
     @property
     def step(self) -> int:
         """Messages sent."""
-        return self._wire.step
+        return self._pipeline.step
 
-    def landing(self, part: Part) -> torch.Tensor:
-        """See :class:`LaneSender`."""
-        return self._slices.landing(part.name) if self._direct else self._wire.landing(part.name)
+    def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The parameter's own memory where ``finish`` waits, otherwise a buffer."""
+        return (
+            self._slices.destination(name) if self._in_place else self._pipeline.destination(name)
+        )
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
-        self._wire.start(channels, step)
+        self._pipeline.start(channels, step)
         targets = [
             self._send_queued,
             *([self._fetch] if self._lane.independent_recv_thread else []),
@@ -160,12 +170,12 @@ class AsyncSender:
         """See :class:`LaneSender`."""
         self._tables[table] = gradient
 
-    def close(self, rows: Hparams, overflow: bool) -> None:
+    def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.
 
         An overflow's step is dropped; one that finds no room leaves in ``finish``.
         """
-        step = _Message(self._gradients, self._tables, rows)
+        step = MergedSteps(self._gradients, self._tables, hparams)
         self._gradients, self._tables = {}, {}
         if overflow:
             return
@@ -177,26 +187,26 @@ class AsyncSender:
 
     def _has_room(self) -> bool:
         """Whether a step may be queued now.  See [Note: how far ahead]."""
-        most = (
+        limit = (
             min(self._lane.max_merge_var_num, self._lane.send_queue_size)
             if self._saves
             else self._lane.send_queue_size
         )
-        return self._unanswered < most or self._failure is not None
+        return self._unanswered < limit or self._failure is not None
 
     def _enqueue(self) -> None:
-        """The closed step, if there is one, joins the last message that has not left, or is a
-        message of its own.
+        """Merges the closed step, if there is one, into the last message that has not left, or
+        queues it as a message of its own.
         """
         if self._closed is None:
             return
         step, self._closed = self._closed, None
-        self.refresh()  # which gives back the memory that this step may be copied into
+        self.refresh()  # gives back the memory that this step may be copied into
         with self._changed:
             joins = bool(self._queue) and self._queue[-1].steps < self._lane.max_merge_var_num
             if joins:
                 self._queue[-1].add(step, self._buffers)
-        if not joins and (self._copies or any(map(crosses, step.gradients.values()))):
+        if not joins and (self._copies or any(map(is_on_gpu, step.gradients.values()))):
             step.copy(self._slices, self._buffers)
         with self._changed:
             if not joins:
@@ -204,7 +214,7 @@ class AsyncSender:
             self._unanswered += 1
             self._changed.notify_all()
 
-    def finish(self) -> Done:
+    def finish(self) -> Reply:
         """See :class:`LaneSender`."""
         with self._changed:
             if self._closed is not None:
@@ -215,9 +225,9 @@ class AsyncSender:
             if self._waits and not self._collecting():
                 self._wait(lambda: not self._unanswered)
             elif not (self._waits or self._saves):
-                most = self._lane.max_merge_var_num
+                limit = self._lane.max_merge_var_num
                 self._changed.wait_for(
-                    lambda: self._unanswered <= most or self._failure is not None, SOFT_SECONDS
+                    lambda: self._unanswered <= limit or self._failure is not None, SOFT_SECONDS
                 )
             self._check()
         self.refresh()
@@ -244,10 +254,10 @@ class AsyncSender:
     def refresh(self) -> None:
         """See :class:`LaneSender`."""
         if (
-            self._direct
-            or self._stage.take(lambda name, value, _: self._slices.write(name, value)) is not None
+            self._in_place
+            or self._staged.take(lambda name, value, _: self._slices.write(name, value)) is not None
         ):
-            self._slices.unload()
+            self._slices.flush_buffers()
 
     def drain(self) -> None:
         """See :class:`LaneSender`."""
@@ -282,7 +292,7 @@ class AsyncSender:
     def _send_queued(self) -> None:
         try:
             while (message := self._next()) is not None:
-                message.settle()
+                message.wait_for_copies()
                 message.merge(self._lane.merge)
                 self._exchange(message, omit_values := self._omits_values())
                 with self._changed:
@@ -296,37 +306,37 @@ class AsyncSender:
             log.exception("sending steps")
             self._fail(PServerError(f"sending steps: {type(error).__name__}: {error}"))
 
-    def _exchange(self, message: _Message, omit_values: bool) -> None:
+    def _exchange(self, message: MergedSteps, omit_values: bool) -> None:
         gradients = self._slices.cut(message.gradients)
-        over = message.own and not omit_values
-        self._last, values = self._wire.exchange(
-            gradients, message.rows, omit_values, over, message.tables
+        reuse = message.owned and not omit_values
+        self._last, values = self._pipeline.exchange(
+            gradients, message.hparams, omit_values, reuse, message.tables
         )
         beside = {
-            name: value for name, value in values.items() if not over or name not in gradients
+            name: value for name, value in values.items() if not reuse or name not in gradients
         }
-        memory = {**(message.gradients if message.own else {}), **beside}
-        if omit_values or self._direct:
+        memory = {**(message.gradients if message.owned else {}), **beside}
+        if omit_values or self._in_place:
             self._buffers.give_back(memory)
         else:
-            self._stage.arrived(values, memory)
+            self._staged.put(values, memory)
 
     def _omits_values(self) -> bool:
-        """Whether the next message's answer need not bring parameters."""
+        """Whether the next message's reply need not bring parameters."""
         if self._lane.independent_recv_thread:
             return True
         return self._since_fetch + 1 < self._lane.min_send_grad_num_before_recv
 
-    def _next(self) -> _Message | None:
+    def _next(self) -> MergedSteps | None:
         """The next message; None at the end."""
         with self._changed:
             while not self._queue or self._collecting():
                 if self._stopping:
                     return None
                 self._changed.wait()
-            most, rounds = self._lane.max_merge_var_num, self._lane.send_wait_times
+            limit, rounds = self._lane.max_merge_var_num, self._lane.send_wait_times
             while (
-                (before := self._queue[0].steps) < most
+                (before := self._queue[0].steps) < limit
                 and rounds
                 and not (self._waits or self._stopping or self._flushing)
             ):
@@ -351,7 +361,7 @@ class AsyncSender:
                     self._changed.wait_for(self._enough_sent, timeout=FETCH_SECONDS)
                     self._since_fetch = 0
                 if not self._stopping:
-                    self._stage.arrived(values := self._wire.pull(), values)
+                    self._staged.put(values := self._pipeline.pull(), values)
         except PServerError as error:
             self._fail(error)
 

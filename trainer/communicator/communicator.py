@@ -4,8 +4,8 @@ lane.
 The eager path (``fleet``) and the program path (``Executor``) both end here.  A step is::
 
     send(slice, gradient)  ...         in any order: tensors leave while the script goes on
-    close_step(rows)                   the step is complete
-    finish_step()                      waits for what the lane waits for, and takes in what has arrived
+    close_step(hparams)                the step is complete
+    finish_step()                      waits for what the lanes wait for, takes in what has arrived
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from __future__ import annotations
 import atexit
 import logging
 import math
-import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.client.client import Client, Identity, Landing
+from pserver.client.channel import Hparams
+from pserver.client.client import Client
+from pserver.client.replies import Joined, Reply
+from pserver.client.retrying_stream import Destination
 from pserver.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
-from pserver.wire_pb2 import Done, JoinReply
 from trainer.collective.dense_allreduce import DenseAllreduce
-from trainer.communicator.async_sender import AsyncSender
-from trainer.communicator.device_copy import crosses
+from trainer.communicator.connections import clients_of
+from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
-from trainer.communicator.kstep_senders import DiLoCoSender, GeoSender
-from trainer.communicator.lane import Hparams, LaneSender
+from trainer.communicator.kstep_senders import GeoSender
 from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.senders import sender_of
 from trainer.communicator.state_transfer import StateTransfer
-from trainer.communicator.sync_sender import SyncSender
 from trainer.role import Connection
 from transpiler.distribute import pserver_program
 from transpiler.formats.plan_text import plan_text
-from transpiler.plan.plan import Deployment, Lane, Placement, Plan
+from transpiler.plan.plan import Deployment, Placement, Plan
 from transpiler.program import Program
 
 if TYPE_CHECKING:
@@ -47,23 +47,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TRANSPORTS = ("shm", "flight", "grpc")
-
 
 class Communicator:
     """One trainer's part in a job.
+
+    The script's thread calls it.
 
     Args:
         deployment: the plan, the endpoints and this trainer's number.
         tensors: every placed variable by name, the live ones: parameters arrive in them.  Any
             device, any strides.
         optimizer: whose state, where it has some already, is the servers' initial state.
-        connection: deadlines, and which transports to offer.
+        connection: timeouts, and which transports to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
-        split_late: steps queue whole, and each lane's sending thread cuts them into slices.
+        runtime_split_send_recv: async and half-async steps queue whole, and each lane's sending
+            thread cuts them into slices.
 
     Attributes:
-        lookups: of rows, where the plan has tables.
+        plan: of the job.
+        step: steps that the script has closed.
+        lanes: the senders, by lane.
+        clients: the connections, by server.
+        lookups: requests for rows, where the plan has tables.
+        dense_allreduce: the mean of those gradients that trainers share without servers, if any.
     """
 
     def __init__(
@@ -73,50 +79,35 @@ class Communicator:
         optimizer: torch.optim.Optimizer | None = None,
         connection: Connection | None = None,
         start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
-        split_late: bool = False,
+        runtime_split_send_recv: bool = False,
     ) -> None:
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         connection = connection or Connection.from_environment()
         self.plan = deployment.plan
         self.trainer_id = deployment.trainer_id
-        self.step = 0  # closed by the script
+        self.step = 0
+        self.dense_allreduce: DenseAllreduce | None = None
         self._plan_only = connection.plan_only
-        self._split_late = split_late
+        self._runtime_split_send_recv = runtime_split_send_recv
         self._tensors = tensors
         self._programs = [
             pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
         ]
         self._all = ParameterSlices(list(self.plan.placements), tensors)
         self._transfer = StateTransfer(self.plan, self._programs, self._all, tensors, optimizer)
-        self.lanes = [_sender(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
+        self.lanes = [sender_of(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
-        # where trainers share some gradients among themselves
-        self.averaging: DenseAllreduce | None = None
         self._barriers = 0
         self._left = False
-        # Without wait_port the servers are expected to be there already.
-        patience = (
-            connection.start_timeout_seconds
-            if deployment.wait_port
-            else connection.heartbeat_timeout_seconds
-        )
-        identity = _identity(deployment, connection)
-        landings = [self._transfer.landing(lane) for lane in self.lanes]
         self._start_rows = dict(start_rows or {})
         self.lookups = _lookups(self.plan)
-        self.clients = [
-            Client(
-                endpoint,
-                index,
-                identity,
-                connection.heartbeat_timeout_seconds,
-                patience,
-                landings,
-                _landing(self.lookups, index),
-            )
-            for index, endpoint in enumerate(deployment.endpoints)
-        ]
+        self.clients = clients_of(
+            deployment,
+            connection,
+            [self._transfer.destination(lane) for lane in self.lanes],
+            partial(_table_destination, self.lookups),
+        )
         self._transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
@@ -137,50 +128,52 @@ class Communicator:
         keep_memory()
         atexit.register(self._abandoned)
         try:
-            replies = [
+            joined = [
                 self._join(client, program)
                 for client, program in zip(self.clients, self._programs, strict=True)
             ]
-            self._take_over(installed=all(reply.install for reply in replies))
+            self._take_over(installed=all(each.install for each in joined))
             for index, lane in enumerate(self.lanes):
-                done = max(
-                    (reply.steps[index] for reply in replies if len(reply.steps) > index), default=0
+                applied = max(
+                    (each.steps[index] for each in joined if len(each.steps) > index), default=0
                 )
-                lane.start([client.channels[index] for client in self.clients], done)
+                lane.start([client.channels[index] for client in self.clients], applied)
         except BaseException as error:
             self.leave(f"{type(error).__name__}: {error}")
             raise
         trim_memory()
 
-    def _join(self, client: Client, program: Program) -> JoinReply:
+    def _join(self, client: Client, program: Program) -> Joined:
         # the job may end at one server while this trainer waits to be let in by another
         client.meanwhile = self.check
-        reply = client.join()
-        if reply.install:
+        joined = client.join()
+        if joined.install:
             client.install(program)
             for name, (ids, values) in self._start_rows.items():
                 assert self.lookups is not None, "the plan has this table"
-                self.lookups.begin_with(client.index, name, ids, values)
+                self.lookups.load_initial(client.index, name, ids, values)
             self._transfer.upload(client)  # the last: from here on the server serves
-        return reply
+        return joined
 
     def _take_over(self, installed: bool) -> None:
-        """The job's values; where this trainer's own, which are not the job's, were others, one
-        warning.
+        """Receives the job's values; warns, once, where the trainer's own differed.
+
+        Args:
+            installed: this trainer's values are the job's.
         """
         own = InitialValues(
             () if installed else (placement.name for placement in self.plan.placements),
             self._tensors,
         )
-        # later, the job's values have moved, and differ from anybody's
+        # at a later version the job's values have moved, and differ from every initial value
         if self._transfer.pull().version == 0:
             own.warn(self.trainer_id)
 
     def leave(self, failure: str = "") -> None:
-        """Sends what waits to be sent, and says goodbye to every server; or says why this trainer
-        cannot go on.
+        """Drains the lanes and leaves every server; or tells the servers why this trainer cannot go
+        on.
 
-        Never raises but for what stopped the sending; harmless when called twice.
+        It raises only what stopped the sending.  A second call does nothing.
         """
         atexit.unregister(self._abandoned)
         self._left = True
@@ -193,12 +186,12 @@ class Communicator:
                 lane.stop()
             for client in self.clients:
                 client.leave(failure)
-            if self.averaging is not None:
-                self.averaging.close(failure)
+            if self.dense_allreduce is not None:
+                self.dense_allreduce.close(failure)
 
     def _abandoned(self) -> None:
-        """The process ends, and nobody has left: an exception, or a forgotten ``fleet.finish()`` or
-        ``Executor.close()``.
+        """Leaves at the end of a process that has not: after an exception, or without
+        ``fleet.finish()`` or ``Executor.close()``.
         """
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if error is None:
@@ -253,8 +246,8 @@ class Communicator:
         Raises:
             ValueError: it has another dtype or number of elements than its slice, or is sparse.
         """
-        placement, piece = self._all.owner(name)
-        self._send(placement, name, gradient, piece.shape)
+        placement, slice_ = self._all.owner(name)
+        self._send(placement, name, gradient, slice_.shape)
 
     def _send(
         self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]
@@ -275,7 +268,7 @@ class Communicator:
             )
         self.check()
         self._open.add(placement.lane)
-        here = gradient.detach() if crosses(gradient) else gradient.detach().to("cpu")
+        here = gradient.detach() if is_on_gpu(gradient) else gradient.detach().to("cpu")
         self.lanes[placement.lane].send(name, here.contiguous().view(shape))
 
     def send_whole(self, name: str, gradient: torch.Tensor) -> None:
@@ -283,50 +276,52 @@ class Communicator:
         thread cuts it.
         """
         placement = self.plan.placement(name)
-        if gradient.is_sparse or (self._split_late and self.plan.lane_of(placement).kind.queues):
+        if gradient.is_sparse or (
+            self._runtime_split_send_recv and self.plan.lane_of(placement).kind.queues
+        ):
             self._send(placement, name, gradient, placement.shape)
             return
-        for piece, part in self._all.cut({name: gradient.detach().contiguous()}).items():
-            self.send(piece, part)
+        for slice_, part in self._all.cut({name: gradient.detach().contiguous()}).items():
+            self.send(slice_, part)
 
     def rows_of(self, table: str) -> RowSource:
-        """What the embeddings of a table pull from: the servers; in a k-step lane the rows that
-        this trainer steps.
+        """The source that the embeddings of a table pull from: the servers; in a geo lane the rows
+        that this trainer steps.
         """
         assert self.lookups is not None, "the plan has this table"
         lane = self.lanes[self.plan.table(table).lane]
         if not isinstance(lane, GeoSender):
             return self.lookups.rows_of(table)
-        from trainer.communicator.geo_rows import GeoRows
+        from trainer.communicator.geo_rows import GeoRows  # imports numba
 
         pull = partial(self.lookups.pull, table)
-        lane.tables[table] = GeoRows(self.plan.table(table), self.plan, pull, lane.answered)
+        lane.tables[table] = GeoRows(self.plan.table(table), self.plan, pull, lane.wait_for_replies)
         return lane.tables[table]
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Queues the gradient of a table's rows; what it holds is not written to any more."""
+        """Queues the gradient of a table's rows, whose tensors nobody writes to any more."""
         self.check()
         lane = self.plan.table(table).lane
         self._open.add(lane)
         self.lanes[lane].send_rows(table, gradient)
 
-    def commit(self, rows: Hparams, overflow: bool = False) -> Done:
+    def commit(self, hparams: Hparams, overflow: bool = False) -> Reply:
         """Closes the step in every lane and finishes it: :meth:`close_step`, then
         :meth:`finish_step`.
         """
-        self.close_step(rows, overflow)
-        done = self.finish_step()
-        assert done is not None, "every lane is closed"
-        return done
+        self.close_step(hparams, overflow)
+        reply = self.finish_step()
+        assert reply is not None, "every lane is closed"
+        return reply
 
     def close_step(
-        self, rows: Hparams, overflow: bool = False, lanes: Sequence[int] | None = None
+        self, hparams: Hparams, overflow: bool = False, lanes: Sequence[int] | None = None
     ) -> None:
-        """The step is complete; parameters that nothing was sent for have no gradient in it.
+        """Completes the step; parameters that nothing was sent for have no gradient in it.
 
         Args:
-            rows: the present hyper-parameters of every group.
-            overflow: a gradient was not finite: nobody takes this step.
+            hparams: the present hyper-parameters of every group.
+            overflow: a gradient was not finite: no trainer takes this step.
             lanes: only these; a program closes its lanes one after another.
         """
         self.check()
@@ -339,22 +334,22 @@ class Communicator:
         self._closed.update(chosen)
         self._open.difference_update(chosen)
         for index in chosen:
-            self.lanes[index].close(rows, overflow)
+            self.lanes[index].close(hparams, overflow)
 
-    def finish_step(self) -> Done | None:
+    def finish_step(self) -> Reply | None:
         """Waits for what the closed lanes wait for, and takes in what has arrived.
 
         Returns:
-            The answer of the first lane's first server; None if no lane's step is closed.
+            The reply of the first lane's first server; None if no lane's step is closed.
 
         Raises:
             PServerError: a server or another trainer is lost, or refused the step.
         """
         closed, self._closed = sorted(self._closed), set()
-        answers = [self.lanes[index].finish() for index in closed]
+        replies = [self.lanes[index].finish() for index in closed]
         if self.step & (self.step - 1) == 0:
             trim_memory()
-        return next(iter(answers), None)
+        return next(iter(replies), None)
 
     def has_sent(self, lane: int) -> bool:
         """Whether gradients of a step that is not closed yet have been sent in a lane."""
@@ -385,8 +380,8 @@ class Communicator:
     # ---- values and states ----
 
     def flush(self) -> None:
-        """Everything sent has been applied, and what others have sent until now is here: before a
-        model is judged or saved.
+        """Waits until everything sent has been applied, and receives what others have sent until
+        now: before a model is evaluated or saved.
 
         In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
         stay its own.
@@ -436,48 +431,13 @@ class Communicator:
         self.clients[0].barrier(f"{self._barriers}: {name}")
 
 
-# Of each update mode: what makes the sender of a lane.
-SENDERS: Mapping[str, Callable[[Plan, Lane, ParameterSlices], LaneSender]] = {
-    "sync": lambda plan, lane, slices: SyncSender(
-        slices, plan.clip if plan.clips_on_servers else None
-    ),
-    "async": lambda plan, lane, slices: AsyncSender(lane, slices),
-    "half_async": lambda plan, lane, slices: AsyncSender(lane, slices),
-    "geo": lambda plan, lane, slices: GeoSender(lane, slices, plan.trainers),
-    "diloco": lambda plan, lane, slices: DiLoCoSender(lane, slices),
-}
-
-
-def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> LaneSender:
-    """The sender for a lane's mode."""
-    lane = plan.lanes[index]
-    slices = ParameterSlices(
-        [p for p in plan.placements if p.lane == index and p.group is not None], tensors
-    )
-    return SENDERS[lane.mode](plan, lane, slices)
-
-
 def _lookups(plan: Plan) -> Lookups | None:
-    """Where the plan has tables; a job without them is spared the import of what compiles their
-    kernels.
-    """
     if not plan.tables:
         return None
-    from trainer.communicator.lookups import Lookups
+    from trainer.communicator.lookups import Lookups  # imports numba
 
     return Lookups(plan.tables)
 
 
-def _landing(lookups: Lookups | None, server: int) -> Landing | None:
-    return None if lookups is None else partial(lookups.landing, server)
-
-
-def _identity(deployment: Deployment, connection: Connection) -> Identity:
-    assert deployment.trainer_id is not None
-    return Identity(
-        trainer_id=deployment.trainer_id,
-        incarnation=secrets.token_hex(8),
-        fingerprint=deployment.plan.fingerprint(),
-        manifest=deployment.plan.manifest(),
-        transports=TRANSPORTS if connection.transport == "auto" else (connection.transport,),
-    )
+def _table_destination(lookups: Lookups | None, server: int) -> Destination | None:
+    return None if lookups is None else partial(lookups.destination, server)

@@ -1,28 +1,29 @@
-"""The rows of one table in a k-step lane: the trainer steps those that it touches by itself, and
+"""The rows of one table in a geo lane: the trainer steps the rows that it touches by itself, and
 only they travel, both ways.
 
 [Note: geo, row by row]  A row that the trainer has looked up has two copies here: x, which it
-trains, and y, what it takes for the server's.  The time between two messages is a window.  The
-first lookup of a row in a window asks the server: from its z, x moves by z - y, and y becomes z (x
-= y = z for a row that is new here).  At the end of the window delta = (x - y) / trainers of every
-row that was trained in it leaves, and y moves by delta.  Only then does a lookup wait: for the
-server's answer to the last message, so that z has everything in it that y has.  Optimizer states
-stay with the trainer.
+trains, and y, the server's value as far as this trainer knows it.  The time between two messages is
+a window.  The first lookup of a row in a window asks the server: from its z, x moves by z - y, and
+y becomes z (x = y = z for a row that is new here).  At the end of the window delta = (x - y) /
+trainers of every row that was trained in it leaves, and y moves by delta.  Only such a first lookup
+waits: for the server's reply to the last message, so that z has everything in it that y has.
+Optimizer states stay with the trainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 
+from pserver.client.channel import Hparams
 from pserver.table.gradient import RowGradient, total_of
 from pserver.table.index import Index
 from pserver.table.sparse_table import SparseTable
 from pserver.transport.codec import DTYPES
-from transpiler.ir.rules import Hparam, Rule
+from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, ShowClickEntry, Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
@@ -32,17 +33,22 @@ Array = np.ndarray
 
 
 class GeoRows:
-    """See the module's docstring; a :class:`trainer.embedding.embedding.RowSource`.
+    """The rows of one table that this trainer steps by itself; a
+    :class:`trainer.embedding.embedding.RowSource`.
+
+    The script's thread alone calls it.
 
     Args:
         table, plan: of the job.
-        pull: rows as the servers hold them.
-        answered: returns when all messages that have left are answered.
+        pull: gives rows as the servers hold them.
+        wait_for_replies: returns when all messages that have left are answered.
     """
 
-    def __init__(self, table: Table, plan: Plan, pull: Pull, answered: Callable[[], None]) -> None:
+    def __init__(
+        self, table: Table, plan: Plan, pull: Pull, wait_for_replies: Callable[[], None]
+    ) -> None:
         rules = rules_of(table, plan.groups)
-        # which rows there are, the servers decide
+        # admission and eviction are the servers'
         here = replace(table, entry=None, ttl=None, capacity=None, memory_bytes=None)
         self._read = [
             (segment.group, rule.hparams)
@@ -58,7 +64,7 @@ class GeoRows:
         self._counts = isinstance(table.entry, ShowClickEntry)
         self._dim, self._dtype = table.dim, DTYPES[table.dtype]
         self._pull = pull
-        self._answered = answered
+        self._wait_for_replies = wait_for_replies
 
     def pull(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of unique ids, int64 [u] on the CPU -> [u, dim], as this trainer trains them."""
@@ -69,7 +75,7 @@ class GeoRows:
         return self._rows(self._own, wanted)
 
     def _refresh(self, ids: Array) -> None:
-        self._answered()
+        self._wait_for_replies()
         served = self._pull(torch.from_numpy(ids))
         slots, _ = self._here.locate(ids)
         old = np.flatnonzero(slots >= 0)
@@ -89,26 +95,26 @@ class GeoRows:
         table.lookup(ids, out.numpy())
         return out
 
-    def forget(self) -> None:
-        """The servers' rows are others: everything is looked up again."""
+    def invalidate(self) -> None:
+        """Drops all rows, because the servers' were replaced: everything is looked up again."""
         for table in (self._own, self._known):
             table.clear()
         self._here.clear()
         self._fresh.clear()
         self._trained = []
 
-    def step(self, gradient: RowGradient, rows: Mapping[int, Mapping[str, Hparam]]) -> None:
-        """One step of the rows of a gradient, by the table's rules with these numbers of the
-        groups.
-        """
+    def step(self, gradient: RowGradient, hparams: Hparams) -> None:
+        """Steps the rows of a gradient by the table's rules, with these hyper-parameters."""
         ids = gradient.ids.numpy()
-        hparams = [{name: rows[group][name] for name in names} for group, names in self._read]
-        self._own.update(ids, gradient.rows.numpy(), hparams)
+        read = [{name: hparams[group][name] for name in names} for group, names in self._read]
+        self._own.update(ids, gradient.rows.numpy(), read)
         self._trained.append(RowGradient(gradient.ids, gradient.rows[:, :0], gradient.statistics))
 
-    def leave(self) -> RowGradient:
-        """The window ends: what changed of the rows that were trained in it, divided by the
-        trainers.
+    def end_window(self) -> RowGradient:
+        """Ends the window.
+
+        Returns:
+            The changes of the rows that were trained in it, divided by the number of trainers.
         """
         nothing = RowGradient(
             torch.empty(0, dtype=torch.int64),

@@ -1,4 +1,6 @@
-"""What a trainer's variables held before the job's values came: where they differ, one warning."""
+"""A trainer's own values before the job's replace them: where the two differ, one warning says
+so.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,7 @@ class InitialValues:
         self._before = {name: _checksum(tensors[name]) for name in names}
 
     def warn(self, trainer_id: int) -> None:
-        """Says, in one line, whether the values that have come are others, and names the first
-        variable where they are.
-        """
+        """Warns, in one line, if values that have come differ; names the first such variable."""
         other = [
             name
             for name, before in self._before.items()

@@ -1,4 +1,4 @@
-"""Rows of tables from the servers: looked up for a forward, read and loaded chunk by chunk for a
+"""Rows of tables on the servers: looked up for a forward, scanned and loaded chunk by chunk for a
 checkpoint.
 
 A request goes to all servers that it concerns at once, on streams of its own, so that a lookup
@@ -7,9 +7,8 @@ never waits behind gradients that are on their way.  The script's thread waits f
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,12 +17,11 @@ import torch
 
 from pserver.client.channel import Channel
 from pserver.client.client import Client
+from pserver.client.replies import Reply, first_of
 from pserver.errors import PServerError
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
-from pserver.transport import codec
-from pserver.wire_pb2 import Commit, Done, Frame, Kind, Part, Scan
-from trainer.communicator.lane import Request
+from pserver.transport.codec import DTYPES
 from transpiler.ir.tables import Table
 
 CHUNK_ROWS = 65536
@@ -32,10 +30,16 @@ Chunk = dict[str, np.ndarray]
 
 
 class Lookups:
-    """See the module's docstring.
+    """Requests for rows of a job's tables, to all servers, one request at a time.
+
+    Any thread may call it; destinations are asked for in the channels' threads.
 
     Args:
-        tables: of the plan, by name.
+        tables: of the plan.
+
+    Attributes:
+        tables: by name.
+        lookups, rows: requests for rows, and rows, since the start.
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -43,23 +47,26 @@ class Lookups:
         self.lookups = 0
         self.rows = 0  # that were looked up
         self._clients: list[Client] = []
-        # by server: where the present request's arrays go
-        self._landings: list[dict[str, torch.Tensor]] = []
+        # by server: the arrays of the present request, by name
+        self._arrays: list[dict[str, torch.Tensor]] = []
         self._turn = threading.Lock()  # one request at a time
 
     def start(self, clients: list[Client]) -> None:
         """The connections, by server."""
         self._clients = clients
-        self._landings = [{} for _ in clients]
+        self._arrays = [{} for _ in clients]
 
-    def landing(self, server: int, part: Part) -> torch.Tensor:
-        """Where a part of an array goes; called in the channels' threads."""
-        if part.name not in self._landings[server]:
-            self._landings[server][part.name] = codec.blank(part)
-        return self._landings[server][part.name]
+    def destination(
+        self, server: int, name: str, blank: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Where an array goes that a server sends; called in the channels' threads."""
+        arrays = self._arrays[server]
+        if name not in arrays:
+            arrays[name] = blank()
+        return arrays[name]
 
     def rows_of(self, name: str) -> ServedRows:
-        """What the embeddings of a table pull from."""
+        """The source that the embeddings of a table pull from."""
         return ServedRows(self, name)
 
     def pull(self, name: str, ids: torch.Tensor) -> torch.Tensor:
@@ -80,24 +87,24 @@ class Lookups:
         }
         rows = {name: self._blank(name, len(ids)) for name, ids in asked.items()}
         with self._turn:
-            answers = []
+            replies = []
             for server in range(servers):
                 own = {name: _own(ids, orders.get(name), server) for name, ids in asked.items()}
                 own = {name: ids for name, ids in own.items() if len(ids)}
                 if own:
-                    landing = {
+                    arrays = {
                         name: rows[name] if servers == 1 else self._blank(name, len(ids))
                         for name, ids in own.items()
                     }
-                    answers.append(self._ask(server, own, landing))
-            self._wait(answers)
+                    replies.append(self._ask(server, own, arrays))
+            _wait(replies)
             for name, (order, offsets) in orders.items():
-                for server, landed in enumerate(self._landings):
-                    if name in landed:
+                for server, arrived in enumerate(self._arrays):
+                    if name in arrived:
                         rows[name][
                             torch.from_numpy(order[offsets[server] : offsets[server + 1]])
-                        ] = landed[name]
-            self._landings = [{} for _ in self._clients]
+                        ] = arrived[name]
+            self._arrays = [{} for _ in self._clients]
         self.lookups += 1
         self.rows += sum(map(len, asked.values()))
         return rows
@@ -112,17 +119,17 @@ class Lookups:
         rows = [self._blank(name, len(ids)) for ids in parts]
         with self._turn:
             asked = [server for server, ids in enumerate(parts) if len(ids)]
-            self._wait(
+            _wait(
                 [self._ask(server, {name: parts[server]}, {name: rows[server]}) for server in asked]
             )
-            self._landings = [{} for _ in self._clients]
+            self._arrays = [{} for _ in self._clients]
         self.lookups += 1
         self.rows += sum(map(len, parts))
         return rows
 
     def _blank(self, name: str, count: int) -> torch.Tensor:
         table = self.tables[name]
-        return torch.empty((count, table.dim), dtype=codec.DTYPES[table.dtype])
+        return torch.empty((count, table.dim), dtype=DTYPES[table.dtype])
 
     def _channel(self, server: int) -> Channel:
         channel = self._clients[server].tables
@@ -130,84 +137,67 @@ class Lookups:
         return channel
 
     def _ask(
-        self, server: int, own: Mapping[str, torch.Tensor], landing: dict[str, torch.Tensor]
-    ) -> Future[Done]:
-        self._landings[server] = landing
-        channel = self._channel(server)
-        answer = channel.begin()
-        channel.post(Kind.LOOKUP, 0, own.items())
-        channel.pull(own, 0)
-        return answer
-
-    @staticmethod
-    def _wait(answers: list[Future[Done]]) -> None:
-        if answers:
-            Request(0, answers).wait()
+        self, server: int, own: Mapping[str, torch.Tensor], arrays: dict[str, torch.Tensor]
+    ) -> Future[Reply]:
+        self._arrays[server] = arrays
+        return self._channel(server).lookup(own)
 
     # ---- whole tables ----
 
     def scan(
         self, name: str, changed: bool = False, materialized: bool = False
-    ) -> Iterator[tuple[Chunk, dict[str, Any]]]:
-        """Chunks of a table from all servers, one after the other, each with its server's metadata."""
+    ) -> Iterator[tuple[Chunk, Mapping[str, Any]]]:
+        """Chunks of a table from all servers, one after the other, each with its server's metadata.
+
+        Args:
+            changed: only rows that changed since :meth:`mark_saved`.
+            materialized: rows as a lookup reads them.
+        """
         for server in range(len(self._clients)):
             cursor = 0
             while cursor >= 0:
-                asked = Scan(
-                    table=name,
-                    cursor=cursor,
-                    limit=CHUNK_ROWS,
-                    changed_since_save=changed,
-                    materialized=materialized,
-                )
                 with self._turn:
-                    done = self._scan(server, asked)
-                    landed, self._landings[server] = self._landings[server], {}
+                    self._arrays[server] = {}
+                    reply = self._channel(server).scan(
+                        name, cursor, CHUNK_ROWS, changed, materialized
+                    )
+                    done = first_of([reply])
+                    arrived, self._arrays[server] = self._arrays[server], {}
                 chunk = {
-                    full.removeprefix(f"{name}@"): array.numpy() for full, array in landed.items()
+                    full.removeprefix(f"{name}@"): array.numpy() for full, array in arrived.items()
                 }
-                yield chunk, json.loads(done.metadata)
+                yield chunk, done.metadata
                 cursor = done.cursor
 
-    def _scan(self, server: int, asked: Scan) -> Done:
-        self._landings[server] = {}
-        channel = self._channel(server)
-        answer = channel.begin()
-        channel.request(Frame(kind=Kind.SCAN, scan=asked))
-        return Request(0, [answer]).wait()
-
-    def saved(self, name: str) -> None:
-        """All that has changed of a table until now has been saved."""
+    def mark_saved(self, name: str) -> None:
+        """Tells the servers that all that has changed of a table until now has been saved."""
         with self._turn:
             for server in range(len(self._clients)):
-                self._scan(server, Scan(table=name, mark_saved=True))
+                _wait([self._channel(server).mark_saved(name)])
 
-    def begin_with(self, server: int, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """Gives a server those of these rows that it holds, as values that nothing was learned from
-        yet.
+    def load_initial(self, server: int, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
+        """Gives a server those of these rows that it holds, as rows without optimizer state.
 
         Args:
-            ids: int64 [n], each once; values: [n, dim].
+            ids: int64 [n], each once.
+            values: [n, dim].
         """
         for begin in range(0, len(ids), CHUNK_ROWS):
             part = RowGradient(ids[begin : begin + CHUNK_ROWS], values[begin : begin + CHUNK_ROWS])
             own = part.divide(len(self._clients))[server]
+            arrays = [(f"{name}@ids", own.ids), (f"{name}@values", own.rows.contiguous())]
             with self._turn:
-                self._wait(
-                    [
-                        self._give(
-                            server,
-                            [(f"{name}@ids", own.ids), (f"{name}@values", own.rows.contiguous())],
-                            {},
-                        )
-                    ]
-                )
+                _wait([self._channel(server).load(arrays)])
 
-    def begin_anew(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """A table without rows, with these metadata, on every server."""
-        said = {name: json.dumps(metadata)}
+    def reset(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Empties a table on every server; from here on it has these metadata."""
         with self._turn:
-            self._wait([self._give(server, [], said) for server in range(len(self._clients))])
+            _wait(
+                [
+                    self._channel(server).load([], {name: metadata})
+                    for server in range(len(self._clients))
+                ]
+            )
 
     def load(self, name: str, chunk: Chunk) -> None:
         """Gives every server those rows of a chunk that it holds, with their states."""
@@ -215,36 +205,32 @@ class Lookups:
             key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in chunk.items()
         }
         with self._turn:
-            answers = []
+            replies = []
             for server, own in enumerate(_chosen(chunk["ids"], len(self._clients))):
                 parts = [
                     (f"{name}@{key}", array[own] if _by_row(key) else array)
                     for key, array in arrays.items()
                 ]
-                answers.append(self._give(server, parts, {}))
-            self._wait(answers)
-
-    def _give(
-        self, server: int, arrays: list[tuple[str, torch.Tensor]], metadata: Mapping[str, str]
-    ) -> Future[Done]:
-        channel = self._channel(server)
-        answer = channel.begin()
-        channel.post(Kind.VALUE, 0, arrays)
-        channel.commit(0, Commit(metadata=metadata))
-        return answer
+                replies.append(self._channel(server).load(parts))
+            _wait(replies)
 
     def metrics(self) -> dict[str, float]:
-        """Requests for rows, and rows."""
+        """Requests for rows, and rows, since the start."""
         return {"lookups": float(self.lookups), "rows_looked_up": float(self.rows)}
 
 
+def _wait(replies: Sequence[Future[Reply]]) -> None:
+    if replies:
+        first_of(replies)
+
+
 def _by_row(key: str) -> bool:
-    """Whether an array of a chunk has an entry for each of its rows."""
+    """Whether an array of a chunk has one element for each of the chunk's rows."""
     return not key.startswith(("waiting.", "removed"))
 
 
 def _chosen(ids: np.ndarray, servers: int) -> list[torch.Tensor]:
-    """Which of the ids each server holds."""
+    """By server: the positions of the ids that it holds."""
     order, offsets = id_arithmetic.partition(np.ascontiguousarray(ids), servers)
     return [
         torch.from_numpy(order[offsets[server] : offsets[server + 1]]) for server in range(servers)
@@ -261,7 +247,11 @@ def _own(
 
 
 class ServedRows:
-    """Where the rows of one embedding live when servers hold them: what its module pulls from."""
+    """The rows of one table on the servers; a :class:`trainer.embedding.embedding.RowSource`.
+
+    Args:
+        name: of the table.
+    """
 
     def __init__(self, lookups: Lookups, name: str) -> None:
         self._lookups = lookups

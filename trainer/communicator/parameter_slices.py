@@ -1,9 +1,9 @@
-"""The slices of one lane as the trainer sees them: parts of live tensors, wherever those are.
+"""The slices of one lane as the trainer sees them: parts of live tensors, on any device.
 
-[Note: landing]  A parameter that is contiguous main memory receives its slices in place.  One that
-is not (on a GPU, or channels-last) receives them in buffers, and ``unload`` copies them to where
-they belong when everything has arrived.  Buffers of a parameter on a GPU are pinned, and both ways
-are those of :mod:`trainer.communicator.device_copy`.
+[Note: destinations]  A parameter that is contiguous main memory receives its slices in place.  One
+that is not (on a GPU, or channels-last) receives them in buffers, and ``flush_buffers`` copies them
+into the parameter when everything has arrived.  Buffers of a parameter on a GPU are pinned, and are
+copied both ways by :mod:`trainer.communicator.device_copy`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import torch
 
 from pserver.dense.compression import Compressor
 from pserver.transport.codec import DTYPES
-from trainer.communicator.device_copy import DeviceCopy, PendingCopy, crosses, pinned
+from trainer.communicator.device_copy import DeviceCopy, PendingCopy, is_on_gpu, pinned
 from transpiler.plan.plan import Placement, Slice
 
-LARGE_BYTES = 2**20  # a buffer of its own pages wastes next to nothing of them
+LARGE_BYTES = 2**20  # from here on a buffer has pages of its own, and wastes few of them
 
 
 def kept_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor, with anything in it, that is kept for long: a large one has pages of its own, which
-    go back when it is freed.
+    """A tensor, with anything in it, that is kept for long.
+
+    A large one has pages of its own, which the system gets back when it is freed.
     """
     size = dtype.itemsize * torch.Size(shape).numel()
     if size < LARGE_BYTES:
@@ -34,24 +35,33 @@ def kept_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class ParameterSlices:
-    """See the module's docstring.
+    """Reads and writes the slices of some variables in the variables' live tensors.
+
+    The script's thread reads, writes and flushes; ``destination`` is called in the channels'
+    threads while the script's thread waits.  See [Note: destinations].
 
     Args:
-        placements: the variables; ``tensors``: all live tensors by variable name.
+        placements: the variables.
+        tensors: all live tensors by variable name.
+
+    Attributes:
+        names: of the slices that servers update, in the order of the plan.
     """
 
     def __init__(self, placements: list[Placement], tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
         self._placements = placements
         self._owners = {
-            piece.name: (placement, piece) for placement in placements for piece in placement.slices
+            slice_.name: (placement, slice_)
+            for placement in placements
+            for slice_ in placement.slices
         }
         self._split = {placement.name: placement for placement in placements if placement.split}
         self.names = [
-            piece.name
+            slice_.name
             for placement in placements
             if placement.group is not None
-            for piece in placement.slices
+            for slice_ in placement.slices
         ]
         servers = {self._owners[name][1].server for name in self.names}
         self._order = {
@@ -60,16 +70,16 @@ class ParameterSlices:
         }
         self._compressor = Compressor()
         self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step
-        self._landed: set[str] = set()  # slices whose buffer holds something new
-        self._crossings: dict[torch.device, DeviceCopy] = {}
-        self._unloading: list[PendingCopy] = []  # copies to a GPU that may not have been made yet
+        self._arrived: set[str] = set()  # slices whose buffer holds a new value
+        self._device_copies: dict[torch.device, DeviceCopy] = {}
+        self._flushing: list[PendingCopy] = []  # copies to a GPU that may not have been made yet
 
     def __contains__(self, name: str) -> bool:
         return name in self._owners
 
     @property
     def bytes(self) -> int:
-        """Of all updated variables."""
+        """The size of all updated variables, in bytes."""
         return sum(
             self._tensors[placement.name].nbytes
             for placement in self._placements
@@ -82,14 +92,14 @@ class ParameterSlices:
 
     def held(self, server: int) -> list[str]:
         """All slices on a server, those that are never updated too."""
-        return [name for name, (_, piece) in self._owners.items() if piece.server == server]
+        return [name for name, (_, slice_) in self._owners.items() if slice_.server == server]
 
     def on(self, server: int) -> set[str]:
-        """The same, as a set."""
+        """The updated slices on a server, as a set."""
         return set(self.order(server))
 
     def server(self, name: str) -> int:
-        """Who holds a slice."""
+        """The index of the server that holds a slice."""
         return self._owners[name][1].server
 
     def owner(self, name: str) -> tuple[Placement, Slice]:
@@ -102,9 +112,9 @@ class ParameterSlices:
 
     def read(self, name: str) -> torch.Tensor:
         """A slice as contiguous main memory: a view of the live tensor where it is that already."""
-        placement, piece = self._owners[name]
+        placement, slice_ = self._owners[name]
         flat = self._tensors[placement.name].detach().contiguous().view(-1)
-        return flat[piece.begin : piece.end].to("cpu").view(piece.shape)
+        return flat[slice_.begin : slice_.end].to("cpu").view(slice_.shape)
 
     def encoded(self, name: str, gradient: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         """A slice's gradient as it travels: its tensors by name on the wire."""
@@ -131,51 +141,52 @@ class ParameterSlices:
             if whole is not None
             else (self._owners[name][0], self._owners[name][1].shape)
         )
-        make = pinned if crosses(self._tensors[placement.name]) else kept_buffer
+        make = pinned if is_on_gpu(self._tensors[placement.name]) else kept_buffer
         return make(shape, DTYPES[placement.dtype])
 
-    def crossing(self, tensor: torch.Tensor) -> DeviceCopy:
-        """The way between a tensor's device and main memory."""
-        if tensor.device not in self._crossings:
-            self._crossings[tensor.device] = DeviceCopy(tensor.device)
-        return self._crossings[tensor.device]
+    def device_copy(self, tensor: torch.Tensor) -> DeviceCopy:
+        """The copies between a tensor's GPU and main memory."""
+        if tensor.device not in self._device_copies:
+            self._device_copies[tensor.device] = DeviceCopy(tensor.device)
+        return self._device_copies[tensor.device]
 
     def join(self) -> None:
-        """What the script does next on its GPUs happens after the copies that have begun."""
-        for crossing in self._crossings.values():
-            crossing.join()
+        """Makes what the script does next on its GPUs wait for the copies that have begun."""
+        for device_copy in self._device_copies.values():
+            device_copy.join()
 
-    def landing(self, name: str) -> torch.Tensor:
-        """Where a slice's value goes.  See [Note: landing]."""
-        placement, piece = self._owners[name]
+    def destination(self, name: str) -> torch.Tensor:
+        """Where a slice's value goes.  See [Note: destinations]."""
+        placement, slice_ = self._owners[name]
         tensor = self._tensors[placement.name].detach()
-        if not crosses(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous():
-            return tensor.view(-1)[piece.begin : piece.end].view(piece.shape)
+        if not is_on_gpu(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous():
+            return tensor.view(-1)[slice_.begin : slice_.end].view(slice_.shape)
         if name not in self._buffers:
             self._buffers[name] = self.blank(name)
-        while self._unloading:
-            self._unloading.pop().synchronize()
-        self._landed.add(name)
+        while self._flushing:
+            self._flushing.pop().synchronize()
+        self._arrived.add(name)
         return self._buffers[name]
 
     def write(self, name: str, value: torch.Tensor) -> None:
-        """Puts a value where it belongs; ``unload`` follows when all slices have been written."""
-        self.landing(name).copy_(value)
+        """Writes a slice; ``flush_buffers`` follows when all slices have been written."""
+        self.destination(name).copy_(value)
 
-    def unload(self) -> None:
-        """Copies what has landed in buffers to where it belongs."""
-        for placement in self._placements if self._landed else ():
-            if placement.slices[0].name in self._landed:
-                self._unload(placement)
-        self._landed.clear()
+    def flush_buffers(self) -> None:
+        """Copies the values that arrived in buffers into their parameters."""
+        for placement in self._placements if self._arrived else ():
+            if placement.slices[0].name in self._arrived:
+                self._flush(placement)
+        self._arrived.clear()
 
-    def _unload(self, placement: Placement) -> None:
+    def _flush(self, placement: Placement) -> None:
         tensor = self._tensors[placement.name].detach()
-        parts = {piece: self._buffers[piece.name].view(-1) for piece in placement.slices}
-        if crosses(tensor) and tensor.is_contiguous():
-            flat, way = tensor.view(-1), self.crossing(tensor)
-            self._unloading += [
-                way.back(part, flat[piece.begin : piece.end]) for piece, part in parts.items()
+        parts = {slice_: self._buffers[slice_.name].view(-1) for slice_ in placement.slices}
+        if is_on_gpu(tensor) and tensor.is_contiguous():
+            flat, way = tensor.view(-1), self.device_copy(tensor)
+            self._flushing += [
+                way.to_device(part, flat[slice_.begin : slice_.end])
+                for slice_, part in parts.items()
             ]
         else:
             tensor.copy_(torch.cat(list(parts.values())).view(placement.shape))

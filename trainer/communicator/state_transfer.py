@@ -1,22 +1,22 @@
-"""Values and states between a trainer and the servers, outside of steps: at the start, for
-checkpoints, on request.
+"""Values and optimizer states between a trainer and the servers, outside of steps: at the start,
+for checkpoints, on request.
 
-A request goes to all servers at once, on the channels of lane 0, while nothing computes: what comes
-lands in the parameters themselves (or, for optimizer states, in tensors of its own).
+A request goes to all servers at once, on the channels of lane 0, while nothing computes: values
+arrive in the parameters themselves, optimizer states in new tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from itertools import chain
 
 import torch
 
-from pserver.client.client import Client, Landing
+from pserver.client.client import Client
+from pserver.client.replies import Reply, first_of
+from pserver.client.retrying_stream import Destination
 from pserver.dense.slice_optimizer import slice_state
-from pserver.transport.codec import DTYPES
-from pserver.wire_pb2 import Commit, Done, Kind, Part
-from trainer.communicator.lane import LaneSender, Request
+from trainer.communicator.lane import LaneSender
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.ir.graph import Ref
 from transpiler.ir.rules import RULES
@@ -26,11 +26,15 @@ from transpiler.program import Program
 
 
 class StateTransfer:
-    """See the module's docstring.
+    """Loads servers and pulls from them, one request to all servers at a time.
+
+    The script's thread calls it; destinations are asked for in the channels' threads.
 
     Args:
-        plan: of the job; ``programs``: of its servers, by index.
-        slices: all of the plan's; ``tensors``: the live variables by name.
+        plan: of the job.
+        programs: of its servers, by index.
+        slices: all of the plan's.
+        tensors: the live variables by name.
         optimizer: the script's, whose states may be the servers' first ones.
     """
 
@@ -47,8 +51,8 @@ class StateTransfer:
         self._tensors = tensors
         self._optimizer = optimizer
         self._states = [_states(program) for program in programs]
-        self._collected: dict[str, torch.Tensor] | None = None  # optimizer states on their way in
-        self._direct = False  # values land in the parameters themselves: nothing computes
+        self._collected: dict[str, torch.Tensor] | None = None  # optimizer states that are arriving
+        self._in_place = False  # values arrive in the parameters: nothing computes
         self._clients: list[Client] = []
         self._lane: LaneSender
 
@@ -56,42 +60,34 @@ class StateTransfer:
         """The connections, and lane 0, whose channels the requests use."""
         self._clients, self._lane = clients, lane
 
-    def landing(self, lane: LaneSender) -> Landing:
-        """Where a part of a value goes that arrives on a lane's channels."""
+    def destination(self, lane: LaneSender) -> Destination:
+        """Where values go that arrive on a lane's channels."""
 
-        def landing(part: Part) -> torch.Tensor:
-            if self._collected is not None and part.name not in self._slices:
-                return self._collected.setdefault(
-                    part.name, torch.empty(list(part.shape), dtype=DTYPES[part.dtype])
-                )
-            return self._slices.landing(part.name) if self._direct else lane.landing(part)
+        def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+            if self._collected is not None and name not in self._slices:
+                if name not in self._collected:
+                    self._collected[name] = blank()
+                return self._collected[name]
+            return (
+                self._slices.destination(name) if self._in_place else lane.destination(name, blank)
+            )
 
-        return landing
+        return destination
 
     # ---- up ----
 
     def upload(self, client: Client) -> None:
-        """The values of every slice of a server, and the optimizer's state where it has some, as
-        one answered request.
-        """
+        """Loads every slice of a server, and the optimizer's state where the script's has some."""
+        held = ((name, self._slices.read(name)) for name in self._slices.held(client.index))
         with self._lane.turn:
-            channel = client.channels[0]
-            answer = channel.begin()
-            channel.post(
-                Kind.VALUE,
-                0,
-                ((name, self._slices.read(name)) for name in self._slices.held(client.index)),
-            )
-            channel.post(Kind.VALUE, 0, self._present_states(client.index))
-            channel.commit(0, Commit())
-            Request(0, [answer]).wait()
+            first_of([client.channels[0].load(chain(held, self._present_states(client.index)))])
 
     def _present_states(self, server: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """What the script's optimizer has of the states that live on a server."""
+        """Those states of the script's optimizer that live on a server, by variable name."""
         if self._optimizer is None:
             return
         for slice_name, states in self._states[server].items():
-            placement, piece = self._slices.owner(slice_name)
+            placement, slice_ = self._slices.owner(slice_name)
             parameter = self._tensors[placement.name]
             if (
                 parameter not in self._optimizer.state
@@ -99,40 +95,38 @@ class StateTransfer:
             ):
                 continue
             for state, tensor in slice_state(
-                self._optimizer, parameter, piece.begin, piece.end
+                self._optimizer, parameter, slice_.begin, slice_.end
             ).items():
                 if state in states:
-                    yield states[state], tensor.view(piece.shape) if tensor.dim() else tensor
+                    yield states[state], tensor.view(slice_.shape) if tensor.dim() else tensor
 
     # ---- down ----
 
-    def _ask(self, names_on: Callable[[int], list[str] | None]) -> Done:
+    def _ask(self, names_on: Callable[[int], list[str] | None]) -> Reply:
         """Pulls variables from every server: by name, all slices where the list is empty, nothing
         where there is none.
         """
         with self._lane.turn:
-            answers: list[Future[Done]] = []
-            for client in self._clients:
-                names = names_on(client.index)
-                if names is not None:
-                    answers.append(client.channels[0].begin())
-                    client.channels[0].pull(names, 0)
-            return Request(0, answers).wait() if answers else Done()
+            asked = [(client, names_on(client.index)) for client in self._clients]
+            replies = [
+                client.channels[0].pull(names) for client, names in asked if names is not None
+            ]
+            return first_of(replies) if replies else Reply()
 
-    def pull(self, names_on: Callable[[int], list[str] | None] = lambda server: []) -> Done:
+    def pull(self, names_on: Callable[[int], list[str] | None] = lambda server: []) -> Reply:
         """Receives slices into the live variables: all that the servers hold, or those that
         ``names_on(server)`` names.
 
         Returns:
-            The first server's answer.
+            The first server's reply.
         """
-        self._direct = True
+        self._in_place = True
         try:
-            done = self._ask(names_on)
+            reply = self._ask(names_on)
         finally:
-            self._direct = False
-        self._slices.unload()
-        return done
+            self._in_place = False
+        self._slices.flush_buffers()
+        return reply
 
     def pull_lanes(self, lanes: set[int]) -> None:
         """Receives the updated slices of these lanes."""
@@ -173,13 +167,13 @@ class StateTransfer:
         self, placement: Placement, collected: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         states: dict[str, torch.Tensor] = {}
-        names = [self._states[piece.server][piece.name] for piece in placement.slices]
+        names = [self._states[slice_.server][slice_.name] for slice_ in placement.slices]
         for state in names[0]:
-            pieces = [collected[name[state]] for name in names if name[state] in collected]
-            if pieces and pieces[0].dim() == 0:  # a number that every slice has: the count of steps
-                states[state] = pieces[0]
-            elif pieces:
-                states[state] = torch.cat([piece.reshape(-1) for piece in pieces]).view(
+            parts = [collected[name[state]] for name in names if name[state] in collected]
+            if parts and parts[0].dim() == 0:  # a number that every slice has: the count of steps
+                states[state] = parts[0]
+            elif parts:
+                states[state] = torch.cat([part.reshape(-1) for part in parts]).view(
                     placement.shape
                 )
         return states

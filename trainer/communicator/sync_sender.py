@@ -1,29 +1,33 @@
-"""The sync lane: every trainer's step is one step."""
+"""The sync lane: the steps of all trainers make one update."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import torch
 
-from pserver.client.channel import Channel
+from pserver.client.channel import Channel, Hparams
+from pserver.client.replies import Reply, first_of
 from pserver.dense.merge import clip_coefficients
 from pserver.table.gradient import RowGradient
-from pserver.wire_pb2 import Done, Kind, Part
-from trainer.communicator.device_copy import PendingCopy, crosses
-from trainer.communicator.lane import Hparams, Request, commit_of, post_rows
+from trainer.communicator.device_copy import PendingCopy, is_on_gpu
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.ir.rules import Clip
 
 
 class SyncSender:
-    """Sync.
+    """The sender of a sync lane; see :class:`~trainer.communicator.lane.LaneSender`.
 
-    Gradients leave as they come; new parameters land in the parameters' own memory while the script
-    waits.
+    Gradients leave as they come.  New parameters arrive in the parameters' own memory while the
+    script waits.
+
+    Args:
+        slices: of the lane.
+        clip: the plan's, where servers clip.
     """
 
     def __init__(self, slices: ParameterSlices, clip: Clip | None) -> None:
@@ -33,86 +37,87 @@ class SyncSender:
         # whose norms span servers
         self._clip = clip if clip is not None and clip.kind != "value" else None
         self._channels: list[Channel] = []
-        self._answers: list[Future[Done]] = []  # of the step under way
+        self._replies: list[Future[Reply]] = []  # of the step under way, by server
         self._sent: set[str] = set()
         self._buffers: dict[str, torch.Tensor] = {}  # gradients of a GPU, kept from step to step
-        # those that are on their way into them
-        self._crossing: deque[tuple[str, PendingCopy]] = deque()
+        # copies into the buffers that may not have been made yet
+        self._copies: deque[tuple[str, PendingCopy]] = deque()
 
     @property
     def step(self) -> int:
-        """See :class:`LaneSender`."""
+        """Steps closed."""
         return self._step
 
-    def landing(self, part: Part) -> torch.Tensor:
-        """See :class:`LaneSender`."""
-        return self._slices.landing(part.name)
+    def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The parameter's own memory, or a buffer beside it."""
+        return self._slices.destination(name)
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         self._channels, self._step = channels, step
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
-        """See :class:`LaneSender`."""
-        if not self._answers:
-            self._answers = [channel.begin() for channel in self._channels]
+        """Sends one slice's gradient; one on a GPU when its copy has been made."""
+        self._begin()
         self._sent.add(name)
-        if crosses(gradient):
+        if is_on_gpu(gradient):
             if name not in self._buffers:
                 self._buffers[name] = self._slices.blank(name)
-            self._crossing.append(
-                (name, self._slices.crossing(gradient).out(gradient, self._buffers[name]))
-            )
-            self._post_crossed(everything=False)
+            copy = self._slices.device_copy(gradient).to_host(gradient, self._buffers[name])
+            self._copies.append((name, copy))
+            self._push_copied(everything=False)
         else:
-            self._post(name, gradient)
+            self._push(name, gradient)
 
-    def _post(self, name: str, gradient: torch.Tensor) -> None:
-        self._channels[self._slices.server(name)].post(
-            Kind.GRADIENT, self.step + 1, self._slices.encoded(name, gradient)
-        )
+    def _begin(self) -> None:
+        if not self._replies:
+            self._replies = [channel.begin() for channel in self._channels]
 
-    def _post_crossed(self, everything: bool) -> None:
-        """Sends the gradients that have come from a GPU; or waits for those that have not."""
-        while self._crossing and (everything or self._crossing[0][1].query()):
-            name, crossed = self._crossing.popleft()
-            crossed.synchronize()
-            self._post(name, self._buffers[name])
+    def _push(self, name: str, gradient: torch.Tensor) -> None:
+        channel = self._channels[self._slices.server(name)]
+        channel.push(self.step + 1, self._slices.encoded(name, gradient))
+
+    def _push_copied(self, everything: bool) -> None:
+        """Sends the gradients that have come from a GPU; with ``everything`` it waits for all."""
+        while self._copies and (everything or self._copies[0][1].query()):
+            name, copy = self._copies.popleft()
+            copy.synchronize()
+            self._push(name, self._buffers[name])
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """See :class:`LaneSender`."""
-        if not self._answers:
-            self._answers = [channel.begin() for channel in self._channels]
-        post_rows(self._channels, self.step + 1, table, gradient)
+        """Sends a table's gradient to every server.
 
-    def close(self, rows: Hparams, overflow: bool) -> None:
+        A server counts the steps of a table, so it hears of those that touch none of its rows, too.
+        """
+        self._begin()
+        for channel, part in zip(self._channels, gradient.divide(len(self._channels)), strict=True):
+            channel.push_rows(self.step + 1, table, part)
+
+    def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
-        if not self._answers:
-            self._answers = [channel.begin() for channel in self._channels]
-        self._post_crossed(everything=True)
+        self._begin()
+        self._push_copied(everything=True)
         self._step += 1
         for server, channel in enumerate(self._channels):
-            channel.commit(
-                self.step, commit_of(rows, self._slices.on(server) - self._sent, overflow)
-            )
+            channel.commit(self.step, hparams, self._slices.on(server) - self._sent, overflow)
         self._sent = set()
 
-    def finish(self) -> Done:
-        """See :class:`LaneSender`."""
-        answers, self._answers = self._answers, []
+    def finish(self) -> Reply:
+        """Waits for every server's reply."""
+        replies, self._replies = self._replies, []
         if self._clip is not None:
-            self._scale(self._clip, answers)
-        done = Request(self.step, answers).wait()
-        self._slices.unload()
-        return done
+            self._scale(self._clip, replies)
+        reply = first_of(replies)
+        self._slices.flush_buffers()
+        return reply
 
-    def _scale(self, clip: Clip, answers: list[Future[Done]]) -> None:
-        """Where norms clip on servers: their parts of the squared norms make the coefficient that
-        they multiply with.
+    def _scale(self, clip: Clip, replies: list[Future[Reply]]) -> None:
+        """Where norms clip on servers: the servers' partial squared norms give the coefficient that
+        every server multiplies with.
         """
-        for channel, answer in zip(self._channels, answers, strict=True):
-            both: list[Future[Any]] = [channel.norms, answer]
-            # a server without gradients, or after an overflow elsewhere, says DONE alone
+        for channel, reply in zip(self._channels, replies, strict=True):
+            both: list[Future[Any]] = [channel.norms, reply]
+            # a server without gradients, or after an overflow elsewhere, replies without norms
             wait(both, return_when=FIRST_COMPLETED)
         coefficients = clip_coefficients(
             clip,

@@ -1,9 +1,10 @@
-"""The sparse tables of a job, from the trainer's side: which embeddings share one, by which rules,
-and what a step has of each.
+"""The sparse tables of a job on the trainer's side: which embeddings share a table, the rules of
+its columns, and its gradient in a step.
 
-An embedding's rows are no parameters: no optimizer holds them, and no placement.  Its anchor, which
-is one, says which parameter group the table follows.  A table with an optimizer of its own has
-groups of its own in the plan, behind the script's.
+An embedding's rows are no parameters: no optimizer and no placement has them.  The group of the
+embedding's proxy parameter is the parameter group whose rule and hyper-parameters the table
+follows.  A table with an optimizer of its own has groups of its own in the plan, behind the
+script's.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from transpiler.ir.tables import Table
 
 
 @runtime_checkable
-class Forgetful(Protocol):
-    """A source of rows that keeps some."""
+class CachingSource(Protocol):
+    """A source of rows that keeps copies of rows on servers."""
 
-    def forget(self) -> None:
-        """They are out of date."""
+    def invalidate(self) -> None:
+        """Drops the copies: they are out of date."""
 
 
-Hparams = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
+Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
 
 
 class Tables:
-    """See the module's docstring.
+    """The tables that the embeddings of a job's models look up, by name.
 
     Args:
         modules: every module of the job, by its full name.
@@ -70,7 +71,7 @@ class Tables:
         return bool(self._sharing)
 
     def embeddings(self) -> list[DistributedEmbedding]:
-        """All of them."""
+        """All embeddings of all tables."""
         return [module for sharing in self._sharing.values() for module in sharing]
 
     def described(self, groups: Sequence[Mapping[str, object]]) -> tuple[list[Table], list[Rule]]:
@@ -80,20 +81,21 @@ class Tables:
             groups: the script's parameter groups.
 
         Raises:
-            ValueError: the anchor of a table that follows the script's optimizer is in no group.
+            ValueError: a table follows the script's optimizer, and its proxy parameter is in no
+                group.
         """
         self._own, self._first_own = [], len(groups)
-        anchored = {
+        group_of_proxy: dict[torch.Tensor, int] = {
             parameter: i
             for i, group in enumerate(groups)
             for parameter in _parameters(group)
-            if _is_anchor(parameter)
+            if isinstance(parameter, ProxyParameter)
         }
         tables = []
         for name, sharing in self._sharing.items():
             module = sharing[0]
             if module.optimizer is None:
-                segments = [(0, module.dim, self._group_of(name, sharing, anchored))]
+                segments = [(0, module.dim, self._group_of(name, sharing, group_of_proxy))]
             else:
                 segments = [
                     (begin, end, self._added(own))
@@ -104,14 +106,18 @@ class Tables:
 
     @staticmethod
     def _group_of(
-        name: str, sharing: Sequence[DistributedEmbedding], anchored: Mapping[torch.Tensor, int]
+        name: str,
+        sharing: Sequence[DistributedEmbedding],
+        group_of_proxy: Mapping[torch.Tensor, int],
     ) -> int:
-        found = {anchored[module.anchor] for module in sharing if module.anchor in anchored}
+        found = {
+            group_of_proxy[module.anchor] for module in sharing if module.anchor in group_of_proxy
+        }
         if not found:
             raise ValueError(
-                f"table {name!r} has no optimizer of its own, and its anchor is in no group of "
-                "the script's: make the optimizer "
-                "with model.parameters(), after fleet.distributed_model"
+                f"table {name!r} has no optimizer of its own, and its proxy parameter is in no "
+                "group of the script's: make the optimizer with model.parameters(), after "
+                "fleet.distributed_model"
             )
         if len(found) > 1:
             raise ValueError(
@@ -125,11 +131,13 @@ class Tables:
             self._own.append(own)
         return self._first_own + next(i for i, known in enumerate(self._own) if known is own)
 
-    def rows(self) -> dict[int, Mapping[str, Hparam]]:
-        """The present numbers of the tables' own groups."""
+    def hparams(self) -> dict[int, Mapping[str, Hparam]]:
+        """The present hyper-parameters of the tables' own groups, by the group's number in the
+        plan.
+        """
         return {self._first_own + index: own.rule().hparams for index, own in enumerate(self._own)}
 
-    def start_rows(self) -> dict[str, Hparams]:
+    def start_rows(self) -> dict[str, Rows]:
         """The rows that tables begin with, where embeddings have some: ids, int64 [n], and values,
         [n, dim].
         """
@@ -140,7 +148,7 @@ class Tables:
         return {name: rows for name, rows in found.items() if rows is not None}
 
     def connect(self, source: Callable[[str], RowSource]) -> None:
-        """From here on rows are pulled from ``source(table)``, and this process holds none."""
+        """Makes embeddings pull their rows from ``source(table)``; this process holds none."""
         for name, sharing in self._sharing.items():
             rows = source(name)
             for module in sharing:
@@ -148,23 +156,23 @@ class Tables:
                 module.initial_rows = None
 
     def gradients(self) -> dict[str, RowGradient]:
-        """What this step has of each table, with the factors that the script put on it; taken out
-        of the embeddings.
+        """Takes this step's gradient of each table out of the embeddings, scaled as the script
+        scaled the gradients of their proxy parameters.
         """
         found: dict[str, RowGradient] = {}
         for name, sharing in self._sharing.items():
-            gradient = sharing[0].gradient()  # of all that share its anchor
+            gradient = sharing[0].gradient()  # of all that share its proxy parameter
             if gradient is not None:
                 found[name] = gradient
         return found
 
     @property
     def names(self) -> list[str]:
-        """Of the tables."""
+        """The names of the tables."""
         return list(self._sharing)
 
     def embedding(self, name: str) -> DistributedEmbedding:
-        """One that looks a table up."""
+        """One of the embeddings that look a table up."""
         return self._sharing[name][0]
 
     def by_module(self) -> Iterator[tuple[str, str, DistributedEmbedding]]:
@@ -176,21 +184,23 @@ class Tables:
                 module,
             )
 
-    def forget(self) -> None:
-        """What embeddings keep of rows that servers hold is out of date."""
+    def invalidate_caches(self) -> None:
+        """Drops what embeddings keep of rows on servers: it is out of date."""
         for module in self.embeddings():
             if module.cache is not None:
                 module.cache.clear()
-            if isinstance(module.rows, Forgetful):
-                module.rows.forget()
+            if isinstance(module.rows, CachingSource):
+                module.rows.invalidate()
 
     def status(self) -> dict[str, dict[str, int]]:
-        """Of tables in this process: rows, bytes, and what was counted."""
+        """Rows, bytes and counters of the tables in this process, by table."""
         here = {name: sharing[0].rows for name, sharing in self._sharing.items()}
         return {name: rows.status() for name, rows in here.items() if isinstance(rows, LocalRows)}
 
     def shrink(self, days: float, threshold: float | None, names: Sequence[str]) -> dict[str, int]:
-        """Days pass for tables in this process; how many rows went, by table."""
+        """Applies time decay to tables in this process, then drops rows below the score threshold
+        or past their TTL; how many, by table.
+        """
         here = {name: self._sharing[name][0].rows for name in names}
         return {
             name: rows.shrink(days, threshold)
@@ -199,7 +209,7 @@ class Tables:
         }
 
     def discard(self) -> None:
-        """Nobody takes this step."""
+        """Drops the gradients of this step, which no trainer takes."""
         for module in self.embeddings():
             module.discard()
 
@@ -208,7 +218,3 @@ def _parameters(group: Mapping[str, object]) -> list[torch.Tensor]:
     listed = group["params"]
     assert isinstance(listed, list)
     return listed
-
-
-def _is_anchor(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, ProxyParameter)

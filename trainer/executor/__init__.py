@@ -1,1 +1,18 @@
-"""Room of trainer/executor."""
+"""Running programs on a trainer: what ``trainer.Executor`` is made of.
+
+In reading order::
+
+    executor             one run: feed, segments, fetches; which runtime a program has
+    loaded_program       a program cut into segments, and the run of one
+    optimizer_segment    optimizer ops, by torch's own optimizers
+    feed, fetch          what goes in and comes out, checked
+    devices              the device of an Executor
+    pserver_runtime      kernels of send, recv and barriers, over a communicator
+    collective_runtime   kernels of all-reduce and broadcast, over comm_ring
+    comm_ring            sums and broadcasts over one ring of trainers
+    table_handle         the value of a table's variable
+    table_runtime        its kinds, and the kernels of lookups (imports numba)
+    served_tables        tables whose rows servers hold (imports numba)
+
+This room imports ``communicator``, ``collective`` and ``embedding``; ``trainer``'s root imports it.
+"""

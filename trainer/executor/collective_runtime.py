@@ -1,17 +1,16 @@
-"""What the communication ops of a program without servers mean: each op's kernel, over the rings of
-one job.
+"""The kernels of the communication ops of a program without servers, over the rings of one job.
 
-``gen_nccl_id`` meets the other trainers, ``c_comm_init`` brings up a ring's process groups.  A
-``c_allreduce_sum`` puts its tensor into its bucket, and the last one of a bucket starts it; a
-``c_broadcast`` starts at once.  What they give is the tensor as it was: nobody reads it before
-``c_sync_comm_stream``, which waits and gives what has arrived (law ``awaited_before_use``).
+``gen_nccl_id`` waits for the other trainers, ``c_comm_init`` brings up a ring's process groups.  A
+``c_allreduce_sum`` puts its tensor into its bucket, and the last one of a bucket starts the bucket;
+a ``c_broadcast`` starts at once.  Both return the tensor as it was: no op reads it before
+``c_sync_comm_stream``, which waits and returns what has arrived (invariant ``awaited_before_use``).
 
 All Executors of a process that run programs of one deployment share the process groups, from the
 first op to the last ``close``.
 
-[Note: meeting again]  After that a further program meets the others anew, at the same endpoints.
-Some may come while trainer 0 still serves the old store, so meetings are numbered, and whoever
-finds a later one's store gone looks for it again.
+[Note: rendezvous again]  After that a further program makes the trainers meet anew, at the same
+endpoints.  Some may come while trainer 0 still serves the old store, so meetings are numbered, and
+a trainer that finds a later meeting's store gone looks for it again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from torch import Tensor
 from pserver.config import split_endpoint
 from pserver.errors import JobFailed, PServerError, TrainerLost
 from trainer.collective.process_groups import World, bring_up, open_store
-from trainer.executor.comm_ring import Flight, Ring
+from trainer.executor.comm_ring import PendingTensors, Ring
 from trainer.role import Connection
 from transpiler.formats.plan_text import plan_text
 from transpiler.ir.graph import Op
@@ -46,10 +45,10 @@ class _Job:
     """The world of one deployment in this process, and how many use it."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # guards the two below, while the trainers meet
+        self.lock = threading.Lock()  # guards the four below, held while the trainers meet
         self.world: World | None = None
         self.users = 0
-        self.meetings = 0  # that came about
+        self.meetings = 0  # that succeeded
         self.rings: dict[tuple[int, str], Ring] = {}
 
 
@@ -61,6 +60,7 @@ class CollectiveRuntime:
     """This trainer's part in a job without servers, for all programs of one deployment.
 
     Args:
+        deployment: a trainer's, whose plan has no servers.
         device: where the tensors are: NCCL carries those on GPUs, gloo the others.
     """
 
@@ -75,8 +75,8 @@ class CollectiveRuntime:
         self._joined = False
         self._step = 0
         self._filling: dict[int, list[tuple[str, Tensor]]] = {}  # bucket -> what it holds so far
-        # variable -> its flight, and its place there
-        self._flying: dict[str, tuple[Flight, int]] = {}
+        # variable -> the operation that it is part of, and its place there
+        self._pending: dict[str, tuple[PendingTensors, int]] = {}
         with _jobs_lock:
             self._job = _jobs.setdefault(
                 (deployment.endpoints, self._rank, deployment.plan.fingerprint()), _Job()
@@ -105,8 +105,7 @@ class CollectiveRuntime:
             and any(op.type.startswith("aten.") for op in program.main.ops)
         ):
             log.warning(
-                "trainer %d runs an nccl2 program alone; ParallelExecutor is what averages "
-                "gradients",
+                "trainer %d runs an nccl2 program alone; ParallelExecutor averages gradients",
                 self._rank,
             )
         buckets = [int(str(op.arguments["bucket"])) for op in sums]
@@ -121,7 +120,7 @@ class CollectiveRuntime:
 
     def close(self, failure: str = "") -> None:
         """Leaves the job; the last of this process to leave takes the process groups down."""
-        self._flying.clear()
+        self._pending.clear()
         self._filling.clear()
         if not self._joined:
             return
@@ -155,7 +154,7 @@ class CollectiveRuntime:
 
     def _c_broadcast(self, op: Op, x: Tensor, root: int, ring_id: int) -> Tensor:
         what = f"c_broadcast of {op.outputs[0]}"
-        self._flying[op.outputs[0]] = (self._ring(ring_id).hand_on(x, root, what), 0)
+        self._pending[op.outputs[0]] = (self._ring(ring_id).broadcast(x, root, what), 0)
         return x
 
     def _c_allreduce_sum(
@@ -168,16 +167,16 @@ class CollectiveRuntime:
             names = [name for name, _ in self._filling.pop(bucket)]
             said = f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]
             what = f"c_allreduce_sum of {said} (bucket {bucket}, step {self._step})"
-            flight = self._ring(ring_id).sum([tensor for _, tensor in filling], what)
-            self._flying.update((name, (flight, place)) for place, name in enumerate(names))
+            sums = self._ring(ring_id).sum([tensor for _, tensor in filling], what)
+            self._pending.update((name, (sums, place)) for place, name in enumerate(names))
         return x
 
     def _check_whole(self, op: Op) -> None:
-        """A run that failed in the middle has begun operations that the others go on with: there is
-        no way back.
+        """Raises after a run that failed in the middle: it has begun operations that the others go
+        on with.
         """
         name = op.outputs[0]
-        if name in self._flying or any(
+        if name in self._pending or any(
             name == other for filled in self._filling.values() for other, _ in filled
         ):
             raise JobFailed(
@@ -185,12 +184,12 @@ class CollectiveRuntime:
                 "with sums on their way; "
                 "the other trainers are ahead of this one, and the job cannot go on"
             )
-        if not self._flying and not self._filling:
+        if not self._pending and not self._filling:
             self._step += 1
 
     def _c_sync_comm_stream(self, op: Op, x: Sequence[Tensor], ring_id: int) -> Any:
-        flights = [self._flying.pop(name) for name in op.outputs]
-        return _one_or_all([flight.result(place) for flight, place in flights])
+        pending = [self._pending.pop(name) for name in op.outputs]
+        return _one_or_all([operation.result(place) for operation, place in pending])
 
     # ---- the world ----
 
@@ -205,11 +204,11 @@ class CollectiveRuntime:
         return ring
 
     def _world(self) -> World:
-        """The trainers, met on first use."""
+        """The trainers' process groups, brought up on first use."""
         with self._job.lock:
             if not self._joined:
                 if self._job.world is None:
-                    self._job.world = self._meet()
+                    self._job.world = self._rendezvous()
                 self._joined = True
                 self._job.users += 1
             world = self._job.world
@@ -219,8 +218,8 @@ class CollectiveRuntime:
             )
         return world
 
-    def _meet(self) -> World:
-        """See [Note: meeting again]."""
+    def _rendezvous(self) -> World:
+        """See [Note: rendezvous again]."""
         connection, deployment = Connection.from_environment(), self._deployment
         if connection.plan_only:
             print(plan_text(deployment.plan), flush=True)

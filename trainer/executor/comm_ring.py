@@ -1,8 +1,9 @@
-"""Sums and values over one ring of trainers: started at once, finished where somebody needs them.
+"""Sums and broadcasts over one ring of trainers: started at once, waited for where a result is
+needed.
 
-A bucket of tensors travels as one flat copy, so what backward goes on computing with is never
-touched.  In rows (see ``transpiler/plan/comm_rings.py``) a sum has three parts, one after another, on a
-thread of the ring's own.
+A bucket of tensors travels as one flat copy, so the tensors that backward goes on reading are never
+written to.  In rows (see ``transpiler/plan/comm_rings.py``) a sum has three parts, one after
+another, on a thread of the ring's own.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from transpiler.plan.comm_rings import flat_id, heads, heads_id, row_id, row_of
 from transpiler.plan.plan import Collective
 
 
-class Flight:
-    """Tensors on their way.
+class PendingTensors:
+    """The results of an operation that has begun.
 
     Args:
-        finish: waits, and gives them; called once.
+        finish: waits for the tensors and returns them; called once.
     """
 
     def __init__(self, finish: Callable[[], list[Tensor]]) -> None:
@@ -31,7 +32,7 @@ class Flight:
         self._results: list[Tensor] | None = None
 
     def result(self, index: int) -> Tensor:
-        """One of them, when all have arrived."""
+        """Waits for all results; one of them."""
         if self._results is None:
             self._results = self._finish()
         return self._results[index]
@@ -41,6 +42,8 @@ class Ring:
     """One ring, with its process groups.  All trainers make theirs in the same order.
 
     Args:
+        world: the trainers.
+        collective: how the plan arranges its rings.
         number: of the ring.
         device: of the tensors that it takes.
 
@@ -64,9 +67,14 @@ class Ring:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"ring {number}")
             self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def sum(self, tensors: Sequence[Tensor], what: str) -> Flight:
-        """Begins the sum over all trainers of tensors of one dtype; new tensors of the same shapes
-        come out.
+    def sum(self, tensors: Sequence[Tensor], what: str) -> PendingTensors:
+        """Begins the sum over all trainers of tensors of one dtype.
+
+        Args:
+            what: the operation, for messages.
+
+        Returns:
+            New tensors of the same shapes.
 
         Raises:
             PServerError: a trainer is gone.
@@ -88,16 +96,22 @@ class Ring:
                 for part, tensor in zip(parts, tensors, strict=True)
             ]
 
-        return Flight(finish)
+        return PendingTensors(finish)
 
     def _like(self, value: Tensor, tensor: Tensor) -> Tensor:
-        """Alone, the strides as they were: norms add up in the order of memory, and alone every bit
-        is to be the same.
+        """The value with the tensor's strides, where one trainer is alone: norms add up in the
+        order of memory, and alone every bit is to be the same.
         """
         return torch.empty_like(tensor).copy_(value) if self._world.size == 1 else value
 
-    def hand_on(self, tensor: Tensor, root: int, what: str) -> Flight:
-        """Begins handing on one trainer's value, of any dtype; a new tensor comes out.
+    def broadcast(self, tensor: Tensor, root: int, what: str) -> PendingTensors:
+        """Begins to send one trainer's value, of any dtype, to all.
+
+        Args:
+            what: the operation, for messages.
+
+        Returns:
+            A new tensor.
 
         Raises:
             PServerError: a trainer is gone.
@@ -113,7 +127,7 @@ class Ring:
             self._world.wait(work, what, self._device)
             return [copy.view(tensor.shape)]
 
-        return Flight(finish)
+        return PendingTensors(finish)
 
     def close(self) -> None:
         """Ends the ring's thread, where it has one."""
@@ -123,7 +137,7 @@ class Ring:
     # ---- in rows ----
 
     def _in_rows(self, flat: Tensor, what: str) -> Callable[[], None]:
-        """Begins a sum in rows; what it gives waits for it."""
+        """Begins a sum in rows; the function that it returns waits for it."""
         assert self._thread is not None, "a ring in rows"
         ready = None
         if self._stream is not None:
@@ -160,7 +174,7 @@ class Ring:
             self._do(lambda: first.allreduce([flat]), f"{what}, between rows")
         self._do(
             lambda: row.broadcast([flat], dist.BroadcastOptions()),
-            f"{what}, handed on within the row",
+            f"{what}, broadcast within the row",
         )
 
     def _do(self, operation: Callable[[], dist.Work], what: str) -> None:

@@ -1,19 +1,17 @@
-"""The Executor: runs programs.
+"""The Executor: runs programs on one device.
 
-A program is cut into segments: generated code for compute and (in a trainer's program)
-communication, and optimizer ops. Segments run in the order of the ops.  A variable lives from the
-segment that defines it to the last one that reads it; what an op writes to a persistent variable is
-copied into the tensor that holds it when the segment ends.
+What a program needs comes from here: its tensors (bound by its startup program, or the module's
+own), the kernels of its communication ops (a runtime for each job), the feed, the fetches.
+:mod:`trainer.executor.loaded_program` cuts and runs it.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,47 +20,38 @@ from pserver.config import ServerConfig
 from pserver.errors import JobFailed
 from pserver.service.server import serve
 from trainer.executor.collective_runtime import CollectiveRuntime
-from trainer.executor.feed import Feed, check_feed, close_names
-from trainer.executor.optimizer_segment import Update
+from trainer.executor.devices import checked_device, move
+from trainer.executor.feed import Feed, check_feed
+from trainer.executor.fetch import check_fetches, fetched
+from trainer.executor.loaded_program import LoadedProgram
 from trainer.executor.pserver_runtime import PServerRuntime
+from trainer.executor.table_handle import TableHandle
 from trainer.role import Connection
-from transpiler.ir.graph import PERSISTENT, Op, Role, Storage
-from transpiler.ir.ops import is_optimizer
-from transpiler.ir.sparse_rows import SparseRows
-from transpiler.lower import Kernel, Lowered, free_inputs, lower
+from transpiler.ir.graph import Role, Storage
+from transpiler.lower import Kernel
 from transpiler.plan.plan import Deployment
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program
 
-if TYPE_CHECKING:
-    from trainer.executor.table_runtime import HeldRows
-
-
-@dataclass
-class _Segment:
-    """Ops that run as one: generated code, or an update."""
-
-    run: Callable[[dict[str, Any]], Sequence[Any]]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    last_uses: tuple[str, ...] = ()  # variables that nobody needs afterwards
-
-
-@dataclass
-class _Loaded:
-    """A program in this Executor: its tensors, its updates, and its segments by what is fetched."""
-
-    program: weakref.ref[Program]
-    tensors: Mapping[str, Tensor]
-    tables: Mapping[str, HeldRows]
-    updates: list[Update] = field(default_factory=list)
-    kernels: Mapping[str, Kernel] = field(default_factory=dict)
-    binds: tuple[str, ...] = ()  # what its init ops name
-    segments: dict[tuple[str, ...], list[_Segment]] = field(default_factory=dict)
-
 
 class Executor:
-    """Runs programs on one device.
+    """Runs programs on one device.  One thread uses it.
+
+    A closed Executor runs nothing any more; ``with Executor() as executor:`` closes it.
+
+    ::
+
+        model = torch.nn.Linear(3, 1)
+        main, startup = capture(
+            model,
+            lambda model, x: model(x).pow(2).mean(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            (torch.ones(4, 3),),
+        )
+        executor = Executor()
+        executor.run(startup)
+        (loss,) = executor.run(main, feed=(torch.ones(8, 3),), fetch_list=["loss"])
+        executor.close()
 
     Args:
         device: where compute runs and where the module's tensors are moved to; None: where they
@@ -75,9 +64,10 @@ class Executor:
     """
 
     def __init__(self, device: str | torch.device | None = None, compile: bool = False) -> None:
-        self._device = None if device is None else _device(device)
+        self._device = None if device is None else checked_device(device)
         self._compile = bool(compile)
-        self._loaded: dict[int, _Loaded] = {}
+        # by the program's id; the reference says whether the id is still that program's
+        self._loaded: dict[int, tuple[weakref.ref[Program], LoadedProgram]] = {}
         # what startup programs bound, for programs that hold no values of their own
         self._scope: dict[str, Tensor] = {}
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # what the tables of a server begin with
@@ -91,12 +81,12 @@ class Executor:
         feed: Feed = None,
         fetch_list: Sequence[str] | None = None,
     ) -> list[Tensor]:
-        """Runs a program once, and returns the values of ``fetch_list`` as detached tensors.
+        """Runs a program once.
 
         A startup program binds its variables to the module's present values.  A pserver program
-        serves until it is stopped. Programs of a job without servers meet the other trainers in
-        their startup program; an nccl2 trainer program is the single-node one, and run here it
-        trains alone: ``ParallelExecutor`` is what averages its gradients.
+        serves until it is stopped.  The startup program of a job without servers waits for the
+        other trainers.  An nccl2 trainer program is the single-node one, and run here it trains
+        alone: ``ParallelExecutor`` averages its gradients.
 
         Args:
             program: the default main program if None.
@@ -104,9 +94,13 @@ class Executor:
             fetch_list: names of variables of block 0: outputs, inputs, gradients, named tensors,
                 parameters, states.
 
+        Returns:
+            The values of ``fetch_list``, as detached tensors.
+
         Raises:
             TypeError, ValueError: the feed or a name in ``fetch_list`` does not fit the program, or
                 the program has no values.
+            PServerError: the job cannot go on.
         """
         if self._closed:
             raise ValueError("Executor.run: this Executor is closed")
@@ -118,7 +112,7 @@ class Executor:
         ):
             self._serve(program)
             return []
-        fetches = _check_fetches(program, fetch_list)
+        fetches = check_fetches(program, fetch_list)
         loaded = self._load(program)
         values: dict[str, Any] = {
             **loaded.tensors,
@@ -126,16 +120,15 @@ class Executor:
             **check_feed(program, feed, self._device_of(program)),
         }
         with torch.no_grad():
-            for segment in self._segments(program, loaded, fetches):
-                _advance(segment, values, loaded.tensors)
+            for segment in loaded.segments(program, fetches, self._device_of(program)):
+                segment.advance(values, loaded.tensors)
         if loaded.tables and program.deployment is not None:
-            self._runtime(program, program.deployment).settle()
+            self._runtime(program, program.deployment).finish_row_lanes()
         self._scope.update((name, loaded.tensors[name]) for name in loaded.binds)
-        return [_fetched(program, loaded, name, values) for name in fetches]
+        return [fetched(program, name, values, loaded.tensors, loaded.updates) for name in fetches]
 
     def close(self) -> None:
-        """Flushes what is on its way, leaves the job and forgets all programs.  A closed Executor
-        runs nothing any more.
+        """Sends what still waits to be sent, leaves the job and drops all programs.
 
         Without servers the process groups go with the last Executor of the process that used them.
         """
@@ -150,7 +143,7 @@ class Executor:
             runtime = self._runtimes.pop()
             try:
                 if not failure:
-                    runtime.write_back()
+                    runtime.pull_weights()
             finally:
                 runtime.close()
 
@@ -172,45 +165,49 @@ class Executor:
         held = program.storage.tensors if program.storage is not None else self._scope
         return next((tensor.device for tensor in held.values()), torch.device("cpu"))
 
-    def _load(self, program: Program) -> _Loaded:
-        """What this Executor knows of a program; bound to the device."""
-        loaded = self._loaded.get(id(program))
-        if loaded is None or loaded.program() is not program:
-            tensors, tables = self._bind(program), self._tables_of(program)
+    def _load(self, program: Program) -> LoadedProgram:
+        """The program in this Executor, with its tensors on the device."""
+        known = self._loaded.get(id(program))
+        if known is None or known[0]() is not program:
+            tensors, (tables, row_kernels) = self._bind(program), self._tables_of(program)
             bound: dict[str, Any] = {**tensors, **tables}
-            kernels = {**self._kernels_for(program), "init": lambda op: bound.get(op.outputs[0])}
-            if tables:
-                kernels = {**_row_kernels(tables), **kernels}
-            binds = tuple(
-                name
-                for op in program.main.ops
-                if op.type == "init"
-                for name in op.outputs
-                if name in tensors
-            )
-            loaded = _Loaded(self._watch(program), tensors, tables, kernels=kernels, binds=binds)
-            self._loaded[id(program)] = loaded
-        elif program.storage is not None:
-            _move(program.storage, self._device_of(program))
-        return loaded
+            kernels = {
+                **row_kernels,
+                **self._kernels_for(program),
+                "init": lambda op: bound.get(op.outputs[0]),
+            }
+            loaded = LoadedProgram(program, tensors, tables, kernels, self._compile)
+            self._loaded[id(program)] = (self._watch(program), loaded)
+            return loaded
+        if program.storage is not None:
+            move(program.storage, self._device_of(program))
+        return known[1]
 
-    def _tables_of(self, program: Program) -> Mapping[str, HeldRows]:
-        """The rows behind the program's tables, if it has some."""
+    def _tables_of(
+        self, program: Program
+    ) -> tuple[Mapping[str, TableHandle], Mapping[str, Kernel]]:
+        """The values of the program's tables, by name, and the kernels of lookups; empty where the
+        program has no tables, or is a server's.
+        """
         if not program.main.variables_of(Role.TABLE):
-            return {}
-        # which imports what compiles the kernels of rows
-        from trainer.executor.table_runtime import local_tables
+            return {}, {}
+        # imports numba
+        from trainer.executor.table_runtime import local_tables, row_kernels
 
         deployment = program.deployment
-        if deployment is None:
-            return local_tables(program)
-        if deployment.server_index is not None:  # it begins with these rows
+        if deployment is not None and deployment.server_index is not None:
+            # the server begins with these rows
             self._rows.update(program.storage.rows if program.storage is not None else {})
-            return {}
-        return self._runtime(program, deployment).tables
+            return {}, {}
+        tables = (
+            local_tables(program)
+            if deployment is None
+            else self._runtime(program, deployment).tables
+        )
+        return tables, row_kernels(tables) if tables else {}
 
     def _watch(self, program: Program) -> weakref.ref[Program]:
-        """A reference that forgets the program's code when the program goes."""
+        """A reference that drops the program's code when the program goes."""
         key, loaded = id(program), self._loaded
         return weakref.ref(program, lambda _: loaded.pop(key, None))
 
@@ -222,7 +219,7 @@ class Executor:
         """
         device = self._device_of(program)
         if program.storage is not None:
-            _move(program.storage, device)
+            move(program.storage, device)
         held = program.storage.tensors if program.storage is not None else self._scope
         found = {}
         for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER):
@@ -235,8 +232,8 @@ class Executor:
         return found
 
     def _kernels_for(self, program: Program) -> Mapping[str, Kernel]:
-        """The communication ops' meaning: that of the connection of the program's deployment, which
-        lasts until ``close``.
+        """The kernels of the program's communication ops, over the connection of its deployment,
+        which lasts until ``close``.
         """
         if program.deployment is None or program.deployment.trainer_id is None:
             return {}
@@ -264,8 +261,8 @@ class Executor:
 
     @property
     def transport(self) -> str:
-        """How tensors travel: "shm", "flight", "grpc", "gloo", "nccl", or "local" where nothing has
-        travelled yet.
+        """The transports in use: "shm", "flight", "grpc", "gloo", "nccl"; "local" while nothing has
+        travelled.
         """
         transports = {runtime.communicator.transport for runtime in self._runtimes} | {
             each.transport for each in self._collectives
@@ -295,51 +292,6 @@ class Executor:
         if serve(config, replace(program, storage=Storage(values, None, rows=self._rows))):
             raise JobFailed("the server's job failed; the line before says why")
 
-    def _segments(
-        self, program: Program, loaded: _Loaded, fetches: tuple[str, ...]
-    ) -> list[_Segment]:
-        if fetches not in loaded.segments:
-            loaded.segments[fetches] = self._cut(program, loaded, fetches)
-        return loaded.segments[fetches]
-
-    def _cut(self, program: Program, loaded: _Loaded, fetches: tuple[str, ...]) -> list[_Segment]:
-        runs = [(kind, list(ops)) for kind, ops in groupby(program.main.ops, key=self._kind)]
-        persistent = {v.name for v in program.main.variables.values() if v.role in PERSISTENT}
-        segments: list[_Segment] = []
-        updates = iter(loaded.updates)
-        for index, (kind, ops) in enumerate(runs):
-            if kind == "update":
-                update = next(updates, None) or self._update(program, loaded, ops)
-                segments.append(_Segment(_updating(update), tuple(update.grads.values()), ()))
-                continue
-            later = {name for _, others in runs[index + 1 :] for name in free_inputs(others)}
-            outputs = [
-                name
-                for op in ops
-                for name in op.outputs
-                if name in later or name in fetches or name in persistent
-            ]
-            lowered = lower(
-                ops, list(dict.fromkeys(outputs)), self._device_of(program), loaded.kernels
-            )
-            segments.append(
-                _Segment(_running(lowered, kind == "compiled"), lowered.inputs, lowered.outputs)
-            )
-        _note_last_uses(segments, {*fetches, *persistent})
-        return segments
-
-    def _update(self, program: Program, loaded: _Loaded, ops: Sequence[Op]) -> Update:
-        optimizer = program.storage.optimizer if program.storage is not None else None
-        update = Update(ops, loaded.tensors, optimizer, loaded.tables)
-        loaded.updates.append(update)
-        return update
-
-    def _kind(self, op: Op) -> str:
-        if is_optimizer(op.type):
-            return "update"
-        compute = op.type.startswith(("aten.", "sym.")) or op.type == "assign"
-        return "compiled" if self._compile and compute else "plain"
-
 
 def _stored(program: Program) -> Storage:
     if program.storage is None:
@@ -348,125 +300,3 @@ def _stored(program: Program) -> Storage:
             "load it from a file"
         )
     return program.storage
-
-
-def _row_kernels(tables: Mapping[str, HeldRows]) -> Mapping[str, Kernel]:
-    from trainer.executor.table_runtime import row_kernels
-
-    return row_kernels(tables)
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(
-            f"Executor: expected a device such as 'cpu' or 'cuda:0', got {device!r}"
-        ) from error
-    if found.type not in ("cpu", "cuda"):
-        raise ValueError(f"Executor: expected a cpu or cuda device, got {device!r}")
-    if found.type == "cuda" and (
-        not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count()
-    ):
-        raise ValueError(
-            f"Executor: expected a device that exists, got {device!r} with "
-            f"{torch.cuda.device_count()} CUDA devices"
-        )
-    return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
-
-
-def _move(storage: Storage, device: torch.device) -> None:
-    """Moves the module's tensors in place, so that the module and the optimizer go on holding them;
-    and the optimizer's state.
-    """
-    moved = False
-    for tensor in storage.tensors.values():
-        if tensor.device != device:
-            tensor.data = tensor.data.to(device)
-            moved = True
-    if moved and storage.optimizer is not None and storage.optimizer.state:
-        # casts every state to its parameter's device
-        storage.optimizer.load_state_dict(storage.optimizer.state_dict())
-
-
-def _check_fetches(program: Program, fetch_list: Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(fetch_list, str):
-        raise TypeError(f"fetch_list: expected a list of names, got the text {fetch_list!r}")
-    for name in fetch_list or ():
-        if not isinstance(name, str):
-            raise TypeError(f"fetch_list: expected names, got {type(name).__name__}")
-        if name not in program.main.variables:
-            near = close_names(name, program.main.variables)
-            raise ValueError(
-                f"fetch_list: the program has no variable {name!r}; close names: {near}"
-            )
-    return tuple(fetch_list or ())
-
-
-def _running(lowered: Lowered, compiled: bool) -> Callable[[dict[str, Any]], Sequence[Any]]:
-    if not compiled:
-        return lowered
-    # fallback_random: dropout draws what eager dropout draws
-    module = torch.compile(lowered.module, dynamic=True, options={"fallback_random": True})
-
-    def run(values: dict[str, Any]) -> Sequence[Any]:
-        return module(*[values[name] for name in lowered.inputs])  # type: ignore[no-any-return]  # generated
-
-    return run
-
-
-def _updating(update: Update) -> Callable[[dict[str, Any]], Sequence[Any]]:
-    def run(values: dict[str, Any]) -> Sequence[Any]:
-        update(values)
-        return ()
-
-    return run
-
-
-def _note_last_uses(segments: Iterable[_Segment], kept: set[str]) -> None:
-    seen = set(kept)
-    for segment in reversed(list(segments)):
-        names = {*segment.inputs, *segment.outputs} - seen
-        segment.last_uses = tuple(names)
-        seen |= names
-
-
-def _advance(segment: _Segment, values: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    results = segment.run(values)
-    for name, value in zip(segment.outputs, results, strict=True):
-        held = tensors.get(name)
-        if held is None:
-            values[name] = value
-        elif value is not held and value is not None:
-            held.copy_(value)
-    for name in segment.last_uses:
-        values.pop(name, None)
-
-
-def _fetched(program: Program, loaded: _Loaded, name: str, values: Mapping[str, Any]) -> Tensor:
-    """A fetched value: never an alias of a tensor that the next run will change."""
-    variable = program.main.variables[name]
-    if variable.role is Role.STATE:
-        found = [
-            update.state(variable.of, name.removeprefix(f"{variable.of}@"))
-            for update in loaded.updates
-        ]
-        state = next((value for value in found if value is not None), None)
-        if state is None:
-            raise ValueError(
-                f"fetch_list: {name!r} has no value before the first step of the optimizer"
-            )
-        return state.detach().clone()
-    if name not in values:
-        raise ValueError(f"fetch_list: {name!r} is given no value by this program")
-    value = values[name]
-    if variable.role is Role.TABLE:
-        raise ValueError(f"fetch_list: {name!r} is a table: look its rows up")
-    if isinstance(value, SparseRows):
-        from trainer.executor.table_runtime import as_tensor
-
-        return as_tensor(name, value, program)
-    if not isinstance(value, Tensor):
-        return torch.tensor(value)
-    held = {tensor.untyped_storage().data_ptr() for tensor in loaded.tensors.values()}
-    return value.detach().clone() if value.untyped_storage().data_ptr() in held else value.detach()

@@ -1,4 +1,4 @@
-"""What is fed to a program, held against what its inputs ask for."""
+"""What is fed to a program, checked against the program's inputs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Optimizer ops, run by torch's own optimizers.
 
 Where the process holds the user's optimizer, one ``step()`` of it runs all ops: its state, its
-hooks and the numbers that a scheduler moved are those of an eager script.  A program that was
-loaded has no such optimizer; then each group gets one made from its ops.
+hooks and the hyper-parameters that a scheduler changed are those of an eager script.  A program
+that was loaded has no such optimizer; then each group gets one made from its ops.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Ref
 from transpiler.ir.ops import rule_of_op
 from transpiler.ir.rules import Rule, make
 from transpiler.ir.table_ops import updates_rows
-
-if TYPE_CHECKING:
-    from trainer.executor.table_runtime import HeldRows
 
 
 def _name(op: Op, argument: str) -> str:
@@ -30,13 +28,17 @@ def _name(op: Op, argument: str) -> str:
     return value.name
 
 
-class Update:
-    """A run of optimizer ops.
+class OptimizerSegment:
+    """A run of optimizer ops of a program.
 
     Args:
+        ops: of the run.
         tensors: the parameters by name; updated in place.
         optimizer: the live one whose parameters they are, or None.
         tables: those whose rows the ops update, by name.
+
+    Attributes:
+        grads: the variable of each parameter's gradient, by the parameter's name.
     """
 
     def __init__(
@@ -44,10 +46,10 @@ class Update:
         ops: Sequence[Op],
         tensors: Mapping[str, Tensor],
         optimizer: torch.optim.Optimizer | None,
-        tables: Mapping[str, HeldRows] = MappingProxyType({}),
+        tables: Mapping[str, TableHandle] = MappingProxyType({}),
     ) -> None:
         self.grads = {_name(op, "param"): _name(op, "grad") for op in ops}
-        self._rows = {
+        self._tables = {
             _name(op, "param"): tables[_name(op, "param")] for op in ops if updates_rows(op)
         }
         self._tensors = tensors
@@ -79,8 +81,8 @@ class Update:
                 parameter.grad = None
             with ExitStack() as stack:
                 for name, grad in self.grads.items():
-                    if name in self._rows:
-                        stack.enter_context(self._rows[name].stepping(values[grad]))
+                    if name in self._tables:
+                        stack.enter_context(self._tables[name].stepping(values[grad]))
                     else:
                         self._tensors[name].grad = values[grad]
                 for optimizer in self._optimizers:

@@ -1,4 +1,4 @@
-"""What the communication ops of a trainer program mean: each op's kernel, over one communicator.
+"""The kernels of the communication ops of a trainer program, over one communicator.
 
 In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for what comes back; an
 async program has neither, and its first ``recv`` does both, as does the one ``send`` of a k-step
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pserver.client.channel import Hparams
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.lane import Hparams
+from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Storage, refs
 from transpiler.ir.rules import ROW_RULES, RULES, Hparam, hparams_of
 from transpiler.lower import Kernel
@@ -26,7 +27,6 @@ from transpiler.program import Program
 
 if TYPE_CHECKING:
     from trainer.executor.served_tables import ServedTables
-    from trainer.executor.table_runtime import HeldRows
 
 
 class PServerRuntime:
@@ -43,7 +43,7 @@ class PServerRuntime:
         self._storage = storage
         self._tables: ServedTables | None = None
         if program.deployment.plan.tables:
-            # which imports what compiles the kernels of rows
+            # imports numba
             from trainer.executor.served_tables import ServedTables
 
             self._tables = ServedTables(program.deployment.plan, storage, lambda: self.communicator)
@@ -79,13 +79,13 @@ class PServerRuntime:
         return self._communicator
 
     @property
-    def tables(self) -> Mapping[str, HeldRows]:
+    def tables(self) -> Mapping[str, TableHandle]:
         """The values of the tables' variables, by name."""
         return {} if self._tables is None else self._tables.handles
 
-    def settle(self) -> None:
-        """A program has run: a lane that has sent rows and receives no parameters, whose recv would
-        do it, ends its step.
+    def finish_row_lanes(self) -> None:
+        """Ends, after a program has run, the step of every lane that has sent rows and receives no
+        parameters: it has no ``recv`` that would end the step.
         """
         lanes = range(len(self._deployment.plan.lanes))
         if not self._started:
@@ -98,28 +98,28 @@ class PServerRuntime:
         if any(self.communicator.is_closed(index) for index in lanes):
             self._finish()
 
-    def write_back(self) -> None:
-        """Weights whose rows were the servers' get them back."""
+    def pull_weights(self) -> None:
+        """Copies the servers' rows back into the weights that they came from."""
         if self._started and self._tables is not None:
-            self._tables.write_back(self._communicator)
+            self._tables.pull_weights(self._communicator)
 
     def close(self, failure: str = "") -> None:
         """Leaves the servers."""
         if self._started:
             self._communicator.leave(failure)
 
-    def _rows(self) -> Hparams:
+    def _hparams(self) -> Hparams:
         """The present hyper-parameters: the live optimizer's, or the plan's in a process that has
         none.
         """
         groups = self._deployment.plan.groups
-        rows: dict[int, Mapping[str, Hparam]] = {
+        hparams: dict[int, Mapping[str, Hparam]] = {
             index: rule.hparams for index, rule in enumerate(groups)
         }
         if self._storage.optimizer is not None:
             for index, group in enumerate(self._storage.optimizer.param_groups):
-                rows[index] = _hparams(groups[index].type, group)
-        return rows if self._tables is None else rows | self._tables.hparams()
+                hparams[index] = _present(groups[index].type, group)
+        return hparams if self._tables is None else hparams | self._tables.hparams()
 
     def _send(self, program: Program, op: Op, x: Sequence[Any], **_: Any) -> tuple[()]:
         plan, first = self._deployment.plan, next(refs(op.arguments["x"]))
@@ -135,8 +135,8 @@ class PServerRuntime:
         if len(x) < len(placement.slices):  # split here, at run time
             self.communicator.send_whole(placement.name, x[0])
         else:
-            for piece, gradient in zip(placement.slices, x, strict=True):
-                self.communicator.send(piece.name, gradient)
+            for slice_, gradient in zip(placement.slices, x, strict=True):
+                self.communicator.send(slice_.name, gradient)
         return ()
 
     def _kind(self, lane: int) -> Mode:
@@ -145,7 +145,7 @@ class PServerRuntime:
     def _close(self, lanes: Iterable[int]) -> None:
         """Closes the step in these lanes."""
         if chosen := list(lanes):
-            self.communicator.close_step(self._rows(), lanes=chosen)
+            self.communicator.close_step(self._hparams(), lanes=chosen)
 
     def _send_barrier(self, op: Op, **_: Any) -> tuple[()]:
         barrier = Barrier.LOCAL if op.arguments.get("half_async") else Barrier.ALL
@@ -165,7 +165,7 @@ class PServerRuntime:
         if len(op.outputs) == 1:
             return [whole]
         flat = whole.detach().reshape(-1)
-        return [flat[piece.begin : piece.end].view(piece.shape) for piece in placement.slices]
+        return [flat[slice_.begin : slice_.end].view(slice_.shape) for slice_ in placement.slices]
 
     def _fetch_barrier(self, op: Op, **_: Any) -> tuple[()]:
         self._finish()
@@ -179,8 +179,8 @@ class PServerRuntime:
         return self._storage.tensors[op.outputs[0]]
 
 
-def _hparams(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Hparam]:
-    """The present numbers of a parameter group."""
+def _present(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Hparam]:
+    """The present hyper-parameters of a parameter group."""
     return (
         hparams_of(op_type, group)
         if op_type in RULES

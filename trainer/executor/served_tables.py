@@ -1,5 +1,5 @@
-"""Tables of a trainer's program in a job: their rows are the servers', and these are the kernels
-that get and send them.
+"""Tables of a trainer's program in a job: the kernels that pull their rows from the servers and
+send gradients of rows.
 
 The embeddings of the captured model pull from the servers, too, once these are joined: evaluation
 in plain PyTorch sees the job's rows.  A weight of torch's own (``sparse=True``) has them when the
@@ -18,10 +18,9 @@ from torch import Tensor
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.lookups import CHUNK_ROWS
-from trainer.communicator.lookups import ServedRows as Served
+from trainer.communicator.lookups import CHUNK_ROWS, ServedRows
 from trainer.embedding.embedding import RowSource
-from trainer.executor.table_runtime import InRange, NativeRowKernels, ServedRows, as_gradient, live
+from trainer.executor.table_runtime import NativeRowKernels, ServedHandle, as_gradient, live
 from transpiler.ir.graph import Op, Storage
 from transpiler.ir.rules import Hparam
 from transpiler.ir.sparse_rows import SparseRows
@@ -32,14 +31,17 @@ from transpiler.plan.plan import Plan
 
 @dataclass(slots=True)
 class DividedGradient(RowGradient):
-    """A gradient of rows whose parts are known: the rows of each server stand together, in the
-    servers' order.
+    """A gradient of rows that is divided by server already: the rows of each server stand together,
+    in the servers' order.
+
+    Attributes:
+        sizes: how many rows each server has.
     """
 
     sizes: tuple[int, ...] = ()
 
     def divide(self, servers: int) -> list[RowGradient]:
-        """The part of each server; looked for anew where others have been added since."""
+        """The part of each server; divided anew where rows have been added since."""
         if len(self.sizes) != servers or sum(self.sizes) != len(self.ids):
             return RowGradient(self.ids, self.rows, self.statistics).divide(servers)
         sizes = list(self.sizes)
@@ -53,7 +55,7 @@ class DividedGradient(RowGradient):
 
 
 class ServedTables:
-    """See the module's docstring.
+    """The tables of a trainer's program whose rows servers hold.
 
     Args:
         plan: of the job.
@@ -74,11 +76,11 @@ class ServedTables:
         self.handles = {table.name: self._handle(table) for table in plan.tables}
         self._arithmetic = NativeRowKernels()
 
-    def _handle(self, table: Table) -> ServedRows:
+    def _handle(self, table: Table) -> ServedHandle:
         def send(name: str, gradient: RowGradient) -> None:
             self._communicator().send_rows(name, gradient)
 
-        return ServedRows(table.name, table.rows, lambda: self._source(table.name), send)
+        return ServedHandle(table.name, table.rows, lambda: self._source(table.name), send)
 
     def _source(self, name: str) -> RowSource:
         if name not in self._sources:
@@ -86,8 +88,8 @@ class ServedTables:
         return self._sources[name]
 
     def start_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """What servers begin with, where this process has rows: ids, int64 [n], and values, [n,
-        dim].
+        """The rows that servers begin with, where this process has some, by table: ids, int64 [n],
+        and values, [n, dim].
         """
         held = {table.name: self._storage.tables.get(table.name, ()) for table in self._plan.tables}
         found = {
@@ -97,7 +99,7 @@ class ServedTables:
         return {name: rows for name, rows in found.items() if rows is not None}
 
     def connect(self, communicator: Communicator) -> None:
-        """From here on rows are pulled from the servers, by the model's embeddings as well."""
+        """Makes handles, and the model's embeddings, pull their rows from the servers."""
         self._sources = {
             table.name: communicator.rows_of(table.name) for table in self._plan.tables
         }
@@ -107,13 +109,13 @@ class ServedTables:
                 module.initial_rows = None
 
     def hparams(self) -> dict[int, Mapping[str, Hparam]]:
-        """The present numbers of the tables' own optimizers, by the group of the plan."""
+        """The present hyper-parameters of the tables' own optimizers, by the group of the plan."""
         own = self._storage.own
         first = len(self._plan.groups) - len(own)
         return {first + index: each.rule().hparams for index, each in enumerate(own)}
 
-    def write_back(self, communicator: Communicator) -> None:
-        """Weights of torch's own get their rows back, as the servers hold them."""
+    def pull_weights(self, communicator: Communicator) -> None:
+        """Copies the servers' rows into the weights of torch's own that they came from."""
         held = {
             name: modules[0]
             for name, modules in self._storage.tables.items()
@@ -131,7 +133,7 @@ class ServedTables:
     # ---- kernels ----
 
     def kernels(self) -> Mapping[str, Callable[..., Any]]:
-        """By op type."""
+        """The kernels of lookups and of dividing gradients, by op type."""
         return {
             "split_ids": self._split,
             "prefetch": self._prefetch,
@@ -170,10 +172,10 @@ class ServedTables:
             for server in range(servers)
         ]
 
-    def _prefetch(self, op: Op, w: ServedRows, ids: Sequence[Tensor], **_: Any) -> list[Tensor]:
+    def _prefetch(self, op: Op, w: ServedHandle, ids: Sequence[Tensor], **_: Any) -> list[Tensor]:
         source = w.source()
-        if isinstance(source, Served):
-            return source.pull_divided([InRange.checked(w, part) for part in ids])
+        if isinstance(source, ServedRows):
+            return source.pull_divided([w.checked(part) for part in ids])
         rows = w.pull(torch.cat(list(ids)))  # of a k-step lane: most of them are here
         return list(torch.split(rows, [len(part) for part in ids]))
 
@@ -192,7 +194,12 @@ class ServedTables:
         return self._arithmetic.spread(torch.cat(list(rows)), places[len(known) :], stays, x)
 
     def _pull(
-        self, op: Op, w: ServedRows, ids: Sequence[Tensor], padding_idx: int | None = None, **_: Any
+        self,
+        op: Op,
+        w: ServedHandle,
+        ids: Sequence[Tensor],
+        padding_idx: int | None = None,
+        **_: Any,
     ) -> list[Tensor]:
         wanted, stays = self._arithmetic.wanted(ids, padding_idx)
         unique, inverse = self._arithmetic.unique(wanted)

@@ -1,16 +1,20 @@
-"""Tables while programs run: where their rows are, and what an update of rows means there.
+"""The handles of tables while programs run: where the rows are, and who steps them.
 
-One object for each table is the value of its variable: lookups pull from it, optimizer ops step it.
-In a single-node program of the process that captured it that is the module's own table (or the
-weight of torch's), and the step is that of the user's optimizer, as in an eager script.  A program
-that was loaded has tables made of what it says of them.  In a job the rows are the servers'.
+Each table's variable holds one :class:`~trainer.executor.table_handle.TableHandle`::
+
+    EmbeddingHandle   rows of an embedding of ours: the module's, stepped by the user's optimizer
+    WeightHandle      rows of a weight of torch's own, likewise
+    DeclaredHandle    rows made from what a loaded program declares, stepped by the program's rules
+    ServedHandle      rows of servers, or of a k-step lane
+
+This module imports numba; :mod:`trainer.executor.table_handle` does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +23,7 @@ from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.embedding.embedding import DistributedEmbedding, RowSource
 from trainer.embedding.local_rows import LocalRows
+from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Role, Storage
 from transpiler.ir.rules import Rule
 from transpiler.ir.sparse_rows import RowKernels, SparseRows
@@ -45,27 +50,16 @@ class NativeRowKernels(RowKernels):
 
 
 def as_gradient(rows: SparseRows) -> RowGradient:
-    """A program's gradient of rows as everything else here has it."""
+    """A program's gradient of rows as communicators and tables take it."""
     return RowGradient(rows.ids, rows.rows.contiguous(), rows.statistics)
 
 
-class HeldRows(Protocol):
-    """The value of a table's variable."""
-
-    def pull(self, ids: Tensor) -> Tensor:
-        """Rows of unique ids, int64 [u] on the CPU -> [u, dim]."""
-
-    def stepping(self, gradient: SparseRows) -> Any:
-        """A context in which the step of these rows is taken, if not at once: a step of the user's
-        optimizer takes it.
-        """
-
-
-class InRange:
-    """What all of them do with ids.
+class RangeChecked:
+    """A handle that refuses ids outside of its table's range.
 
     Args:
-        rows: how many there are; None: ids are any int64.
+        name: of the table.
+        rows: ids are below this; None: ids are any int64.
     """
 
     def __init__(self, name: str, rows: int | None) -> None:
@@ -73,7 +67,7 @@ class InRange:
         self._count = rows
 
     def checked(self, ids: Tensor) -> Tensor:
-        """The same ids.
+        """The same ids, int64 [n].
 
         Raises:
             ValueError: one is out of range.
@@ -87,25 +81,25 @@ class InRange:
         return ids
 
 
-class ModuleRows(InRange):
-    """Rows of an embedding of ours, in this process or on servers: wherever it has them."""
+class EmbeddingHandle(RangeChecked):
+    """Rows of an embedding of ours, in this process or on servers."""
 
     def __init__(self, name: str, module: DistributedEmbedding) -> None:
         super().__init__(name, module.num_embeddings)
         self._module = module
 
     def pull(self, ids: Tensor) -> Tensor:
-        """See :class:`HeldRows`."""
+        """See :class:`TableHandle`."""
         return self._module.rows.pull(self.checked(ids))
 
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
-        """The anchor has the gradient, as after a backward."""
+        """The proxy parameter has the gradient, as after a backward."""
         with self._module.anchor.lend(as_gradient(gradient)):
             yield
 
 
-class WeightRows(InRange):
+class WeightHandle(RangeChecked):
     """Rows of a weight of torch's own, which an embedding with ``sparse=True`` looks up."""
 
     def __init__(self, name: str, weight: nn.Parameter) -> None:
@@ -113,7 +107,7 @@ class WeightRows(InRange):
         self._weight = weight
 
     def pull(self, ids: Tensor) -> Tensor:
-        """See :class:`HeldRows`."""
+        """See :class:`TableHandle`."""
         return (
             self._weight.detach().index_select(0, self.checked(ids).to(self._weight.device)).cpu()
         )
@@ -132,7 +126,7 @@ class WeightRows(InRange):
             self._weight.grad = before
 
 
-class MadeRows(InRange):
+class DeclaredHandle(RangeChecked):
     """Rows of a table that a loaded program declares.
 
     Args:
@@ -145,22 +139,22 @@ class MadeRows(InRange):
         self._rules = rules
 
     def pull(self, ids: Tensor) -> Tensor:
-        """See :class:`HeldRows`."""
+        """See :class:`TableHandle`."""
         return self._rows.pull(self.checked(ids))
 
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
-        """At once: no optimizer knows of it."""
+        """Steps the rows at once: no optimizer has them."""
         self._rows.update(as_gradient(gradient), self._rules)
         yield
 
 
-class ServedRows(InRange):
+class ServedHandle(RangeChecked):
     """Rows of servers, or those that a k-step trainer has of them.
 
     Args:
-        source: gives where to pull, once the servers are joined.
-        send: takes a gradient to them.
+        source: gives the source to pull from; joins the servers if that has not been done.
+        send: queues a gradient of a table, by name.
     """
 
     def __init__(
@@ -175,29 +169,29 @@ class ServedRows(InRange):
         self._send = send
 
     def pull(self, ids: Tensor) -> Tensor:
-        """See :class:`HeldRows`."""
+        """See :class:`TableHandle`."""
         return self.source().pull(self.checked(ids))
 
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
-        """The lane takes the step when it is closed."""
+        """Queues the gradient; the lane steps the rows when the step is closed."""
         self._send(self._name, as_gradient(gradient))
         yield
 
 
-def local_tables(program: Program) -> dict[str, HeldRows]:
+def local_tables(program: Program) -> dict[str, TableHandle]:
     """The tables of a single-node program, by name."""
     if not program.main.variables_of(Role.TABLE):
         return {}
     storage = program.storage
     if storage is not None and storage.tables:
-        return {name: _held(name, modules) for name, modules in storage.tables.items()}
-    found: dict[str, HeldRows] = {}
+        return {name: _handle_of(name, modules) for name, modules in storage.tables.items()}
+    found: dict[str, TableHandle] = {}
     updates = [op for op in program.main.ops if updates_rows(op)]
     for table in tables_of(program.main):
         rules = [_columns(op) for op in updates if table_name(op) == table.name]
         start = None if storage is None else storage.rows.get(table.name)
-        found[table.name] = MadeRows(table.name, table.rows, LocalRows(table, start), rules)
+        found[table.name] = DeclaredHandle(table.name, table.rows, LocalRows(table, start), rules)
     return found
 
 
@@ -206,38 +200,21 @@ def _columns(op: Op) -> tuple[int, int, Rule]:
     return segment.begin, segment.end, row_rule_of_op(op)
 
 
-def _held(name: str, modules: Sequence[nn.Module]) -> HeldRows:
+def _handle_of(name: str, modules: Sequence[nn.Module]) -> TableHandle:
     module = modules[0]
     if isinstance(module, DistributedEmbedding):
-        return ModuleRows(name, module)
+        return EmbeddingHandle(name, module)
     assert isinstance(module.weight, nn.Parameter), "an embedding of torch's"
-    return WeightRows(name, module.weight)
+    return WeightHandle(name, module.weight)
 
 
-def row_kernels(tables: Mapping[str, HeldRows]) -> dict[str, Callable[..., Any]]:
+def row_kernels(tables: Mapping[str, TableHandle]) -> dict[str, Callable[..., Any]]:
     """The kernels of lookups, for programs whose tables are these."""
 
-    def declared(op: Op, **_: Any) -> HeldRows | None:
+    def declared(op: Op, **_: Any) -> TableHandle | None:
         return tables.get(op.outputs[0])
 
     return {**NativeRowKernels().kernels(), "sparse_table": declared, "fake_init": declared}
-
-
-def as_tensor(name: str, gradient: SparseRows, program: Program) -> Tensor:
-    """A fetched gradient of rows: sparse, of the table's shape.
-
-    Raises:
-        ValueError: the table has no shape, for ids are any int64.
-    """
-    table = program.main.variables[program.main.variables[name].of]
-    if not all(isinstance(size, int) for size in table.shape):
-        raise ValueError(
-            f"fetch_list: {name!r} has rows for ids of any int64: no tensor is so large"
-        )
-    shape = [int(size) for size in table.shape]
-    return torch.sparse_coo_tensor(
-        gradient.ids.unsqueeze(0), gradient.rows, shape, check_invariants=False
-    )
 
 
 def live(storage: Storage, name: str) -> list[DistributedEmbedding]:

@@ -127,15 +127,19 @@ class Job:
             plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait
         )
         start_rows = None if self.tables is None else self.tables.start_rows()
-        late = strategy is not None and strategy.a_sync_configs["runtime_split_send_recv"]
+        split = strategy is not None and strategy.a_sync_configs["runtime_split_send_recv"]
         communicator = Communicator(
-            deployment, self.tensors(), distributed.inner, start_rows=start_rows, split_late=late
+            deployment,
+            self.tensors(),
+            distributed.inner,
+            start_rows=start_rows,
+            runtime_split_send_recv=split,
         )
         communicator.start()
         if plan.averaged:
             log.info("training collectively, beside: %s", ", ".join(plan.averaged))
             patience = Connection.from_environment().start_timeout_seconds
-            communicator.averaging = DenseAllreduce(
+            communicator.dense_allreduce = DenseAllreduce(
                 communicator.clients, self.role.trainer_id, plan.trainers, patience
             )
         if self.tables is not None and communicator.lookups is not None:

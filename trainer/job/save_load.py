@@ -67,13 +67,13 @@ def load(path: str, scheduler: Any | None = None) -> int:
         path, job.tensors(), optimizer, scheduler, store, loads_tables=job.role.trainer_id == 0
     )
     if job.tables is not None:
-        job.tables.forget()
+        job.tables.invalidate_caches()
     if job.communicator is not None:
         job.communicator.push()
     if job.role.trainer_id == 0:
         if store is not None:
             for name in store.names():
-                store.saved(name)
+                store.mark_saved(name)
         job.saved = checkpoint.present(path)
     optimizer.barrier("loaded")
     return optimizer.steps
@@ -144,7 +144,7 @@ def _table_rows(job: Job, tables: Tables) -> dict[str, TableRows]:
     assert store is not None, "a job with tables has a place for them"
     return {
         path: TableRows(
-            module.table(name), store.settled(name), module.padding_idx, module.padding_row
+            module.table(name), store.materialized(name), module.padding_idx, module.padding_row
         )
         for path, name, module in tables.by_module()
     }

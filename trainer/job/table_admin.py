@@ -27,7 +27,7 @@ def table_status() -> dict[str, dict[str, int]]:
         return job.tables.status()
     found: dict[str, Counter[str]] = {}
     for client in job.communicator.clients:
-        for table in client.status().tables:
+        for table in client.table_status():
             held = {"bytes_held": table.bytes_held, **table.counters, "rows": table.rows}
             found.setdefault(table.name, Counter()).update(held)
     return {name: dict(sorted(counted.items())) for name, counted in sorted(found.items())}

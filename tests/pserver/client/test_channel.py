@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.client import channel
+from pserver.client import retrying_stream
 from pserver.client.channel import Channel
 from pserver.config import ServerConfig
 from pserver.errors import PServerError, ServerLost, Unreachable, from_wire
@@ -101,8 +101,8 @@ def test_a_number_that_comes_again_is_ignored_and_a_missing_one_breaks_the_strea
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(channel, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(retrying_stream, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(retrying_stream, "RETRY_SECONDS", 0.01)
 
 
 def opened(serve: Callable[[Stream], None], deadline: float = 10.0) -> Channel:
@@ -114,7 +114,7 @@ def opened(serve: Callable[[Stream], None], deadline: float = 10.0) -> Channel:
         stream.send(Frame(kind=Kind.HELLO, hello=Hello(stream=number)))
         return stream
 
-    return Channel(open_stream, lambda part: torch.zeros(1), deadline, "the server")
+    return Channel(open_stream, lambda name, blank: torch.zeros(1), deadline, "the server")
 
 
 def test_a_server_that_is_slow_is_asked_but_not_taken_for_lost() -> None:
@@ -136,7 +136,7 @@ def test_a_server_that_is_slow_is_asked_but_not_taken_for_lost() -> None:
 
     opening = opened(serve)
     answer = opening.begin()
-    opening.commit(1, Commit())
+    opening.commit(1, {})
     threading.Event().wait(0.2)
     slow.set()
 
@@ -158,8 +158,7 @@ def test_nothing_is_probed_between_requests() -> None:
                 stream.send(Frame(kind=Kind.DONE))
 
     opening = opened(serve)
-    answer = opening.begin()
-    opening.pull([], 0)
+    answer = opening.pull([])
     answer.result(timeout=10)
     threading.Event().wait(0.1)
 
@@ -183,8 +182,8 @@ def test_a_request_is_sent_again_whole_with_its_own_number() -> None:
 
     opening = opened(serve)
     answer = opening.begin()
-    opening.post(Kind.GRADIENT, 1, [("w", torch.zeros(3))])
-    opening.commit(1, Commit())
+    opening.push(1, [("w", torch.zeros(3))])
+    opening.commit(1, {})
     answer.result(timeout=10)
 
     assert streams == [
@@ -203,7 +202,7 @@ def test_streams_that_keep_breaking_are_a_lost_server() -> None:
 
     opening = opened(serve, deadline=0.3)
     answer = opening.begin()
-    opening.commit(1, Commit())
+    opening.commit(1, {})
 
     with pytest.raises(
         ServerLost, match="streams have broken for 0.3 s: the server: the stream ended"

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from pserver.client.client import Client, Identity
+from pserver.client.replies import Reply
 from pserver.config import ServerConfig
 from pserver.dense import slice_update
 from pserver.job import installed_program
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
 from pserver.service.server import Server
-from pserver.wire_pb2 import Commit, Done, GroupHparams, Kind, Part
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment, Plan
 
@@ -44,32 +43,23 @@ class Trainer:
         self.values = {name: torch.ones(ELEMENTS) for name in NAMES}
         self._arrived: Callable[[str], object] = lambda name: None
         identity = Identity(0, "first", plan().fingerprint(), plan().manifest(), ("flight",))
-        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._landing])
+        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._destination])
         self.client.join()
         self.client.install(pserver_program(Deployment(plan(), (endpoint,), server_index=0)))
-        self._ask(Kind.VALUE, 0, self.values, Commit())
+        self.client.channels[0].load(self.values.items()).result(timeout=SECONDS)
         self._arrived = arrived
 
-    def _landing(self, part: Part) -> torch.Tensor:
-        self._arrived(part.name)
-        return self.values[part.name]
+    def _destination(self, name: str, blank: object) -> torch.Tensor:
+        self._arrived(name)
+        return self.values[name]
 
-    def _ask(self, kind: Kind, step: int, tensors: dict[str, torch.Tensor], commit: Commit) -> Done:
-        channel = self.client.channels[0]
-        answer = channel.begin()
-        channel.post(kind, step, tensors.items())
-        channel.commit(step, commit)
-        return answer.result(timeout=SECONDS)
-
-    def step(self) -> Done:
+    def step(self) -> Reply:
         """A step whose gradients are 1."""
-        ones = {name: torch.ones(ELEMENTS) for name in NAMES}
-        return self._ask(
-            Kind.GRADIENT,
-            1,
-            ones,
-            Commit(hparams=[GroupHparams(group=0, values=hparams_to_proto(NUMBERS))]),
-        )
+        channel = self.client.channels[0]
+        reply = channel.begin()
+        channel.push(1, [(name, torch.ones(ELEMENTS)) for name in NAMES])
+        channel.commit(1, {0: NUMBERS})
+        return reply.result(timeout=SECONDS)
 
 
 def updates(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) -> None:

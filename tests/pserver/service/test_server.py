@@ -22,6 +22,7 @@ import torch
 
 from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity
+from pserver.client.replies import Reply
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control import ControlClient
 from pserver.errors import Draining, Refused, ServerLost, TrainerLost, Unreachable
@@ -31,18 +32,13 @@ from pserver.service.server import Server
 from pserver.transport.registry import connect
 from pserver.transport.shm_ring import SEGMENT_BYTES
 from pserver.wire_pb2 import (
-    Commit,
-    Done,
     Frame,
-    GroupHparams,
     Hello,
     JoinRequest,
     Kind,
-    Part,
     StatusRequest,
 )
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.graph import Storage
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment, Plan
@@ -76,15 +72,12 @@ class Trainer:
         self.value = torch.ones(1000)
         plan = plan_of(trainers)
         identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), transports)
-        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._landing])
+        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._destination])
         if self.client.join().install:
             self.client.install(pserver_program(Deployment(plan, (endpoint,), server_index=0)))
-            answer = self.channel.begin()
-            self.channel.post(Kind.VALUE, 0, [("w", self.value)])
-            self.channel.commit(0, Commit())
-            answer.result(timeout=SECONDS)
+            self.channel.load([("w", self.value)]).result(timeout=SECONDS)
 
-    def _landing(self, part: Part) -> torch.Tensor:
+    def _destination(self, name: str, blank: object) -> torch.Tensor:
         return self.value
 
     @property
@@ -92,13 +85,11 @@ class Trainer:
         """Of the only lane."""
         return self.client.channels[0]
 
-    def step(self, step: int, gradient: float) -> Done:
+    def step(self, step: int, gradient: float) -> Reply:
         """One step, whole."""
         answer = self.channel.begin()
-        self.channel.post(Kind.GRADIENT, step, [("w", torch.full((1000,), gradient))])
-        self.channel.commit(
-            step, Commit(hparams=[GroupHparams(group=0, values=hparams_to_proto(NUMBERS))])
-        )
+        self.channel.push(step, [("w", torch.full((1000,), gradient))])
+        self.channel.commit(step, {0: NUMBERS})
         return answer.result(timeout=SECONDS)
 
 

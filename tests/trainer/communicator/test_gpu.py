@@ -381,7 +381,7 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
 
 
 class Late:
-    """A crossing without a GPU: copies out are made when somebody waits for them; those back have
+    """A DeviceCopy without a GPU: copies out are made when somebody waits for them; those back have
     to be waited for, too.
     """
 
@@ -406,12 +406,12 @@ class Late:
         self._under_way: list[Late.Copy] = []
         self._back: dict[int, Late.Copy] = {}  # by the memory that they come from
 
-    def out(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
+    def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
         target.fill_(float("nan"))
         self._under_way.append(Late.Copy(source, target))
         return self._under_way[-1]
 
-    def back(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
+    def to_device(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
         target.copy_(source)  # what the script reads next waits for the copy
         before, self._back[source.data_ptr()] = (
             self._back.get(source.data_ptr()),
@@ -438,7 +438,7 @@ def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     plain torch to the bit.
     """
     for module in ("communicator", "sync_sender", "async_sender", "parameter_slices"):
-        monkeypatch.setattr(f"trainer.communicator.{module}.crosses", lambda tensor: True)
+        monkeypatch.setattr(f"trainer.communicator.{module}.is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(
         "trainer.communicator.parameter_slices.pinned",
         lambda shape, dtype: torch.empty(shape, dtype=dtype),

@@ -275,7 +275,7 @@ def test_an_nccl2_program_in_a_plain_executor_trains_alone(
             executor.run(trainer.main, feed=batch)
             trainer.schedule.step()
     assert all(map(torch.equal, trainer.model.parameters(), expected))
-    assert "ParallelExecutor is what averages gradients" in caplog.text
+    assert "ParallelExecutor averages gradients" in caplog.text
 
 
 # ---- on their way while backward runs ----

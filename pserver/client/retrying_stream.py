@@ -1,0 +1,328 @@
+"""A trainer's stream of frames to one server: one request at a time, sent again after a broken
+connection.
+
+Two threads serve it, so that tensors leave while the script computes and arrive while it
+waits for another server::
+
+    outbox      sends queued frames, in order
+    inbox       receives frames: copies values to their destinations, resolves replies
+
+[Note: sending again]  A request (a step, a pull, a load) is a run of frames that ends in one reply,
+DONE.  Until the reply has come the channel keeps the frames (references, no copies).  When the
+stream breaks, the inbox opens another, says HELLO and queues the same frames again: the server
+applies a step once, however often it comes, and answers it again.  Streams are numbered: frames
+queued for an earlier one are not sent twice, and the server stops listening to it.  While a request
+is unanswered the outbox sends PROBE from time to time; the next frame that arrives reveals a loss
+(:mod:`pserver.transport.sequenced`).  If streams keep breaking for the heartbeat timeout, with
+nothing received in between, the server is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import torch
+
+from pserver.client.replies import Reply
+from pserver.errors import CorruptFrame, PServerError, ServerLost, Unreachable, from_wire
+from pserver.transport import codec
+from pserver.transport.stream import Buffer, Stream
+from pserver.wire_pb2 import Done, Frame, Kind, Part
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.2  # between two tries to open a stream again
+# from a request's last frame to the first PROBE; each further one takes twice as long, up to
+PROBE_SECONDS = 1.0
+MAX_PROBE_SECONDS = 16.0
+
+NamedTensors = Iterable[tuple[str, torch.Tensor]]  # contiguous, in main memory
+# ``destination(name, blank)`` is the contiguous CPU tensor that a variable's value is copied into;
+# ``blank()`` makes a new one of the shape and dtype that the server announced
+Destination = Callable[[str, Callable[[], torch.Tensor]], torch.Tensor]
+Outgoing = tuple[Frame, Sequence[Buffer]]
+
+
+class RetryingStream:
+    """One request at a time to one server, over a stream that is opened again when it breaks.
+
+    One thread makes requests.  :meth:`fail` and :meth:`close` may come from any thread.
+
+    Args:
+        open_stream: connects and says HELLO, with the stream's number.
+        destination: where the values of a variable go; called in the inbox thread.
+        timeout_seconds: how long a broken stream may stay broken.
+        name: for messages: "server 0 at HOST:PORT".
+
+    Attributes:
+        bytes_out, bytes_in: of payload, since the start.
+        reconnects: streams that were opened in place of a broken one.
+        failure: what ended the channel, if something did.
+    """
+
+    def __init__(
+        self,
+        open_stream: Callable[[int], Stream],
+        destination: Destination,
+        timeout_seconds: float,
+        name: str,
+    ) -> None:
+        self.bytes_out = 0
+        self.bytes_in = 0
+        self.reconnects = 0
+        self.failure: PServerError | None = None
+        self._open_stream = open_stream
+        self._destination = destination
+        self._timeout_seconds = timeout_seconds
+        self._name = name
+        # since when, and how often, streams broke with nothing received
+        self._breaking: tuple[float, int] | None = None
+        self._opened = 1  # streams that were tried
+        self._probe_seconds = PROBE_SECONDS  # until the next PROBE
+        self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
+        self._stream = open_stream(self._opened)
+        self._number = self._opened  # of that stream
+        self._requests = 0
+        self._request: list[Outgoing] = []
+        self._reply: Future[Reply] = Future()
+        self._norms: Future[Mapping[str, float]] = Future()
+        self._closing = False
+        self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)  # of the thread that asks
+        self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=f"{target.__name__} {name}", daemon=True)
+            for target in (self._outbox, self._inbox)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ---- requests ----
+
+    def begin(self) -> Future[Reply]:
+        """Begins a request; the one before has been answered.
+
+        Returns:
+            The server's reply, or the failure that came instead.
+        """
+        self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)
+        with self._lock:
+            self._requests += 1
+            self._request, self._reply, self._norms = [], Future(), Future()
+            ended = (
+                Unreachable(f"{self._name}: this trainer has closed the connection")
+                if self._closing
+                else None
+            )
+            if (failure := self.failure or ended) is not None:
+                self._reply.set_exception(failure)
+                self._norms.set_exception(failure)
+            return self._reply
+
+    @property
+    def norms(self) -> Future[Mapping[str, float]]:
+        """This server's part of the squared norms in the step under way, where norms clip on
+        servers.
+        """
+        return self._norms
+
+    def _post(self, kind: Kind, step: int, tensors: NamedTensors) -> None:
+        """Queues tensors to be sent, small ones together."""
+        for frame in self._packer.add(kind, step, tensors):
+            self._queue(frame)
+
+    def _put(self, frame: Outgoing) -> None:
+        """Queues a frame behind the small tensors that still wait for others."""
+        for waiting in self._packer.flush():
+            self._queue(waiting)
+        self._queue(frame)
+
+    def _queue(self, frame: Outgoing) -> None:
+        with self._lock:
+            frame[0].request = self._requests
+            self._request.append(frame)
+            self._outgoing.put((self._number, frame))
+
+    # ---- the end ----
+
+    def fail(self, error: PServerError) -> None:
+        """Ends the channel: the present request and every later one fail with the error.
+
+        The first error stays.
+        """
+        with self._lock:
+            if self.failure is not None or self._closing:
+                return
+            self.failure = error
+            for future in (self._reply, self._norms):
+                if not future.done():
+                    future.set_exception(error)
+            stream = self._stream
+        stream.cancel()
+
+    def close(self, abruptly: bool = False) -> None:
+        """Says BYE and ends the threads; ``abruptly`` says nothing.
+
+        A request that is still unanswered fails.
+        """
+        with self._lock:
+            self._closing = True
+            abruptly = abruptly or self.failure is not None
+            if not abruptly:
+                self._outgoing.put((self._number, (Frame(kind=Kind.BYE), ())))
+            self._outgoing.put(None)
+        self._threads[0].join(timeout=0.0 if abruptly else 2.0)
+        if not abruptly:
+            self._stream.close()
+        self._threads[1].join(timeout=0.0 if abruptly else 2.0)
+        if self._threads[1].is_alive():  # the server does not end its side: it may be gone
+            self._stream.cancel()
+        with self._lock:
+            for future in (self._reply, self._norms):
+                if not future.done():
+                    future.set_exception(
+                        Unreachable(f"{self._name}: this trainer has closed the connection")
+                    )
+
+    # ---- the two threads ----
+
+    def _outbox(self) -> None:
+        while (item := self._next()) is not None:
+            self._send(*item)
+            del item  # while nothing is to be sent, no tensor is held
+
+    def _send(self, number: int, frame: Outgoing) -> None:
+        header, payload = frame
+        with self._lock:
+            stream, stale = self._stream, number != self._number
+        if stale:
+            return
+        try:
+            stream.send(header, payload)
+            self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+        except Unreachable:
+            return  # the inbox sees it too, and opens another stream
+        except PServerError as error:
+            self.fail(error)
+
+    def _next(self) -> tuple[int, Outgoing] | None:
+        """The next frame; a PROBE where none comes for some time and the request is unanswered;
+        None at the end.
+        """
+        while True:
+            with self._lock:
+                waiting = bool(self._request) and not self._reply.done()
+            try:
+                item = self._outgoing.get(timeout=self._probe_seconds if waiting else None)
+            except queue.Empty:
+                with self._lock:
+                    if self._request and not self._reply.done():
+                        self._probe_seconds = min(2 * self._probe_seconds, MAX_PROBE_SECONDS)
+                        return self._number, (Frame(kind=Kind.PROBE), ())
+            else:
+                self._probe_seconds = PROBE_SECONDS
+                return item
+
+    def _inbox(self) -> None:
+        while not self._closing and self.failure is None:
+            try:
+                self._receive()
+                raise Unreachable(f"{self._name}: the stream ended")
+            except Unreachable as error:
+                if self._closing or self.failure is not None or not self._reopen(error):
+                    return
+            except PServerError as error:
+                self.fail(error)
+            except Exception as error:
+                log.exception("receiving from %s", self._name)
+                self.fail(CorruptFrame(f"{self._name}: {type(error).__name__}: {error}"))
+
+    def _receive(self) -> None:
+        while (received := self._stream.receive()) is not None:
+            header, payload = received
+            self._breaking = None
+            self.bytes_in += payload.nbytes
+            if header.kind == Kind.VALUE:
+                codec.scatter(header, payload, self._destination_of)
+            elif header.kind == Kind.DONE:
+                self._answered(header.done)
+            elif header.kind == Kind.NORMS:
+                self._resolve(self._norms, dict(header.norms.squared))
+            elif header.kind == Kind.FAILURE:
+                self.fail(
+                    from_wire(header.failure.error, f"{self._name}: {header.failure.message}")
+                )
+            elif header.kind == Kind.DRAIN:
+                self.fail(ServerLost(f"{self._name} is shutting down"))
+            elif header.kind != Kind.PROBE:
+                raise CorruptFrame(
+                    f"{self._name}: expected VALUE, DONE, NORMS, FAILURE, DRAIN or PROBE, got "
+                    f"kind {header.kind}"
+                )
+
+    def _destination_of(self, part: Part) -> torch.Tensor:
+        return self._destination(part.name, partial(codec.blank, part))
+
+    def _answered(self, done: Done) -> None:
+        """The request is over: its frames are not sent again, and their tensors may be freed."""
+        reply = Reply.from_message(done)
+        with self._lock:
+            self._request = []
+        self._resolve(self._reply, reply)
+
+    def _resolve(self, future: Future[Any], result: object) -> None:
+        """Sets a result, once: after a request was sent again its reply may come again."""
+        with self._lock:
+            if not future.done():
+                future.set_result(result)
+
+    def _reopen(self, reason: Unreachable) -> bool:
+        """Opens a stream in place of the broken one and sends the request again.
+
+        See [Note: sending again].
+        """
+        self._stream.cancel()
+        while not self._closing and self.failure is None:
+            since, times = self._breaking or (time.monotonic(), 0)
+            self._breaking = since, times + 1
+            if time.monotonic() - since > self._timeout_seconds:
+                self.fail(
+                    ServerLost(
+                        f"{self._name}: streams have broken for {self._timeout_seconds:g} s: "
+                        f"{reason}"
+                    )
+                )
+            elif times:
+                time.sleep(RETRY_SECONDS)
+            try:
+                self._opened += 1
+                stream = self._open_stream(self._opened)
+            except Unreachable as error:
+                reason = error
+            except PServerError as error:
+                self.fail(error)
+            else:
+                log.warning("%s: opened a stream again (%s)", self._name, reason)
+                return self._take(stream)
+        return False
+
+    def _take(self, stream: Stream) -> bool:
+        """The channel's stream from here on, on which an unanswered request is sent again; False
+        where the channel has ended.
+        """
+        with self._lock:
+            ended = self._closing or self.failure is not None
+            if not ended:
+                self._stream, self._number = stream, self._opened
+                self.reconnects += 1
+                for frame in self._request if not self._reply.done() else ():
+                    self._outgoing.put((self._number, frame))
+        if ended:
+            stream.cancel()
+        return not ended

@@ -1,0 +1,60 @@
+"""A trainer's clients, one for each server of its plan."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from pserver.client.client import Client, Identity
+from pserver.client.retrying_stream import Destination
+from trainer.role import Connection
+from transpiler.plan.plan import Deployment
+
+TRANSPORTS = ("shm", "flight", "grpc")
+
+
+def clients_of(
+    deployment: Deployment,
+    connection: Connection,
+    destinations: Sequence[Destination],
+    table_destination: Callable[[int], Destination | None],
+) -> list[Client]:
+    """The clients of a trainer, by server; none has joined yet.
+
+    Args:
+        deployment: a trainer's.
+        connection: timeouts, and which transports to offer.
+        destinations: by lane, where values go.
+        table_destination: gives, for a server's index, where arrays of tables go; None where the
+            plan has no tables.
+    """
+    # Without wait_port the servers are expected to be there already.
+    start_timeout = (
+        connection.start_timeout_seconds
+        if deployment.wait_port
+        else connection.heartbeat_timeout_seconds
+    )
+    identity = _identity(deployment, connection)
+    return [
+        Client(
+            endpoint,
+            index,
+            identity,
+            connection.heartbeat_timeout_seconds,
+            start_timeout,
+            destinations,
+            table_destination(index),
+        )
+        for index, endpoint in enumerate(deployment.endpoints)
+    ]
+
+
+def _identity(deployment: Deployment, connection: Connection) -> Identity:
+    assert deployment.trainer_id is not None, "a trainer's deployment has its number"
+    return Identity(
+        trainer_id=deployment.trainer_id,
+        incarnation=secrets.token_hex(8),
+        fingerprint=deployment.plan.fingerprint(),
+        manifest=deployment.plan.manifest(),
+        transports=TRANSPORTS if connection.transport == "auto" else (connection.transport,),
+    )
