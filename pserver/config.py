@@ -1,7 +1,7 @@
-"""What a process is told when it starts: one frozen dataclass per kind of process.
+"""The settings of a parameter server, as one frozen dataclass, and the form of an endpoint.
 
-Flags and environment are read in ``__main__`` (and a trainer's role in ``trainer/role.py``),
-nowhere else.
+Flags and environment variables are read in ``__main__`` (and a trainer's role in
+``trainer/role.py``), nowhere else.
 """
 
 from __future__ import annotations
@@ -15,25 +15,32 @@ TRANSPORT_CHOICES = ("auto", "shm", "flight", "grpc")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """One parameter server.
+    """The settings of one parameter server.
+
+    Example::
+
+        config = ServerConfig(endpoint="127.0.0.1:0", transport="grpc")
 
     Attributes:
         endpoint: HOST:PORT of the control service; port 0 is any free one.
-        data_port: port of the Arrow Flight service; 0 is any free one.  Trainers are told it on
-            joining.
-        transport: "auto" offers every transport and lets the trainers' preference decide; otherwise
-            the only one offered.
-        data_dir: where Save and Load keep files; None refuses both.
-        heartbeat_timeout_seconds: the longest silence of a trainer that is not yet a loss.  Raising it
-            tolerates longer pauses of a whole process (a suspended virtual machine) and makes the
-            others wait as much longer for one that is dead.
+        data_port: port of the Arrow Flight service; 0 is any free one.  The reply to Join tells it
+            to trainers.
+        transport: "auto" offers every transport, and each trainer's preference decides; any other
+            name is the only transport offered.
+        data_dir: the directory for the files of Save and Load; None refuses both calls.
+        heartbeat_timeout_seconds: seconds without a heartbeat after which a trainer is declared
+            lost.  A larger number tolerates longer pauses of a whole process (a suspended virtual
+            machine), and the others wait that much longer for a trainer that is dead.
         start_timeout_seconds: how long after the first trainer the last one may join.
-        once: end with exit code 0 after the first job has left, and with 1 if it failed.
-        program: a file that ``Program.save`` wrote: the server installs itself from it and waits
-            for no trainer 0.
+        once: the server ends when its first job has ended, with exit status 0, or 1 if it failed.
+        program: a file that ``Program.save`` wrote: the server installs it when it starts and does
+            not wait for trainer 0.
         threads: torch's threads for updates; 0 leaves torch's own choice.
-        tls_certificate, tls_key, token_file: reserved; setting one is refused until protection
-            exists.
+        tls_certificate, tls_key, token_file: reserved.  Setting one raises, because this version
+            has no encryption.
+
+    Raises:
+        ValueError: a setting is out of its range, or has no effect.
     """
 
     endpoint: str = "127.0.0.1:0"

@@ -1,9 +1,9 @@
-"""The control calls of protos/pserver/wire.proto over gRPC: the service, and a client with
-deadlines and retries.
+"""The control calls of protos/pserver/wire.proto over gRPC: the service, and a client with timeouts
+and retries.
 
-The only file where a gRPC status becomes one of our errors (:func:`from_rpc_error`) or one of ours
-a status (:func:`abort_with`).  No call has any logic here: the service hands each request to the
-job's method of the same name.
+Only this file turns a gRPC status into one of our errors (:func:`from_rpc_error`) and one of our
+errors into a status (:func:`abort_with`).  No call has any logic here: the service passes each
+request to the job's method of the same name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 ERROR_KEY = "pserver-error"  # trailing metadata: the error's name
 MAX_DETAILS = 4000  # characters of a message: gRPC drops a reply whose metadata passes 8 KB
-PATIENCE_SECONDS = 3.0  # a wait that lasts longer is logged, once
+REPORT_AFTER_SECONDS = 3.0  # a wait that lasts longer is logged, once
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries
 LEAVE_SECONDS = 3.0
 FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
@@ -53,9 +53,9 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
 
 
 class Controlled(Protocol):
-    """What the service serves: one method for each control call.
+    """The object that answers control calls, with one method for each: a job, or a test's double.
 
-    Each raises PServerError or ValueError.
+    Each method may be called from any thread, and raises PServerError or ValueError.
     """
 
     def join(self, request: wire.JoinRequest, /) -> wire.JoinReply: ...
@@ -75,11 +75,10 @@ class Controlled(Protocol):
 
 
 def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    """Ends a call with the status that stands for ``error``; its name goes into the trailing
-    metadata.
+    """Ends a call with the gRPC status of ``error``, whose name goes into the trailing metadata.
 
-    A ValueError is what the caller wrote wrongly.  Anything that is neither it nor ours is a
-    mistake in this server: its traceback goes to the log, a sentence to the caller.
+    A ValueError is a mistake of the caller.  Any other error that is not ours is a mistake in this
+    server: its traceback goes to the log, one sentence to the caller.
     """
     if isinstance(error, ValueError):
         error = Refused(str(error))
@@ -97,9 +96,9 @@ def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
 
 
 def from_rpc_error(error: grpc.RpcError, endpoint: str, call: str) -> PServerError:
-    """What a failed call to ``endpoint`` means.
+    """The error for a failed call to ``endpoint``.
 
-    An error that the server named keeps its name; the rest goes by status.
+    An error that the server named keeps its name; the status decides about all others.
     """
     status, details = error.code(), error.details() or "no details"
     if name := _named(error):
@@ -107,7 +106,7 @@ def from_rpc_error(error: grpc.RpcError, endpoint: str, call: str) -> PServerErr
     if status is grpc.StatusCode.UNAVAILABLE:
         return Unreachable(f"{endpoint} does not answer {call}: {details}")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return TimedOut(f"{endpoint} has not answered {call} within its deadline")
+        return TimedOut(f"{endpoint} has not answered {call} within its timeout")
     if status is grpc.StatusCode.CANCELLED:
         return Unreachable(f"{endpoint}: {call} was cancelled: {details}")
     if status in (
@@ -120,7 +119,7 @@ def from_rpc_error(error: grpc.RpcError, endpoint: str, call: str) -> PServerErr
 
 
 def _named(error: grpc.RpcError) -> str:
-    """The name that the server gave its error; "" if the error is not the server's."""
+    """The name that the server gave its error; "" if the server did not raise it."""
     return next((value for key, value in error.trailing_metadata() or () if key == ERROR_KEY), "")
 
 
@@ -128,10 +127,15 @@ def _named(error: grpc.RpcError) -> str:
 
 
 class ControlServer:
-    """A gRPC server: control calls, health checking, reflection, and (where offered) the exchange
-    of tensors.
+    """A gRPC server of control calls, health checks, reflection and (where offered) tensor streams.
 
-    It is bound, and its port known, from the start; it answers after :meth:`start`.
+    It binds its port at once and answers after :meth:`start`.
+
+    Args:
+        host, port: where to listen; port 0 is any free one.
+
+    Attributes:
+        port: the one that it is bound to.
 
     Raises:
         OSError: it cannot listen there; one sentence.
@@ -148,7 +152,7 @@ class ControlServer:
             raise OSError(f"cannot listen on {spell(host, port)}: {error}") from error
 
     def start(self, job: Controlled, exchanges: Exchanges | None) -> None:
-        """Serves ``job`` from here on."""
+        """Answers calls from here on, with the methods of ``job``."""
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
                 _answering(getattr(job, method)), request.FromString, reply.SerializeToString
@@ -169,11 +173,11 @@ class ControlServer:
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     def drain(self) -> None:
-        """Tells health checks that nobody new should come; calls are still answered."""
+        """Makes health checks say that the server takes no new clients; it still answers calls."""
         self._health.enter_graceful_shutdown()
 
     def stop(self, grace_seconds: float) -> None:
-        """Refuses new calls, gives running ones this long, then cancels them."""
+        """Refuses new calls, gives running ones ``grace_seconds`` to end, then cancels them."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_seconds).wait(grace_seconds + 1)
         self._pool.shutdown(wait=False)
@@ -194,21 +198,21 @@ def _answering(method: Any) -> Any:
 
 
 class ControlClient:
-    """Control calls to one server, on a connection of its own.
+    """Control calls to one server, on a connection of its own.  Any thread may call.
 
-    Each call ends within its deadline.  While the server cannot be reached a call is tried again
-    until then: every control call may safely come twice.  Only Heartbeat, whose time is its
-    meaning, is tried once.
+    Each call ends within its timeout.  While the server cannot be reached the call is tried again:
+    every control call may safely arrive twice.  Only Heartbeat is tried once, because a late one
+    says nothing.
 
     Args:
         endpoint: HOST:PORT.
-        timeout_seconds: of a call that is given no ``timeout`` of its own.
+        timeout_seconds: the timeout of a call that is given none.
     """
 
     def __init__(self, endpoint: str, timeout_seconds: float) -> None:
         host, port = split_endpoint(endpoint)
         self.endpoint = endpoint
-        self._deadline = timeout_seconds
+        self._timeout = timeout_seconds
         self._channel = grpc.insecure_channel(spell(host, port), options=OPTIONS + RECONNECT)
         self._calls = {
             name: self._channel.unary_unary(
@@ -222,10 +226,10 @@ class ControlClient:
         once.
 
         Raises:
-            Unreachable: it was not, within the deadline.
+            Unreachable: it was not, within ``timeout_seconds``.
         """
         check = health_pb2_grpc.HealthStub(self._channel).Check
-        began, said, reason = time.monotonic(), False, ""
+        began, reported, reason = time.monotonic(), False, ""
         while (left := began + timeout_seconds - time.monotonic()) > 0:
             try:
                 reply = check(
@@ -238,8 +242,8 @@ class ControlClient:
                 reason = "it is up, but shutting down"
             except grpc.RpcError as error:
                 reason = str(from_rpc_error(error, self.endpoint, "a health check"))
-            if time.monotonic() - began > PATIENCE_SECONDS and not said:
-                said = True
+            if time.monotonic() - began > REPORT_AFTER_SECONDS and not reported:
+                reported = True
                 log.warning(
                     "waiting for the server at %s (for up to %g s)", self.endpoint, timeout_seconds
                 )
@@ -247,7 +251,7 @@ class ControlClient:
         raise Unreachable(f"no server at {self.endpoint} within {timeout_seconds:g} s: {reason}")
 
     def join(self, request: wire.JoinRequest, timeout: float | None = None) -> wire.JoinReply:
-        """See protos/pserver/wire.proto, as for the calls below."""
+        """Joins the server's job.  protos/pserver/wire.proto says more, as for the calls below."""
         return self._call("Join", request, wire.JoinReply, timeout)
 
     def install(
@@ -259,11 +263,11 @@ class ControlClient:
     def heartbeat(
         self, request: wire.HeartbeatRequest, timeout: float | None = None
     ) -> wire.HeartbeatReply:
-        """A sign of life; tried once."""
+        """Sends a heartbeat; tried once."""
         return self._call("Heartbeat", request, wire.HeartbeatReply, timeout, tries=1)
 
     def leave(self, request: wire.LeaveRequest, timeout: float = LEAVE_SECONDS) -> wire.LeaveReply:
-        """Goodbye; a server that is gone is not waited for long."""
+        """Leaves the job; does not wait long for a server that is gone."""
         return self._call("Leave", request, wire.LeaveReply, timeout)
 
     def barrier(
@@ -275,7 +279,7 @@ class ControlClient:
     def rendezvous(
         self, request: wire.RendezvousRequest, timeout: float | None = None
     ) -> wire.RendezvousReply:
-        """Says or asks where trainers meet."""
+        """Gives the address at which trainers meet, or asks for it."""
         return self._call("Rendezvous", request, wire.RendezvousReply, timeout)
 
     def save(self, request: wire.SaveRequest, timeout: float = FILE_SECONDS) -> wire.SaveReply:
@@ -289,13 +293,13 @@ class ControlClient:
     def shrink(
         self, request: wire.ShrinkRequest, timeout: float = FILE_SECONDS
     ) -> wire.ShrinkReply:
-        """Days pass for the tables' rows."""
+        """Applies time decay to the tables' rows, then drops some of them."""
         return self._call("Shrink", request, wire.ShrinkReply, timeout)
 
     def status(
         self, request: wire.StatusRequest | None = None, timeout: float | None = None
     ) -> wire.StatusReply:
-        """How the server is."""
+        """The server's state, its trainers, and what it holds."""
         return self._call("Status", request or wire.StatusRequest(), wire.StatusReply, timeout)
 
     def drain(
@@ -316,8 +320,8 @@ class ControlClient:
         timeout: float | None,
         tries: int = 10**9,
     ) -> Reply:
-        """One call, tried again while the server is UNAVAILABLE without having said why itself."""
-        deadline = time.monotonic() + (self._deadline if timeout is None else timeout)
+        """One call, tried again while the server is UNAVAILABLE and has not said why itself."""
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         pause = FIRST_PAUSE
         while True:
             try:

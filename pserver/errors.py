@@ -1,32 +1,33 @@
-"""What can go wrong in a cluster, by cause.
+"""The errors that a cluster can raise, by cause.
 
 ::
 
     PServerError
     |-- Unreachable            a server does not answer
-    |-- Lost                   a peer of a running job has fallen silent for longer than the deadline
+    |-- Lost                   a peer of a running job sent no heartbeat for the heartbeat timeout
     |   |-- ServerLost
     |   `-- TrainerLost
-    |-- TimedOut               a wait ended at its deadline, for another reason than silence
+    |-- TimedOut               a wait reached its timeout, though heartbeats went on
     |-- JobFailed              another process of the job ended it, and said why
     |-- Refused                the peer understood and said no
     |   |-- Busy               the server has another job
-    |   |-- FingerprintMismatch  two processes of a job run different programs
+    |   |-- FingerprintMismatch    two processes of a job run different programs
     |   `-- Unprepared         not yet installed, or no such variable here
     |-- CorruptFrame           bytes that are not a frame, or a frame that contradicts the plan
     `-- Draining               the server is shutting down
 
-What the user wrote wrongly is a ``ValueError`` or a ``TypeError``.  Over the wire an error is its
-class's name and one sentence.
+A mistake in what the user wrote is a ``ValueError`` or a ``TypeError``.  On the wire an error is
+the name of its class and one sentence.
 """
 
 from __future__ import annotations
 
 
 class PServerError(Exception):
-    """The root: everything a cluster can raise.
+    """The root of all errors that a cluster can raise.
 
-    ``status`` names the gRPC status code that stands for it.
+    Attributes:
+        status: the name of the gRPC status code that a control call fails with.
     """
 
     status = "UNKNOWN"
@@ -39,21 +40,23 @@ class Unreachable(PServerError):
 
 
 class Lost(PServerError):
-    """A peer of a running job has fallen silent for longer than the deadline."""
+    """A peer of a running job has sent no heartbeat for longer than the heartbeat timeout."""
 
     status = "ABORTED"
 
 
 class ServerLost(Lost):
-    """A server has fallen silent."""
+    """A server has not answered a heartbeat for longer than the heartbeat timeout."""
 
 
 class TrainerLost(Lost):
-    """A trainer has fallen silent, or its connection ended without a goodbye."""
+    """A trainer has sent no heartbeat for longer than the heartbeat timeout, or has not joined in
+    time.
+    """
 
 
 class TimedOut(PServerError):
-    """A wait ended at its deadline."""
+    """A wait reached its timeout, although the peer still sends heartbeats."""
 
     status = "DEADLINE_EXCEEDED"
 
@@ -83,7 +86,7 @@ class FingerprintMismatch(Refused):
 
 
 class Unprepared(Refused):
-    """Not yet installed, or no such variable here."""
+    """The server has no program yet, or does not hold a variable of this name."""
 
     status = "NOT_FOUND"
 
@@ -108,5 +111,10 @@ def _tree(root: type[PServerError]) -> dict[str, type[PServerError]]:
 
 
 def from_wire(name: str, message: str) -> PServerError:
-    """The exception that a peer named; a name from a newer peer becomes the root class."""
+    """The exception for an error that came over the wire.
+
+    Args:
+        name: of its class; a name that is not known here, from a newer peer, means the root class.
+        message: one sentence.
+    """
     return _tree(PServerError).get(name, PServerError)(message)

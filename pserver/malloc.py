@@ -1,21 +1,21 @@
-"""Keeps freed memory in the process, so that the buffers of the next step are warm.
+"""Advice to malloc: freed memory stays in the process, so that the buffers of the next step are
+warm.
 
-[Note: warm buffers]  A page that the kernel has just mapped costs a fault and a clearing: copying
-into fresh pages runs at less than a tenth of the speed of copying into pages used before.  By
-default glibc maps and unmaps every buffer of more than a few hundred KB, which is every frame of
-ours, so each would be paid for anew.
+[Note: warm buffers]  A page that the kernel has just mapped costs a page fault and is cleared
+first: copying into fresh pages runs at less than a tenth of the speed of copying into pages used
+before.  By default glibc maps and unmaps every buffer of more than a few hundred KB.  Every frame
+is such a buffer, and would pay that price each time.
 
-[Note: holes]  The price is that a hole in the heap stays where it is: what a start took and gave
-back, and the places that large tensors, freed and made again at each step, left for others when
-something small had settled in them.  So a trainer gives the pages of its holes back after it has
-joined and after its 1st, 2nd, 4th, ... step, which costs nothing much, because they are seldom, and
-keeps only what steps use.  A server does the same.  Large buffers that are kept from step to step
-do not come from the heap at all.
+[Note: holes]  Memory that is kept has holes: what the start-up used and freed, and the places of
+large tensors that were freed when a small allocation had moved into them.  So a trainer gives the
+pages of its holes back to the kernel after it has joined and after its 1st, 2nd, 4th, ... step, and
+keeps only what steps use.  Such calls are rare and cost little.  A server does the same.  Large
+buffers that are kept from step to step do not come from the heap at all.
 
-[Note: one heap]  By default glibc gives each thread a heap of its own, and what one has freed the
-others cannot use.  A server's gradients come in through one thread, are freed by another, and are
-announced by a third: it held up to half as much again.  This has to be arranged before any thread
-is made, so nothing is imported here that makes some (torch does).
+[Note: one heap]  By default glibc gives each thread a heap of its own, and one thread cannot use
+what another has freed.  In a server one thread receives a gradient and another frees it: separate
+heaps took up to half as much memory again.  The setting must be made before any thread starts, so
+this module imports nothing that starts threads (torch does).
 """
 
 from __future__ import annotations
@@ -24,26 +24,30 @@ import ctypes
 
 M_ARENA_MAX = -8  # malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
-# the most that glibc accepts: larger blocks (a whole table) are still mapped on their own
+# the largest value that glibc accepts: larger blocks (a whole table) are still mapped on their own
 MMAP_BYTES = 2**25
 TRIM_BYTES = 2**30  # free memory at the top of the heap that is kept
 PAD_BYTES = 2**24  # by how much more than asked for the heap grows
 
 
 def share_heap() -> bool:
-    """Tells malloc so, for threads that are made from here on; False where malloc does not take
-    advice (not glibc).
+    """Makes threads that start from here on share one heap.  See [Note: one heap].
+
+    Returns:
+        False where malloc takes no such advice (not glibc).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and mallopt(M_ARENA_MAX, 1) == 1
 
 
 def keep_memory(shared: bool = False) -> bool:
-    """Tells malloc so, for the rest of the process's life; False where malloc does not take advice
-    (not glibc).
+    """Makes malloc keep freed memory for the rest of the process's life.  See [Note: warm buffers].
 
     Args:
         shared: all threads use one heap; see [Note: one heap].
+
+    Returns:
+        False where malloc takes no such advice (not glibc).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -59,6 +63,10 @@ def keep_memory(shared: bool = False) -> bool:
 
 
 def trim_memory() -> bool:
-    """Gives the pages of the heap's holes back; False where malloc cannot.  See [Note: holes]."""
+    """Gives the pages of the heap's holes back to the kernel.  See [Note: holes].
+
+    Returns:
+        False where there were none, or malloc cannot.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim is not None and trim(0) == 1

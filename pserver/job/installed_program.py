@@ -1,9 +1,12 @@
-"""What a server holds while it has a job: the table, and the steps of each lane over it."""
+"""What a server holds while it has a job: the slices, the tables, and a lane executor for each lane
+that updates them.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +14,10 @@ import torch
 
 from pserver.dense.slice_store import SliceStore
 from pserver.dense.slice_update import SliceUpdate
-from pserver.errors import Refused
-from pserver.job.blocking_waits import Standing, wait
-from pserver.job.lane import LaneExecutor
+from pserver.errors import Refused, Unprepared
+from pserver.job.blocking_waits import wait_until_done
+from pserver.job.lane_executor import LaneExecutor
+from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.quiesce import Quiesce
 from pserver.job.workers import Workers
@@ -21,66 +25,66 @@ from pserver.table.gradient import RowGradient
 from transpiler.ir.graph import Storage
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
+from transpiler.verify.untrusted_program import check_server_program
 
 if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable
 
 
-CHUNK_ROWS = 65536  # that a table takes over at a time
+CHUNK_ROWS = 65536  # rows that a table loads at a time
 
 
 class InstalledProgram:
-    """An installed program.
+    """A pserver program at work on this server.
+
+    Any thread may call it; the locks are those of the lane executors and of the tables.
 
     Args:
-        scratch: where rows of tables go that leave memory; None: where temporary files go.
+        program: a pserver program; :func:`check_program` has accepted it.
+        members: the job's trainers.
+        job: for its lock and its end.
+        scratch: the directory for rows of tables that do not fit in memory; None: the system's
+            directory for temporary files.
 
     Attributes:
-        plan: that it was made for.
+        plan: the plan that the program was made for.
         table: the slices.
-        lanes: the steps of each lane, by its index in the plan.
-        tables: the sparse ones, by name.
-        gate: that every step passes while it changes a table.
+        lanes: the lane executors, by the lane's index in the plan.
+        tables: the sparse tables, by name.
+        quiesce: keeps steps from changing values during a save, a load or a shrink.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        program: Program,
-        members: Membership,
-        job: Standing,
-        scratch: str | None = None,
+        self, program: Program, members: Membership, job: Lifecycle, scratch: str | None = None
     ) -> None:
-        self.plan = plan
+        deployment = program.deployment
+        assert deployment is not None and deployment.server_index is not None, "a pserver program"
+        self.plan, self._server = deployment.plan, deployment.server_index
         self.table = SliceStore(program)
         self._members = members
         self._job = job
-        self.gate = Quiesce(job)
-        self.tables = _held(program, scratch)
-        assert program.deployment is not None and program.deployment.server_index is not None, (
-            "a pserver program"
-        )
-        self._server = program.deployment.server_index
+        self.quiesce = Quiesce(job)
+        self.tables = _open_tables(self.plan, self._server, scratch)
         workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.table.values}
         self.lanes = [
             LaneExecutor(
                 index,
                 lane,
-                self._entries(index),
+                self._updates(index),
                 self._locks,
                 members,
                 job,
-                self.gate,
+                self.quiesce,
                 workers,
                 self._tables(index),
             )
-            for index, lane in enumerate(plan.lanes)
+            for index, lane in enumerate(self.plan.lanes)
         ]
-        self._meeting = ""
-        self._barriers: dict[str, set[int]] = {}
+        self._rendezvous = ""  # the address that trainer 0 has given
+        self._barriers: dict[str, set[int]] = {}  # by name: the trainers that have reached it
 
-    def begin_with(self, values: Storage) -> None:
+    def load(self, values: Storage) -> None:
         """Takes over the values of slices, and those rows of tables that this server holds."""
         self.table.load(values.tensors)
         for name, (ids, rows) in values.rows.items():
@@ -93,14 +97,14 @@ class InstalledProgram:
                     {"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()}
                 )
 
-    def _entries(self, lane: int) -> dict[str, SliceUpdate]:
+    def _updates(self, lane: int) -> dict[str, SliceUpdate]:
         return {name: entry for name, entry in self.table.entries.items() if entry.lane == lane}
 
     def _tables(self, lane: int) -> dict[str, LockedTable]:
-        return {name: held for name, held in self.tables.items() if held.table.lane == lane}
+        return {name: table for name, table in self.tables.items() if table.table.lane == lane}
 
     def lane(self, index: int) -> LaneExecutor:
-        """The steps of a lane.
+        """The executor of a lane.
 
         Raises:
             Refused: the plan has no such lane.
@@ -112,44 +116,84 @@ class InstalledProgram:
     @property
     def version(self) -> int:
         """Updates applied, counted in steps, over all lanes."""
-        return sum(steps.version for steps in self.lanes)
+        return sum(lane.version for lane in self.lanes)
 
-    def hand_out(self, member: Member, name: str) -> torch.Tensor | None:
-        """A slice or a state as nobody is updating it; None for a state that no update has made
-        yet.
+    def read(self, member: Member, name: str) -> torch.Tensor | None:
+        """A slice or an optimizer state between two updates; None for a state that no update has
+        made yet.
+
+        Args:
+            member: the trainer that reads; delay compensation remembers what it has read.
 
         Raises:
             Unprepared: nothing of this name is held here.
         """
         if name in self.table.entries:
-            return self.lanes[self.table.entries[name].lane].hand_out(member, name)
+            return self.lanes[self.table.entries[name].lane].read(member, name)
         if name in self.table.values:
             return self.table.values[name]
         with self._locks[self.table.slice_of(name)]:
             return self.table.read(name)
 
-    def rendezvous(self, member: Member, place: str) -> str:
-        """Where trainers meet that share some work among themselves: trainer 0 says it; "" before
-        that.
-        """
-        if place and member.trainer == 0:
-            self._meeting = place
-        return self._meeting
+    def discard_snapshots(self) -> None:
+        """Drops all copies of slices, because slices have been loaded."""
+        for lane in self.lanes:
+            lane.discard_snapshots()
 
-    def forget(self) -> None:
-        """Slices have been loaded: what readers have been given of them is no longer so."""
-        for steps in self.lanes:
-            steps.forget()
+    def shrink(
+        self,
+        names: Sequence[str],
+        days: float,
+        threshold: float | None,
+        call: tuple[str, int],
+    ) -> dict[str, int]:
+        """Applies time decay to tables, then drops rows below the score threshold or past their
+        time to live.
 
-    def barrier(self, member: Member, name: str, patience: float) -> bool:
-        """Waits until every trainer that has not left has come to the barrier of this name, or
-        patience (seconds) ends.
+        Args:
+            names: of the tables; none means all.
+            days: how many have passed.
+            threshold: in place of the tables' own; None: theirs.
+            call: the caller's session and the number of its call; see :meth:`LockedTable.shrink`.
+
+        Returns:
+            How many rows each table has dropped.
+
+        Raises:
+            Unprepared: there is no such table.
         """
-        with self._job.changed:
+        unknown = set(names) - set(self.tables)
+        if unknown:
+            raise Unprepared(
+                f"the plan has no table {min(unknown)!r}; it has {', '.join(self.tables) or 'none'}"
+            )
+        with self.quiesce.paused():
+            return {
+                name: self.tables[name].shrink(days, threshold, call)
+                for name in names or self.tables
+            }
+
+    # ---- trainers among themselves ----
+
+    def rendezvous(self, member: Member, address: str) -> str:
+        """The address at which trainers meet for work of their own: trainer 0 gives it, the others
+        ask; "" before trainer 0 has given it.
+        """
+        if address and member.trainer == 0:
+            self._rendezvous = address
+        return self._rendezvous
+
+    def barrier(self, member: Member, name: str, timeout_seconds: float) -> bool:
+        """Waits until every trainer that has not left has reached the barrier of this name.
+
+        Returns:
+            False if ``timeout_seconds`` were over before.
+        """
+        with self._job.condition:
             arrived = self._barriers.setdefault(name, set())
             arrived.add(member.trainer)
-            self._job.changed.notify_all()
-            end = time.monotonic() + patience
+            self._job.condition.notify_all()
+            end = time.monotonic() + timeout_seconds
 
             def passed() -> bool:
                 return arrived.issuperset(self._members.awaited())
@@ -157,26 +201,43 @@ class InstalledProgram:
             def missing() -> list[int]:
                 return [trainer for trainer in self._members.awaited() if trainer not in arrived]
 
-            this = Wait(
+            wait = Wait(
                 member, "barrier", f"barrier {name!r}", lambda: passed() or time.monotonic() >= end
             )
-            wait(self._job, self._members, this, missing)
+            wait_until_done(self._job, self._members, wait, missing)
             return passed()
 
 
-def _held(program: Program, scratch: str | None) -> dict[str, LockedTable]:
-    """The sparse tables of a program's plan, by name: every server holds a part of each.
+def check_program(program: Program) -> tuple[Plan, int]:
+    """Checks a program that comes from outside.
+
+    Returns:
+        Its plan, and the index of the server that it was made for.
+
+    Raises:
+        Refused: it is no pserver program, or has an op or an argument that is not allowed.
+    """
+    deployment = program.deployment
+    if deployment is None or deployment.server_index is None:
+        raise Refused(
+            "expected a pserver program with its deployment, got a single-node or a trainer program"
+        )
+    try:
+        check_server_program(program)
+    except ValueError as error:
+        raise Refused(f"the program is refused: {error}") from error
+    return deployment.plan, deployment.server_index
+
+
+def _open_tables(plan: Plan, server: int, scratch: str | None) -> dict[str, LockedTable]:
+    """The sparse tables of a plan, by name: every server holds a part of each.
 
     Raises:
         Refused: rows are to leave memory, and there is no place for them.
     """
-    assert program.deployment is not None and program.deployment.server_index is not None, (
-        "a pserver program"
-    )
-    plan, server = program.deployment.plan, program.deployment.server_index
     if not plan.tables:
         return {}
-    # which compiles the kernels of rows, or loads them: that takes a while
+    # here, because the import compiles the rows' kernels or loads them, which takes a while
     from pserver.job.locked_table import LockedTable
 
     place = None if scratch is None else Path(scratch)

@@ -1,4 +1,4 @@
-"""A server's own files: everything it holds, saved below its data directory and loaded again."""
+"""Save and Load: everything that a server holds, in files below its data directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def directory(data_dir: str | None, path: str, server_index: int) -> Path:
-    """Where a server keeps what a trainer calls ``path``.
+    """The directory in which a server keeps what a trainer calls ``path``.
 
     Raises:
         Refused: the server keeps no files, or the path leads out of its data directory.
@@ -32,30 +32,30 @@ def directory(data_dir: str | None, path: str, server_index: int) -> Path:
 
 
 def save(path: Path, installed: InstalledProgram, members: Membership) -> Path:
-    """Writes slices, tables, states, the plan's fingerprint, how far each trainer has come: all of
-    a moment between two steps.
+    """Writes slices, states, tables, the plan's fingerprint and the trainers' watermarks, all of
+    one moment between two steps.
 
     Steps wait until it is written.
+
+    Returns:
+        ``path``.
 
     Raises:
         Refused: the disk does not take it; what was saved before stays.
     """
-    with installed.gate.closed():
-        versions = [steps.version for steps in installed.lanes]
+    with installed.quiesce.paused():
         meta = {
             "fingerprint": installed.plan.fingerprint(),
-            "versions": versions,
-            "marks": members.saved(),
+            "versions": [lane.version for lane in installed.lanes],
+            "watermarks": members.watermarks(),
         }
         try:
             with checkpoint.writing(path) as writer:
                 writer.tensors(dict(installed.table.tensors()))
-                for name, held in installed.tables.items():
-                    writer.chunks(name, _chunks(held))
-                writer.commit(
-                    meta
-                    | {"tables": {name: held.metadata() for name, held in installed.tables.items()}}
-                )
+                for name, table in installed.tables.items():
+                    writer.chunks(name, _chunks(table))
+                tables = {name: table.metadata() for name, table in installed.tables.items()}
+                writer.commit(meta | {"tables": tables})
         except OSError as error:
             raise Refused(f"cannot save to {path}: {error}") from error
     return path
@@ -64,12 +64,15 @@ def save(path: Path, installed: InstalledProgram, members: Membership) -> Path:
 def load(path: Path, installed: InstalledProgram, members: Membership) -> Path:
     """Reads what :func:`save` wrote.
 
-    Marks of a trainer count for the same start of its process only, whether it is here or comes
-    later, and never go back: a trainer that runs on goes on with its own numbers, one that was
-    started anew counts from 1.  Versions never go back either.
+    A trainer's watermarks count for the same incarnation only, whether it has joined or joins
+    later, and never go back: a trainer that runs on keeps its step numbers, and one that was
+    started again counts from 1.  Versions never go back either.
+
+    Returns:
+        ``path``.
 
     Raises:
-        Refused: there is nothing, or it is torn.
+        Refused: there is no complete save, or a file of it is torn.
         FingerprintMismatch: it was written by a job with another plan.
     """
     try:
@@ -79,22 +82,22 @@ def load(path: Path, installed: InstalledProgram, members: Membership) -> Path:
         raise Refused(f"cannot load from {path}: {error}") from error
     if meta.get("fingerprint") != installed.plan.fingerprint():
         raise FingerprintMismatch(f"{path} was saved by a job with another plan")
-    with installed.gate.closed():
+    with installed.quiesce.paused():
         installed.table.load(tensors)
-        installed.forget()
-        for name, held in installed.tables.items():
-            held.restore(meta["tables"][name])
+        installed.discard_snapshots()
+        for name, table in installed.tables.items():
+            table.restore(meta["tables"][name])
             for chunk in reader.chunks(name):
-                held.load(chunk)
-        for steps, version in zip(installed.lanes, meta.get("versions", []), strict=False):
-            steps.version = max(steps.version, version)
-        members.load(meta.get("marks", {}))
+                table.load(chunk)
+        for lane, version in zip(installed.lanes, meta.get("versions", []), strict=False):
+            lane.version = max(lane.version, version)
+        members.load_watermarks(meta.get("watermarks", {}))
     return path
 
 
-def _chunks(held: LockedTable) -> Iterator[Chunk]:
-    """All rows of a table that is held here."""
+def _chunks(table: LockedTable) -> Iterator[Chunk]:
+    """All rows of a table that this server holds."""
     cursor = 0
     while cursor >= 0:
-        chunk, cursor = held.scan(cursor, 0, changed=False, materialized=False)
+        chunk, cursor = table.scan(cursor, 0, changed_since_save=False, materialized=False)
         yield chunk

@@ -1,8 +1,8 @@
 """A sparse table as a server holds it: the pure table, the lock that every use of it takes, and the
 clock for its times to live.
 
-[Note: the table's lock]  An update, or the copy that a lookup takes, holds it: so a lookup waits
-for one update at most, and sees no half of one.
+[Note: the table's lock]  An update holds it, and so does the copy that a lookup takes: a lookup
+waits for one update at most, and never sees half of one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,32 @@ from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
 
-CHUNK_ROWS = 65536  # that a save asks for at a time
+CHUNK_ROWS = 65536  # rows of a chunk whose reader names no limit
 
 Chunk = dict[str, np.ndarray]
 
 
 class LockedTable:
-    """See the module's docstring.
+    """One server's part of a sparse table, safe to use from any thread.
+
+    Every method takes the table's lock for as long as it runs.
 
     Args:
-        table, plan: of the job; server: which of its servers this is.
-        scratch: where rows go that leave memory; None: where temporary files go.
-        clock: wall time in seconds: a time to live goes on while a server is down.
+        table: what the program says of the table.
+        plan: of the job.
+        server: which of the plan's servers this is.
+        scratch: the directory for rows that do not fit in memory; None: the system's directory for
+            temporary files.
+        clock: wall time in seconds, because a time to live goes on while a server is down.
+
+    Attributes:
+        table: as given.
+        rows: the pure table.
+        counts: whether a gradient carries shows and clicks of its rows.
+        dtype: of the rows.
+        scaled: the key of the clipping coefficient in a commit, where norms clip on servers: the
+            table's name, "" for the global norm; None: rows are not scaled.
+        clamp: limits of the gradient's values, where values are clipped on servers.
     """
 
     def __init__(
@@ -50,16 +64,15 @@ class LockedTable:
     ) -> None:
         self.table = table
         rules = rules_of(table, plan.groups)
-        # now, while trainers wait for the installation, and not in the first step
+        # now, while trainers wait for the installation, rather than in the first step
         compile_kernels(table, rules)
         self.rows = open_table(table, rules, server, plan.servers, scratch)
-        self._read = [
+        self._hparam_names = [
             (segment.group, rule.hparams)
             for segment, rule in zip(table.segments, rules, strict=True)
         ]
         self.counts = isinstance(table.entry, ShowClickEntry)
         self.dtype = DTYPES[table.dtype]
-        # the coefficient of the commit to multiply with, where norms clip on servers
         self.scaled: str | None = None
         self.clamp: tuple[float, float] | None = None
         if plan.clips_on_servers and plan.clip is not None:
@@ -67,16 +80,22 @@ class LockedTable:
             self.clamp = (plan.clip.low, plan.clip.high) if plan.clip.kind == "value" else None
         self._adds = plan.lanes[table.lane].kind.servers_add
         self._clock = clock
-        self._shrunk = ("", 0), 0  # the last call of shrink, and what came of it
-        self._lock = threading.Lock()
+        self._last_shrink = ("", 0), 0  # the last numbered call, and how many rows it dropped
+        self._lock = threading.Lock()  # guards all of the above; see [Note: the table's lock]
 
     @property
     def groups(self) -> set[int]:
-        """The parameter groups whose numbers its rows are updated with."""
+        """The parameter groups whose hyper-parameters update its rows."""
         return set() if self._adds else {segment.group for segment in self.table.segments}
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of ids, [n, dim]; no row is made.
+        """The rows of ids; no row is made.
+
+        Args:
+            ids: int64[n].
+
+        Returns:
+            [n, dim], of the table's dtype, in the order of the ids.
 
         Raises:
             Refused: an id is outside of the table's range.
@@ -89,15 +108,15 @@ class LockedTable:
     def update(
         self,
         gradient: RowGradient,
-        rows: Mapping[int, Mapping[str, Hparam]],
+        hparams: Mapping[int, Mapping[str, Hparam]],
         scale: Mapping[str, float],
     ) -> None:
-        """One step: by the rules of the table's segments; or, where trainers step by themselves,
-        what they changed is added.
+        """Takes one step: by the rules of the table's segments; or, where trainers step by
+        themselves, by adding what they have changed.
 
         Args:
             gradient: merged; may be overwritten.
-            rows: the present numbers of every group.
+            hparams: the hyper-parameters of every group at this step.
             scale: the commit's clipping coefficients.
         """
         if self.clamp is not None:
@@ -110,10 +129,11 @@ class LockedTable:
             if self._adds:
                 self.rows.add(ids, values, statistics, self._clock())
             else:
-                hparams = [
-                    {name: rows[group][name] for name in names} for group, names in self._read
+                by_segment = [
+                    {name: hparams[group][name] for name in names}
+                    for group, names in self._hparam_names
                 ]
-                self.rows.update(ids, values, hparams, statistics, self._clock())
+                self.rows.update(ids, values, by_segment, statistics, self._clock())
 
     def check(self, gradient: RowGradient) -> None:
         """Returns if a gradient can be applied; nothing is changed.
@@ -124,6 +144,7 @@ class LockedTable:
         self._refusing(lambda: self.rows.check_ids(gradient.ids.numpy()))
 
     def _refusing(self, use: Callable[[], None]) -> None:
+        """Calls ``use``; a ValueError of the pure table becomes Refused."""
         try:
             use()
         except ValueError as error:
@@ -131,19 +152,28 @@ class LockedTable:
 
     # ---- whole tables ----
 
-    def scan(self, cursor: int, most: int, changed: bool, materialized: bool) -> tuple[Chunk, int]:
-        """A chunk of rows, whole, and where the next begins; -1 after the last."""
+    def scan(
+        self, cursor: int, limit: int, changed_since_save: bool, materialized: bool
+    ) -> tuple[Chunk, int]:
+        """A chunk of rows with their states, and the cursor of the next chunk; -1 after the last.
+
+        Args:
+            cursor: 0 for the first chunk.
+            limit: rows of the chunk; 0: as many as the server likes.
+            changed_since_save: only rows that changed since :meth:`mark_saved`.
+            materialized: rows as a lookup reads them.
+        """
         with self._lock:
-            return self.rows.scan(cursor, most or CHUNK_ROWS, changed, materialized)
+            return self.rows.scan(cursor, limit or CHUNK_ROWS, changed_since_save, materialized)
 
     def mark_saved(self) -> None:
-        """What has changed until now is saved."""
+        """Counts all changes until now as saved."""
         with self._lock:
             self.rows.mark_saved()
 
     def load(self, chunk: Chunk) -> None:
-        """Takes the rows of a chunk that this server holds; of ids and values alone, rows from
-        which nothing was learned yet.
+        """Takes over those rows of a chunk that this server holds.  A chunk of ids and values alone
+        makes rows as they are before any update.
 
         Raises:
             Refused: the chunk is of another table.
@@ -155,15 +185,15 @@ class LockedTable:
                 self._refusing(lambda: self.rows.load(chunk))
 
     def metadata(self) -> str:
-        """What is known besides the rows, as JSON."""
+        """What the table knows besides its rows, as JSON."""
         with self._lock:
             return json.dumps(self.rows.metadata())
 
     def restore(self, metadata: str) -> None:
-        """Begins anew: no rows, and these :meth:`metadata`.
+        """Drops all rows and takes over what :meth:`metadata` returned.
 
         Raises:
-            Refused: they are none, or a table's with other rules.
+            Refused: it is not a table's metadata, or of a table with other rules.
         """
 
         def restore() -> None:
@@ -175,28 +205,32 @@ class LockedTable:
             self._refusing(restore)
 
     def shrink(self, days: float, threshold: float | None, call: tuple[str, int] = ("", 0)) -> int:
-        """Days pass; rows that score too low, were not seen for too long or have outlived their
-        time go.  Returns how many.
+        """Applies time decay, then drops rows below the score threshold or past their time to live.
 
         Args:
-            call: whose it is, and its number: one that comes again is only answered.  0: not
-                numbered.
+            days: how many have passed.
+            threshold: in place of the table's own; None: the table's.
+            call: the caller's session and the number of its call, so that a call which arrives
+                twice counts once.  Number 0: it is not numbered.
+
+        Returns:
+            How many rows it has dropped.
         """
         with self._lock:
-            if not call[1] or self._shrunk[0] != call:
+            if not call[1] or self._last_shrink[0] != call:
                 now = self._clock()
-                self._shrunk = (
+                self._last_shrink = (
                     call,
                     int(self.rows.shrink(now, days, threshold)) + int(self.rows.expire(now)),
                 )
-            return self._shrunk[1]
+            return self._last_shrink[1]
 
     def counters(self) -> dict[str, int]:
-        """What was counted since the start."""
+        """What was counted since the start, by name ("admitted", "evicted", ...)."""
         with self._lock:
             return dict(self.rows.counters())
 
     @property
     def bytes_held(self) -> int:
-        """Of rows and index."""
+        """Bytes of the rows and of their index."""
         return self.rows.bytes_held

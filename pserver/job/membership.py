@@ -1,10 +1,12 @@
 """Who takes part in a server's job: joining, heartbeats, leaving, being lost, and waiting for one
-another.  No locks, no clock: time is an argument, and the job's lock is held by whoever calls.
+another.
+
+No locks and no clock: time is an argument, and the caller holds the job's lock.
 
 A member's states::
 
-    (absent) --join--> JOINED --leave--> LEFT
-                          `--silence--> LOST
+    (absent) --join--> JOINED --leave----------------> LEFT
+                          `----heartbeat timeout-----> LOST
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pserver.errors import Refused
+from pserver.errors import Refused, TrainerLost
 
 
-class State(enum.Enum):
-    """Where a trainer stands; the values are the words that ``status`` shows."""
+class MemberState(enum.Enum):
+    """Whether a trainer takes part; the values are the words that ``status`` shows."""
 
     JOINED = "joined"
     LEFT = "left"
@@ -31,20 +33,21 @@ class Watermark:
     """How far a trainer has come in one lane.  There is one for each trainer and lane, however many
     steps they take.
 
-    [Note: exactly once]  A trainer numbers its steps from 1 and sends one until it has been
-    answered, so a step that comes is the next one, the one being taken, or one that was applied: it
-    is taken, joined, or only answered.  Marks move with the table, while nobody sees it between two
-    steps (quiesce.py), and are saved with it.  A mark belongs to one start of a trainer's process, its
-    incarnation: another one counts its steps from 1 anew.
+    [Note: exactly once]  A trainer numbers its steps from 1 and sends a step until the server has
+    answered it.  A step that arrives is therefore the next one, the one in progress, or one that
+    was applied: the server takes it, joins it, or only answers it.  Watermarks move together with
+    the slices, while nobody reads the two between steps (quiesce.py), and are saved with them.  A
+    watermark belongs to one start of a trainer's process, its incarnation: another incarnation
+    counts its steps from 1 again.
 
     Attributes:
-        applied: the last step that was applied.
-        committed, overflow: what came of it, for when it is asked again.
-        taking: the step that is being taken, from its COMMIT until it is applied.
+        applied: the last step that was applied; 0 before the first.
+        committed, overflow: the outcome of that step, for when it is asked for again.
+        taking: the step in progress, from its COMMIT until it is applied.
         uploaded: the last upload that was loaded, by its request's number.
-        stream: the number of the stream that counts: the latest.
-        end_stream: breaks it.
-        loading: a part of an upload is being copied into the table.
+        stream: the number of the stream that counts: the latest one.
+        end_stream: breaks that stream.
+        loading: a thread copies a part of an upload into the slices.
     """
 
     applied: int = 0
@@ -57,30 +60,35 @@ class Watermark:
     loading: bool = False
 
     def apply(self, committed: int, overflow: bool) -> None:
-        """The step that is being taken has been applied."""
+        """The step in progress has been applied."""
         self.applied, self.committed, self.overflow = self.taking, committed, overflow
 
     def saved(self) -> list[int]:
-        """What a saved table keeps of it."""
+        """What a saved job keeps of it: applied, committed, overflow."""
         return [self.applied, self.committed, int(self.overflow)]
 
     def restore(self, saved: Sequence[int]) -> None:
-        """Takes over what was saved, unless more has been applied since: a step's number is never
-        used again.
+        """Takes over what :meth:`saved` returned, unless more has been applied since: a step's
+        number is never used again.
         """
         applied, committed, overflow = saved
         if applied > self.applied:
             self.applied, self.committed, self.overflow = applied, committed, bool(overflow)
 
 
-# as JSON holds them: trainer -> {"incarnation": ..., "lanes": {lane: Mark.saved()}}
+# As JSON: {"0": {"incarnation": "...", "lanes": {"0": [applied, committed, overflow]}}}
 Watermarks = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One trainer's wait: where ("lane 0", "barrier"), for what ("step 12"), and whether it is
-    over.
+    """One wait of a trainer for the others.
+
+    Attributes:
+        member: the trainer that waits.
+        place: where: "lane 0", "barrier".
+        what: for messages: "step 12", "barrier 'epoch'".
+        done: whether the wait is over.
     """
 
     member: Member
@@ -94,29 +102,34 @@ class Member:
     """One trainer, as one server sees it.
 
     Attributes:
-        session: the secret that its calls and its stream repeat.
-        marks: by lane.
-        heard: when it last gave a sign of life, in seconds of the job's clock.
+        trainer: its number in the plan.
+        incarnation: random, new for each start of its process.
+        transport: the name of the transport that its streams use.
+        last_heard: when its last call or frame came, in seconds of the job's clock.
+        session: the secret that its calls and its streams repeat.
+        state: whether it takes part.
+        watermarks: by lane.
+        activity: what it says that it does ("step 12", "saving").
         waits: what it waits for, by place; see blocking_waits.py.
     """
 
     trainer: int
     incarnation: str
     transport: str
-    heard: float
+    last_heard: float
     session: str = field(default_factory=lambda: secrets.token_hex(16))
-    state: State = State.JOINED
-    marks: dict[int, Watermark] = field(default_factory=dict)
+    state: MemberState = MemberState.JOINED
+    watermarks: dict[int, Watermark] = field(default_factory=dict)
     activity: str = ""
     waits: dict[str, Wait] = field(default_factory=dict)
 
-    def mark(self, lane: int) -> Watermark:
+    def watermark(self, lane: int) -> Watermark:
         """How far it has come in a lane."""
-        return self.marks.setdefault(lane, Watermark())
+        return self.watermarks.setdefault(lane, Watermark())
 
     def step(self, lane: int) -> int:
         """The last step of a lane that was applied; 0 before the first."""
-        return self.marks[lane].applied if lane in self.marks else 0
+        return self.watermarks[lane].applied if lane in self.watermarks else 0
 
     @property
     def waiting(self) -> str:
@@ -125,45 +138,58 @@ class Member:
 
 
 class Membership:
-    """The trainers of one job, ``expected`` in number once the plan is known."""
+    """The trainers of one job.
+
+    Args:
+        expected: how many trainers the plan has.
+        since: when the job began, in seconds of the job's clock.
+    """
 
     def __init__(self, expected: int, since: float) -> None:
         self.expected = expected
-        self.since = since  # when the job began
+        self.since = since
         self.by_trainer: dict[int, Member] = {}
-        self._saved: Watermarks = {}  # of trainers that have not joined since they were loaded
+        self._loaded: Watermarks = {}  # read from files, for trainers that have not joined yet
 
     def add(self, member: Member) -> None:
-        """A trainer joins, and has the marks that were saved of the same start of its process."""
+        """A trainer joins; it gets the watermarks that were saved of its incarnation."""
         self.by_trainer[member.trainer] = member
         self._restore(member)
 
-    def saved(self) -> Watermarks:
-        """The marks of everybody, for whoever saves the table."""
+    def watermarks(self) -> Watermarks:
+        """The watermarks of all members, to be saved with the slices."""
         return {
             str(member.trainer): {
                 "incarnation": member.incarnation,
-                "lanes": {str(lane): mark.saved() for lane, mark in sorted(member.marks.items())},
+                "lanes": {
+                    str(lane): watermark.saved()
+                    for lane, watermark in sorted(member.watermarks.items())
+                },
             }
             for _, member in sorted(self.by_trainer.items())
         }
 
-    def load(self, saved: Watermarks) -> None:
-        """Takes over saved marks.  See [Note: exactly once] in :class:`Watermark` for whose they are."""
-        self._saved = dict(saved)
+    def load_watermarks(self, saved: Watermarks) -> None:
+        """Takes over saved watermarks, for members and for trainers that join later.
+
+        See [Note: exactly once] in :class:`Watermark` for whose they are.
+        """
+        self._loaded = dict(saved)
         for member in self.by_trainer.values():
             self._restore(member)
 
     def _restore(self, member: Member) -> None:
-        saved = self._saved.get(str(member.trainer))
+        saved = self._loaded.get(str(member.trainer))
         if saved is not None and saved["incarnation"] == member.incarnation:
-            for lane, mark in saved["lanes"].items():
-                member.mark(int(lane)).restore(mark)
+            for lane, values in saved["lanes"].items():
+                member.watermark(int(lane)).restore(values)
 
     def joined(self) -> list[Member]:
         """Those who take part now, by trainer number."""
         return [
-            member for _, member in sorted(self.by_trainer.items()) if member.state is State.JOINED
+            member
+            for _, member in sorted(self.by_trainer.items())
+            if member.state is MemberState.JOINED
         ]
 
     def of_session(self, session: str) -> Member:
@@ -183,27 +209,60 @@ class Membership:
         return 0 if member is None else member.step(lane)
 
     def awaited(self) -> list[int]:
-        """The trainers whom a sync step or a barrier needs: all of the plan but those who have
+        """The trainers that a sync step or a barrier needs: all of the plan but those that have
         left.
         """
-        gone = {
-            trainer for trainer, member in self.by_trainer.items() if member.state is State.LEFT
+        left = {
+            trainer
+            for trainer, member in self.by_trainer.items()
+            if member.state is MemberState.LEFT
         }
-        return [trainer for trainer in range(self.expected) if trainer not in gone]
+        return [trainer for trainer in range(self.expected) if trainer not in left]
 
-    def silent(self, now: float, deadline: float) -> list[Member]:
-        """Those who take part and have given no sign of life for longer than the deadline."""
-        return [member for member in self.joined() if now - member.heard > deadline]
+    # ---- timeouts ----
 
-    def missing(self, now: float, start_deadline: float) -> list[int]:
-        """The trainers who have not joined although the start-up time is over."""
-        if now - self.since <= start_deadline:
+    def lose_silent(self, now: float, timeout: float) -> list[TrainerLost]:
+        """Declares those members lost that have sent nothing for longer than the heartbeat timeout.
+
+        Args:
+            now: in seconds of the job's clock.
+            timeout: in seconds.
+
+        Returns:
+            For each of them, what the others are to be told.
+        """
+        errors = []
+        for member in self.joined():
+            silence = now - member.last_heard
+            if silence > timeout:
+                member.state = MemberState.LOST
+                doing = member.waiting or member.activity
+                errors.append(
+                    TrainerLost(
+                        f"trainer {member.trainer} has shown no heartbeat for {silence:.1f} s "
+                        f"(heartbeat timeout {timeout:g} s)"
+                        + (f", last seen at {doing}" if doing else "")
+                    )
+                )
+        return errors
+
+    def missing(self, now: float, timeout: float) -> list[int]:
+        """The trainers that have not joined although the start timeout is over."""
+        if now - self.since <= timeout:
             return []
         return [trainer for trainer in range(self.expected) if trainer not in self.by_trainer]
 
     @property
+    def ending(self) -> bool:
+        """Whether a trainer has left."""
+        return any(member.state is MemberState.LEFT for member in self.by_trainer.values())
+
+    @property
     def over(self) -> bool:
-        """Whether the job has ended: somebody has been here, everybody expected has been, and
-        nobody is left.
-        """
+        """Whether the job has ended: every expected trainer has joined, and none takes part now."""
         return len(self.by_trainer) >= self.expected and not self.joined()
+
+    @property
+    def deserted(self) -> bool:
+        """Whether trainers have joined, and none takes part now."""
+        return bool(self.by_trainer) and not self.joined()

@@ -1,9 +1,8 @@
-"""Steps change the table one at a time per slice; whoever wants it between two steps, with its
-marks, closes the gate.
+"""Quiescing a server: no step changes a value while a save, a load or a shrink runs.
 
-A step passes the gate from the first change of a tensor to the change of its mark.  A save or a
-load closes it: it waits until nobody passes, and until it is open again no step begins to change
-anything.  Marks and values are then of one moment.
+A step counts as running from the first change of a tensor to the change of its watermark.  A pause
+waits until no step runs, and no step begins before the pause ends.  Values and watermarks are then
+of one moment, between two steps.
 """
 
 from __future__ import annotations
@@ -11,48 +10,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pserver.job.blocking_waits import Standing
-
-WAKE_SECONDS = 0.2  # between two looks whether the job still stands
+from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.lifecycle import Lifecycle
 
 
 class Quiesce:
-    """See the module's docstring."""
+    """Counts the steps that run and the pauses that keep new ones from beginning.
 
-    def __init__(self, job: Standing) -> None:
+    Any thread may use it.  Both counts are guarded by the job's lock, which is not held while a
+    step or a pause lasts.
+    """
+
+    def __init__(self, job: Lifecycle) -> None:
         self._job = job
-        self._passing = 0  # guarded, with the next, by the job's lock
-        self._closed = 0
+        self._running = 0
+        self._pauses = 0
 
     @contextmanager
-    def passing(self) -> Iterator[None]:
-        """While it lasts a step changes tensors, and then its mark.
+    def updating(self) -> Iterator[None]:
+        """While it lasts a step changes tensors, and then its watermark.
 
         Raises:
-            PServerError: the job ended while the gate was closed.
+            PServerError: the job ended during a pause.
         """
-        with self._job.changed:
-            while self._closed:
-                self._job.check_standing()
-                self._job.changed.wait(WAKE_SECONDS)
-            self._passing += 1
+        with self._job.condition:
+            while self._pauses:
+                self._job.check_running()
+                self._job.condition.wait(WAKE_SECONDS)
+            self._running += 1
         try:
             yield
         finally:
-            with self._job.changed:
-                self._passing -= 1
-                self._job.changed.notify_all()
+            with self._job.condition:
+                self._running -= 1
+                self._job.condition.notify_all()
 
     @contextmanager
-    def closed(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """While it lasts no step changes anything."""
-        with self._job.changed:
-            self._closed += 1
-            while self._passing:
-                self._job.changed.wait(WAKE_SECONDS)
+        with self._job.condition:
+            self._pauses += 1
+            while self._running:
+                self._job.condition.wait(WAKE_SECONDS)
         try:
             yield
         finally:
-            with self._job.changed:
-                self._closed -= 1
-                self._job.changed.notify_all()
+            with self._job.condition:
+                self._pauses -= 1
+                self._job.condition.notify_all()

@@ -1,9 +1,9 @@
-"""A slice as it is between two updates, for those who read it while it is updated.
+"""A slice as it is between two updates, for threads that read it during an update.
 
-[Note: reading beside an update]  An update works in the slice's own memory, because torch's
-optimizers do.  So whoever begins one sees to it that a copy stands beside it, which readers get
-until it has ended: they wait for a copy at most, never for an update. A copy is made once between
-two updates, by whoever needs it first, and all readers share it.
+[Note: reading beside an update]  torch's optimizers update a slice in its own memory.  So before an
+update begins, a copy of the slice is made, and readers get that copy until the update has ended: a
+reader waits for a copy at most, never for an update.  Between two updates one copy is made, by the
+thread that needs it first, and all readers share it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 class Snapshot:
-    """See the module's docstring.
+    """A readable copy of one slice.  Any thread may read; one thread at a time updates.
 
     Args:
         value: the slice's memory.
@@ -26,11 +26,13 @@ class Snapshot:
         self._value = value
         # guards the next; held while the copy is made, so that no update begins meanwhile
         self._lock = Lock()
-        # the slice as it is, or as it was before the update that is under way
+        # the slice as it is, or as it was before the update that runs
         self._copy: torch.Tensor | None = None
 
     def read(self) -> torch.Tensor:
-        """The slice after the last update that has ended; nobody writes to it."""
+        """The slice after the last update that has ended.  The tensor is shared: do not write to
+        it.
+        """
         with self._lock:
             if self._copy is None:
                 self._copy = self._value.clone()
@@ -38,14 +40,14 @@ class Snapshot:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """While it lasts the slice is updated, by one at a time."""
+        """While it lasts the caller, and no other thread, updates the slice."""
         self.read()
         try:
             yield
         finally:
-            self.forget()
+            self.discard()
 
-    def forget(self) -> None:
-        """The slice has another value."""
+    def discard(self) -> None:
+        """Drops the copy, because the slice has another value."""
         with self._lock:
             self._copy = None

@@ -1,37 +1,38 @@
-"""What a server tells of itself: who takes part, what is held; and what went when its tables
-shrank.
-"""
+"""What ``pserver status`` learns from a server: its trainers, and what it holds."""
 
 from __future__ import annotations
 
 from pserver import wire_pb2 as wire
-from pserver.errors import Unprepared
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
 
 
-def trainer_reports(members: Membership, now: float) -> list[wire.TrainerStatus]:
-    """A line for each trainer that has come, by number; with the job's lock held."""
+def trainer_statuses(members: Membership, now: float) -> list[wire.TrainerStatus]:
+    """One status for each trainer that has joined, by number.  The caller holds the job's lock.
+
+    Args:
+        now: in seconds of the job's clock.
+    """
     return [
         wire.TrainerStatus(
             trainer_id=member.trainer,
             state=member.state.value,
-            step=max((mark.applied for mark in member.marks.values()), default=0),
+            step=max((watermark.applied for watermark in member.watermarks.values()), default=0),
             transport=member.transport,
-            silence_seconds=now - member.heard,
+            silence_seconds=now - member.last_heard,
             activity=member.waiting or member.activity,
         )
         for _, member in sorted(members.by_trainer.items())
     ]
 
 
-def held_report(installed: InstalledProgram) -> wire.StatusReply:
-    """The part of a status that is about what is installed."""
+def program_status(installed: InstalledProgram) -> wire.StatusReply:
+    """The part of a status that is about the installed program.  Tables take their own locks."""
     tables = [
         wire.TableStatus(
-            name=name, rows=len(held.rows), bytes_held=held.bytes_held, counters=held.counters()
+            name=name, rows=len(table.rows), bytes_held=table.bytes_held, counters=table.counters()
         )
-        for name, held in installed.tables.items()
+        for name, table in installed.tables.items()
     ]
     return wire.StatusReply(
         mode=installed.plan.mode,
@@ -40,23 +41,3 @@ def held_report(installed: InstalledProgram) -> wire.StatusReply:
         version=installed.version,
         tables=tables,
     )
-
-
-def shrink(installed: InstalledProgram, request: wire.ShrinkRequest) -> wire.ShrinkReply:
-    """Days pass for the rows of the tables that are named, or of all.
-
-    Raises:
-        Unprepared: there is no such table.
-    """
-    unknown = set(request.tables) - set(installed.tables)
-    if unknown:
-        raise Unprepared(
-            f"the plan has no table {min(unknown)!r}; it has "
-            f"{', '.join(installed.tables) or 'none'}"
-        )
-    threshold = request.threshold if request.HasField("threshold") else None
-    call = (request.session, request.number)
-    with installed.gate.closed():
-        asked = [(name, installed.tables[name]) for name in request.tables or installed.tables]
-        removed = {name: held.shrink(request.days, threshold, call) for name, held in asked}
-    return wire.ShrinkReply(removed=removed)

@@ -1,16 +1,18 @@
-"""One sync step on a server: what the trainers have sent of it, and how far it has come.  Pure
-state, no waiting.
+"""One sync step on a server: what the trainers have sent of it, and its phase.  Pure state, no
+waiting.
 
 ::
 
-    COLLECTING --all have committed--> APPLYING --> APPLIED
-           `--where norms clip--> MERGING --> MERGED --coefficient known--^
+    COLLECTING --all have committed--------------------> APPLYING --> APPLIED
+         |                                                  ^
+         `--where norms clip--> MERGING --> MERGED ---------'
+                                      coefficient known
 
-The two "-ING" in the middle mean that somebody works on the tensors, outside the job's lock.
-Meanwhile the others wait, or send the slices that are updated already.
+In MERGING and in APPLYING a thread works on the tensors, outside the job's lock.  Meanwhile the
+other threads wait, or send the slices that are updated already.
 
-A trainer that leaves while others collect is no longer waited for; its gradient of an earlier step
-is never used again.
+A trainer that leaves during COLLECTING is no longer waited for; its gradient of an earlier step is
+never used again.
 """
 
 from __future__ import annotations
@@ -32,15 +34,15 @@ from transpiler.ir.rules import Hparam
 if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable
 
-Hparams = Mapping[int, Mapping[str, Hparam]]
+Hparams = Mapping[int, Mapping[str, Hparam]]  # by parameter group, by name
 
 
 class Phase(enum.Enum):
-    """How far a round has come."""
+    """How far a sync round has come; the module's docstring draws the transitions."""
 
     COLLECTING = enum.auto()
     MERGING = enum.auto()
-    MERGED = enum.auto()  # merged gradients stand ready, and the trainers are told their squares
+    MERGED = enum.auto()  # the gradients are merged, and the trainers are told their squared norms
     APPLYING = enum.auto()
     APPLIED = enum.auto()
 
@@ -49,51 +51,70 @@ class Phase(enum.Enum):
 class Contribution:
     """One trainer's committed step.
 
-    ``gradients`` are tensors by slice name; a slice without gradient is not among them, nor one
-    whose gradient has been used.
+    Attributes:
+        gradients: by slice name, each of its slice's shape and dtype; a slice without a gradient is
+            missing, and so is one whose gradient has been used.
+        hparams: the hyper-parameters of every parameter group at this step.
+        overflow: the trainer saw a gradient that is not finite.
+        row_gradients: by table name; a table that the step does not touch is missing.
     """
 
     gradients: dict[str, torch.Tensor]
-    rows: Hparams
+    hparams: Hparams
     overflow: bool
-    tables: dict[str, RowGradient] = field(default_factory=dict)  # likewise, by table
+    row_gradients: dict[str, RowGradient] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class SyncRound:
-    """The step that the trainers of a sync job are taking together."""
+    """The step that all trainers of a sync job take together.
+
+    The job's lock guards ``phase``, ``contributions`` and ``task``; in MERGING and APPLYING the
+    rest belongs to the threads that merge and update.
+
+    Attributes:
+        contributions: by trainer.
+        merged: merged gradients by slice.
+        norms: by parameter or table: the sum of squares over the elements that this server holds.
+        merged_rows: merged gradients by table.
+        task: the update, from APPLYING on.
+    """
 
     phase: Phase = Phase.COLLECTING
-    contributions: dict[int, Contribution] = field(default_factory=dict)  # by trainer
-    merged: dict[str, torch.Tensor] = field(default_factory=dict)  # by slice
-    # by parameter or table: sum of squares over what is held here
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    merged: dict[str, torch.Tensor] = field(default_factory=dict)
     norms: dict[str, float] = field(default_factory=dict)
-    merged_rows: dict[str, RowGradient] = field(default_factory=dict)  # by table
-    progress: UpdateTask | None = None  # from APPLYING on
+    merged_rows: dict[str, RowGradient] = field(default_factory=dict)
+    task: UpdateTask | None = None
 
     @property
     def committed(self) -> int:
-        """Trainers whose step this is."""
+        """How many trainers have committed the step."""
         return len(self.contributions)
 
     @property
     def overflow(self) -> bool:
-        """Whether some trainer saw a gradient that is not finite: then nobody takes the step."""
+        """Whether a trainer saw a gradient that is not finite: then no trainer takes the step."""
         return any(contribution.overflow for contribution in self.contributions.values())
 
+    @property
+    def hparams(self) -> Hparams:
+        """The step's hyper-parameters, on which all trainers agree."""
+        return self.contributions[min(self.contributions)].hparams
+
     def add(self, trainer: int, contribution: Contribution) -> None:
-        """Takes in one trainer's step.
+        """Adds one trainer's step.
 
         Raises:
             FingerprintMismatch: its hyper-parameters differ from those of a trainer that committed
                 before.
         """
         for other, earlier in self.contributions.items():
-            check_hparams(trainer, contribution.rows, other, earlier.rows)
+            check_hparams(trainer, contribution.hparams, other, earlier.hparams)
         self.contributions[trainer] = contribution
 
     def merge(self, names: Iterable[str]) -> None:
-        """Merges the gradients of these slices.  See [Note: merge order] in merge.py."""
+        """Merges the gradients of these slices and tables.  See [Note: merge order] in merge.py."""
         in_order = [self.contributions[trainer] for trainer in sorted(self.contributions)]
         for name in names if not self.overflow else ():
             gradients = [
@@ -104,59 +125,68 @@ class SyncRound:
             if gradients:
                 self.merged[name] = mean(gradients, self.committed)
             of_rows = [
-                part for step in in_order if (part := step.tables.pop(name, None)) is not None
+                part
+                for step in in_order
+                if (part := step.row_gradients.pop(name, None)) is not None
             ]
             if of_rows:
                 self.merged_rows[name] = total_of(of_rows).mul_(1 / self.committed)
 
     def measure(
-        self, entries: Mapping[str, SliceUpdate], tables: Mapping[str, LockedTable]
+        self, updates: Mapping[str, SliceUpdate], tables: Mapping[str, LockedTable]
     ) -> None:
-        """Merges the gradients of all slices and tables, and takes the squared norms of those that
-        are clipped by theirs.
+        """Merges the gradients of all slices and tables, and computes the squared norms of those
+        that are clipped by their norm.
         """
-        self.merge([*entries, *tables])
+        self.merge([*updates, *tables])
         for name, gradient in self.merged.items():
-            if entries[name].scaled is not None:
-                parameter = entries[name].parameter
+            if updates[name].scaled is not None:
+                parameter = updates[name].parameter
                 self.norms[parameter] = self.norms.get(parameter, 0.0) + squared_norm(gradient)
         for name, of_rows in self.merged_rows.items():
             if tables[name].scaled is not None:
                 self.norms[name] = squared_norm(of_rows.rows)
 
     def apply(
-        self, names: Iterable[str], entries: Mapping[str, SliceUpdate], scale: Mapping[str, float]
+        self, names: Iterable[str], updates: Mapping[str, SliceUpdate], scale: Mapping[str, float]
     ) -> None:
-        """Runs the optimize blocks of those of these slices that have a merged gradient."""
-        rows = self.contributions[min(self.contributions)].rows
+        """Runs the optimize blocks of those of these slices that have a merged gradient.
+
+        Args:
+            scale: the clipping coefficients, by parameter name.
+        """
         update_all(
-            entries,
+            updates,
             {name: self.merged.pop(name) for name in names if name in self.merged},
-            rows,
+            self.hparams,
             scale,
         )
 
     def apply_rows(
         self, names: Iterable[str], tables: Mapping[str, LockedTable], scale: Mapping[str, float]
     ) -> None:
-        """Updates those of these tables that have a merged gradient."""
-        rows = self.contributions[min(self.contributions)].rows
+        """Updates those of these tables that have a merged gradient.
+
+        Args:
+            scale: the clipping coefficients, by table name.
+        """
         for name in names:
             if name in self.merged_rows:
-                tables[name].update(self.merged_rows.pop(name), rows, scale)
+                tables[name].update(self.merged_rows.pop(name), self.hparams, scale)
 
 
-def check_hparams(trainer: int, rows: Hparams, other: int, earlier: Hparams) -> None:
-    """Trainers of a sync step agree on every hyper-parameter, or are told which one they do not
-    agree on.
+def check_hparams(trainer: int, hparams: Hparams, other: int, earlier: Hparams) -> None:
+    """Returns if two trainers of a sync step agree on every hyper-parameter.
+
+    Raises:
+        FingerprintMismatch: they do not; the message names the first group and key that differ.
     """
-    for group in sorted(set(rows) | set(earlier)):
-        mine, theirs = rows.get(group, {}), earlier.get(group, {})
+    for group in sorted(set(hparams) | set(earlier)):
+        mine, theirs = hparams.get(group, {}), earlier.get(group, {})
         for key in sorted(set(mine) | set(theirs)):
             if mine.get(key) != theirs.get(key):
                 raise FingerprintMismatch(
                     f"the trainers disagree on {key!r} of parameter group {group}: trainer "
-                    f"{trainer} has {mine.get(key)}, "
-                    f"trainer {other} has {theirs.get(key)}; a sync job steps every trainer's "
-                    "schedule alike"
+                    f"{trainer} has {mine.get(key)}, trainer {other} has {theirs.get(key)}; a sync "
+                    "job steps every trainer's schedule alike"
                 )

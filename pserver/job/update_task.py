@@ -1,6 +1,4 @@
-"""The update of a committed step, batch by batch, by whoever has time for it; and how far it has
-come.
-"""
+"""A committed step's update, as batches that any worker thread can claim, with its progress."""
 
 from __future__ import annotations
 
@@ -8,48 +6,57 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-Batch = tuple[str, ...]  # slices that are updated in one go
+Batch = tuple[str, ...]  # names of slices and tables that one call updates
 
 
 class UpdateTask:
-    """See the module's docstring.  Without arguments: of a step that has been applied before.
+    """The update of one committed step: the batches that are left, and what is done.
+
+    Any thread may call :meth:`advance`.  Without arguments it is the task of a step that was
+    applied before: finished, with nothing to do.
 
     Args:
-        changed: the job's lock, which guards everything here; told of every batch.
+        condition: the job's; guards everything here, and is notified after every batch.
         batches: what is to be updated.
-        work: updates one; called without the lock.
-        end: called under the lock, once: when every batch is updated (with None), or one has failed
-            (with what it raised).
+        work: updates one batch; called without the lock.
+        on_end: called under the lock, once: when every batch is updated (with None), or when one
+            has failed and none runs any more (with what it raised).
 
     Attributes:
-        updated: slices that have their new values.
-        over: all of them, and the step's marks too.
-        failure: what ended it before that.
+        updated: names of the slices and tables that have their new values.
+        finished: every batch is updated, and ``on_end`` has returned.
+        failure: what the first batch that failed raised.
     """
 
     def __init__(
         self,
-        changed: threading.Condition | None = None,
+        condition: threading.Condition | None = None,
         batches: Iterable[Batch] = (),
         work: Callable[[Batch], None] = lambda batch: None,
-        end: Callable[[BaseException | None], None] = lambda failure: None,
+        on_end: Callable[[BaseException | None], None] = lambda failure: None,
     ) -> None:
         self.updated: set[str] = set()
-        self.over = changed is None
+        self.finished = condition is None
         self.failure: BaseException | None = None
-        self._changed = changed or threading.Condition()
+        self._condition = condition or threading.Condition()
         self._left = deque(batches)
         self._running = 0
-        self._work, self._end = work, end
+        self._work, self._on_end = work, on_end
 
-    def advance(self, most: int) -> bool:
-        """Updates the next batch, if one is left and fewer than ``most`` are being updated.
+    def advance(self, limit: int) -> bool:
+        """Updates the next batch in this thread.
+
+        Args:
+            limit: the number of batches that may run at once.
+
+        Returns:
+            False if no batch is left, or ``limit`` of them run already.
 
         Raises:
             Exception: what the update raised.
         """
-        with self._changed:
-            if not self._left or self._running >= most:
+        with self._condition:
+            if not self._left or self._running >= limit:
                 return False
             batch = self._left.popleft()
             self._running += 1
@@ -60,11 +67,11 @@ class UpdateTask:
             failure = error
             raise
         finally:
-            self._ended(batch, failure)
+            self._batch_ended(batch, failure)
         return True
 
-    def _ended(self, batch: Batch, failure: BaseException | None) -> None:
-        with self._changed:
+    def _batch_ended(self, batch: Batch, failure: BaseException | None) -> None:
+        with self._condition:
             self._running -= 1
             self.failure = self.failure or failure
             if self.failure is not None:
@@ -72,6 +79,6 @@ class UpdateTask:
             else:
                 self.updated.update(batch)
             if not self._left and not self._running:
-                self._end(self.failure)
-                self.over = self.failure is None
-            self._changed.notify_all()
+                self._on_end(self.failure)
+                self.finished = self.failure is None
+            self._condition.notify_all()

@@ -1,10 +1,10 @@
-"""The threads on which large steps are updated, slices side by side, where a server may use more
-than one.
+"""The worker threads that update large steps, several slices at a time, where a server may use more
+than one thread.
 
-[Note: torch's threads]  Torch can divide one operation among threads, which meet again after each.
-Slices that go side by side need no meeting, so here each has one thread, for which torch's own
-number is 1.  Where one slice is most of the work, operations are divided as usual.  Never more
-threads compute than torch was told to use.
+[Note: torch's threads]  Torch can divide one operation among threads, which synchronize after each
+operation.  Slices that are updated side by side need no synchronization, so each worker sets
+torch's own number of threads to 1.  Where one slice is most of the work, torch divides its
+operations as usual.  Never more threads compute than torch was told to use.
 """
 
 from __future__ import annotations
@@ -15,42 +15,44 @@ from threading import Thread
 
 import torch
 
-DIVIDED = 0.5  # of a step's bytes: a batch of more is divided by torch, see [Note: torch's threads]
+# torch divides a batch of more than this part of a step's bytes; see [Note: torch's threads]
+DIVIDED = 0.5
 
 
 class Workers:
-    """See the module's docstring.  Its threads are made when there is work for them, and end when
-    nobody refers to it.
+    """The worker threads of one installed program.
+
+    They start when there is work for them, and end when nothing refers to this object.
 
     Args:
-        threads: that may compute at once.
+        threads: how many may compute at once.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._one = ThreadPoolExecutor(1, "update")
-        self._several = ThreadPoolExecutor(
-            threads, "update", initializer=_undivided, initargs=(torch.get_num_threads(),)
+        self._single = ThreadPoolExecutor(1, "update")
+        self._parallel = ThreadPoolExecutor(
+            threads, "update", initializer=_use_one_thread, initargs=(torch.get_num_threads(),)
         )
 
     def start(self, task: Callable[[int], None], sizes: Sequence[int]) -> None:
-        """Calls ``task(n)`` in each of n threads.
+        """Calls ``task(n)`` in each of n threads; returns at once.
 
         Args:
-            sizes: of the batches that the task is made of, in bytes.  See [Note: torch's threads].
+            sizes: bytes of each batch of the task.  See [Note: torch's threads].
         """
         if max(sizes) > DIVIDED * sum(sizes):
-            self._one.submit(task, 1)
+            self._single.submit(task, 1)
         else:
             for _ in range(self.threads):
-                self._several.submit(task, self.threads)
+                self._parallel.submit(task, self.threads)
 
 
-def _undivided(others: int) -> None:
+def _use_one_thread(others: int) -> None:
     """From here on torch does not divide the operations of this thread; new threads begin with
     ``others``, as they did.
     """
-    # a thread's first call takes over the number of the process: not after it has been set
+    # a thread's first call takes over the process's number: so read it before setting it
     torch.get_num_threads()
     torch.set_num_threads(1)
     other = Thread(target=torch.set_num_threads, args=(others,))

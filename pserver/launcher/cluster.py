@@ -1,5 +1,5 @@
-"""What ``launch`` starts: a whole cluster on this machine, or this host's part of a larger one,
-with servers or without.
+"""The cluster that ``launch`` starts: all of it on this machine, or this host's part of a larger
+one, with servers or without.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from pserver.config import TRANSPORT_CHOICES, split_endpoint
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What to start.
+    """The processes of a cluster, and the settings that they share.
 
     Attributes:
         script, arguments: what each trainer runs, with this Python.
         servers: HOST:PORT of every server of the cluster; port 0 where all run here; none in the
             collective mode.
-        trainers: HOST:PORT of every trainer, which serves as its name only; "" where all run here.
-            In the collective mode the trainers meet at the first one.
-        host: which of these are this host's; None: all.
-        transport, heartbeat_timeout_seconds: as ``pserver serve`` has them, for servers and trainers; None:
-            their own choice.
+        trainers: HOST:PORT of every trainer, used as its name only; "" where all run here.  In the
+            collective mode the first one is the address of the rendezvous.
+        host: the host whose processes are started; None: all of them.
+        transport, heartbeat_timeout_seconds: for servers and trainers, as ``pserver serve`` has
+            them; None: their own choice.
         data_dir: the servers' directory for files; None: they keep none.
-        log_dir: where ``server-0.log``, ``trainer-0.log``, ... are written anew.
+        log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
+
+    Raises:
+        ValueError: there is no such script, or a setting is wrong or has no effect.
     """
 
     script: str
@@ -42,7 +45,7 @@ class Cluster:
 
     @property
     def collective(self) -> bool:
-        """Whether the trainers do without servers."""
+        """Whether the trainers have no servers."""
         return not self.servers
 
     def __post_init__(self) -> None:
@@ -50,11 +53,13 @@ class Cluster:
             raise ValueError(f"expected a script to run, and there is no file {self.script!r}")
         if self.transport not in (None, *TRANSPORT_CHOICES):
             raise ValueError(
-                f"--transport: expected one of {', '.join(TRANSPORT_CHOICES)}, got {self.transport!r}"
+                f"--transport: expected one of {', '.join(TRANSPORT_CHOICES)}, got "
+                f"{self.transport!r}"
             )
         if self.heartbeat_timeout_seconds is not None and not self.heartbeat_timeout_seconds > 0:
             raise ValueError(
-                f"--heartbeat-timeout: expected a number of seconds above 0, got {self.heartbeat_timeout_seconds}"
+                "--heartbeat-timeout: expected a number of seconds above 0, got "
+                f"{self.heartbeat_timeout_seconds}"
             )
         if self.host is not None and not (self.here(self.servers) or self.here(self.trainers)):
             raise ValueError(
@@ -82,27 +87,35 @@ class Cluster:
                 f"{','.join(self.devices) or 'none'}"
             )
 
-    def here(self, side: Sequence[str]) -> list[int]:
+    def here(self, endpoints: Sequence[str]) -> list[int]:
         """The numbers of those servers, or trainers, that run on this host."""
         return [
             number
-            for number, at in enumerate(side)
-            if self.host is None or split_endpoint(at)[0] == self.host.strip("[]")
+            for number, endpoint in enumerate(endpoints)
+            if self.host is None or split_endpoint(endpoint)[0] == self.host.strip("[]")
         ]
 
 
-def sides(servers: str, trainers: str, host: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """``--servers`` and ``--trainers``, each a number (a local cluster) or endpoints (part of a
-    larger one), as endpoints.
+def cluster_endpoints(
+    servers: str, trainers: str, host: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The endpoints that ``--servers`` and ``--trainers`` ask for.
+
+    Args:
+        servers, trainers: both a number (a local cluster), or both a list of HOST:PORT.
+        host: ``--host``, which belongs to the lists.
+
+    Returns:
+        The servers' endpoints, and the trainers'.
 
     Raises:
         ValueError: a number below 1, not an endpoint, one endpoint twice, or the two forms mixed.
     """
-    counted = [side.lstrip("-").isdigit() for side in (servers, trainers)]
+    counted = [text.lstrip("-").isdigit() for text in (servers, trainers)]
     if all(counted) and host is None:
-        for name, side in (("--servers", servers), ("--trainers", trainers)):
-            if int(side) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {side}")
+        for name, count in (("--servers", servers), ("--trainers", trainers)):
+            if int(count) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {count}")
         return ("127.0.0.1:0",) * int(servers), ("",) * int(trainers)
     if any(counted) or host is None:
         raise ValueError(
@@ -112,11 +125,16 @@ def sides(servers: str, trainers: str, host: str | None) -> tuple[tuple[str, ...
     return _endpoints("--servers", servers), _endpoints("--trainers", trainers)
 
 
-def trainers_only(
+def collective_endpoints(
     trainers: str | None, devices: str | None, host: str | None
 ) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """``--trainers`` and ``--devices`` of the collective mode: trainers as a number, as endpoints,
-    or one for each device.
+    """The endpoints and devices that ``--trainers`` and ``--devices`` ask for in the collective
+    mode.
+
+    Args:
+        trainers: a number, or a list of HOST:PORT; None: one for each device.
+        devices: the GPUs of this host's trainers.
+        host: ``--host``, which belongs to a list.
 
     Raises:
         ValueError: neither is given; a number below 1, not an endpoint, one endpoint twice, or

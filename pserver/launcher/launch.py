@@ -1,18 +1,20 @@
-"""Starts a cluster on this machine, or this host's part of a larger one, and watches over it until
-the job ends.
+"""Starts a cluster on this machine, or this host's part of a larger one, and supervises it.
 
 ::
 
-    start servers --ready lines--> start trainers --all ended with 0--> servers leave --> 0
+    start servers --ready lines--> start trainers --all ended with 0--> servers end --> status 0
           |                             |                                    |
           `---- a process fails --------+------------------------------------'
                        |
-                       settle (others may end by themselves, and say why) --> SIGTERM --> SIGKILL --> report; its status
+                       `--> wait for reasons --> SIGTERM --> SIGKILL --> report --> its status
 
-Servers of a local cluster bind port 0 and say in their readiness line what they got, so that no two
-launches ever meet.  In the collective mode there are no servers, and trainers get torchrun's
-variables.  Nothing here knows what a script trains: a trainer is told its role by environment
-variables.
+After a failure the other processes first have time to end by themselves, because one of them may
+know the reason better.
+
+Servers of a local cluster bind port 0 and print the port in their readiness line, so that two
+launches never use the same one.  In the collective mode there are no servers, and trainers get
+torchrun's variables.  Nothing here knows what a script trains: environment variables tell a trainer
+its role.
 """
 
 from __future__ import annotations
@@ -38,19 +40,19 @@ from pserver.launcher.process import Group, Process, Terminal
 
 SERVE = (sys.executable, "-m", "pserver", "serve")
 READY = re.compile(r"pserver ready at (\S+)")
-READY_SECONDS = 120.0  # imports, compiled tables; a cold disk
-SETTLE_SECONDS = 2.0
-LEAVE_SECONDS = 3.0
-GRACE_SECONDS = 5.0
-NOTICE_SECONDS = 10.0
-OTHERS_ROLE = (
+READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
+REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
+LEAVE_SECONDS = 3.0  # for servers to end after their trainers
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+NOTICE_SECONDS = 10.0  # then a line says that servers wait for other hosts' trainers
+SERVER_ROLE_VARIABLES = (
     "PSERVER_ENDPOINTS",
     "TRAINERS",
     "TRAINER_ID",
     "CURRENT_ENDPOINT",
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-# below those that kernels give to whoever asks for any, so that nobody else is given one of these
+# below the ports that a kernel gives to a process that asks for any, so that it gives none of these
 PORTS = range(20000, 32000)
 
 
@@ -60,8 +62,14 @@ def launch(
     out: TextIO | None = None,
     serve: Sequence[str] = SERVE,
 ) -> int:
-    """Runs the cluster until the job has ended.  Call it from the main thread: it takes over
-    SIGINT, SIGTERM and SIGHUP.
+    """Runs the cluster until the job has ended.  Call it from the main thread: it handles SIGINT,
+    SIGTERM and SIGHUP.
+
+    Args:
+        cluster: what to start.
+        environment: the variables that every process gets besides those of its role.
+        out: where the processes' lines go; None: standard output.
+        serve: the command that starts a server.
 
     Returns:
         0 when every process here has ended with 0; otherwise the status of the process that failed,
@@ -69,9 +77,9 @@ def launch(
     """
     terminal = Terminal(out or sys.stdout, width=len(f"trainer {len(cluster.trainers) - 1}"))
     with ExitStack() as stack:
-        job = _Job(cluster, environment, stack.enter_context(Group()), terminal, serve)
+        job = _Supervisor(cluster, environment, stack.enter_context(Group()), terminal, serve)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup keeps its word
+            # under nohup a process ignores SIGHUP, and goes on to
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 stack.callback(signal.signal, number, signal.signal(number, job.interrupt))
         stack.callback(terminal.restore)
@@ -79,8 +87,11 @@ def launch(
 
 
 def free_port() -> int:
-    """A port of this machine where trainer 0 can listen: unused now, and nobody's by accident in
-    the next seconds.
+    """A port of this machine on which trainer 0 can listen: unused now, and outside of the range
+    from which the kernel picks ports for other processes.
+
+    Raises:
+        OSError: none was found.
     """
     for port in random.sample(PORTS, 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -92,6 +103,8 @@ def free_port() -> int:
 
 
 class _Interrupted(Exception):
+    """A signal has asked ``launch`` to end."""
+
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
@@ -102,7 +115,18 @@ class _Failed(Exception):
 
 
 @dataclass
-class _Job:
+class _Supervisor:
+    """The processes of one launch, and the events that they and signals cause.
+
+    One thread runs it.  Processes' threads and the signal handler only put events into ``events``.
+
+    Attributes:
+        endpoints: by server, the endpoint that its readiness line names.
+        ended: the processes that have ended, in this order.
+        events: what happens, in order: a process (a server that is ready, or a process that has
+            ended) or a signal's number.  ``put`` is safe in a signal handler.
+    """
+
     cluster: Cluster
     environment: Mapping[str, str]
     group: Group
@@ -111,9 +135,7 @@ class _Job:
     servers: list[Process] = field(default_factory=list)
     trainers: list[Process] = field(default_factory=list)
     endpoints: dict[Process, str] = field(default_factory=dict)
-    ended: list[Process] = field(default_factory=list)  # in this order
-    # What happens, in order: a process (a ready server, or an ended process) or a signal's number.
-    # put() is safe in a handler.
+    ended: list[Process] = field(default_factory=list)
     events: queue.SimpleQueue[Process | int] = field(default_factory=queue.SimpleQueue)
 
     def run(self) -> int:
@@ -124,11 +146,11 @@ class _Job:
             self._wait_for_servers()
             return 0
         except _Failed as failure:
-            self._settle(str(failure))
+            self._wait_for_reasons(str(failure))
             self._stop(signal.SIGTERM)
             return self._report()
         except _Interrupted as interrupted:
-            self._say(f"{interrupted}: passed on; once more kills")
+            self._say(f"{interrupted}: passed on; a second signal kills")
             self._stop(interrupted.number)
             return 128 + interrupted.number
 
@@ -173,7 +195,7 @@ class _Job:
             self.trainers.append(self._start("trainer", number, command, role))
 
     def _trainer_roles(self) -> dict[int, dict[str, str]]:
-        """By trainer, the variables of one that has servers."""
+        """By trainer, the variables of its role where there are servers."""
         cluster = self.cluster
         local = cluster.host is None
         endpoints = (
@@ -211,7 +233,7 @@ class _Job:
             ),
         }
         if local and sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in self.environment:
-            # what this host calls itself need not lead anywhere
+            # this host's name need not resolve to an address of this host
             shared["GLOO_SOCKET_IFNAME"] = "lo"
         return {
             number: {**shared, "RANK": str(number), "LOCAL_RANK": str(index)}
@@ -234,15 +256,19 @@ class _Job:
         )
 
     def _inherited(self) -> Mapping[str, str]:
-        """This process's variables, without those that would make another kind of trainer of a
-        process.
+        """The variables that every process inherits: in the collective mode without those of the
+        other role.
         """
         if not self.cluster.collective:
             return self.environment
-        return {name: value for name, value in self.environment.items() if name not in OTHERS_ROLE}
+        return {
+            name: value
+            for name, value in self.environment.items()
+            if name not in SERVER_ROLE_VARIABLES
+        }
 
     def _threads(self) -> dict[str, str]:
-        """As many threads a process as there are cores for; what the user has set holds."""
+        """How many threads a process may use: its share of the cores, or what the user has set."""
         if "OMP_NUM_THREADS" in self.environment:
             return {}
         cores = (
@@ -295,8 +321,8 @@ class _Job:
         self._until(lambda: all(trainer.status is not None for trainer in self.trainers), None)
 
     def _wait_for_servers(self) -> None:
-        """A local cluster's servers have nobody to wait for any more; those of a larger one serve
-        other hosts' trainers.
+        """A local cluster's servers end now; those of a larger one go on for other hosts'
+        trainers.
         """
 
         def left() -> bool:
@@ -313,29 +339,34 @@ class _Job:
 
     # ---- ending ----
 
-    def _settle(self, message: str) -> None:
-        """Gives the others time to end by themselves: one of them may know the reason better."""
+    def _wait_for_reasons(self, message: str) -> None:
+        """Gives the other processes time to end by themselves: one of them may know the reason
+        better.
+
+        Args:
+            message: the reason, if it is known; "" where a process has failed.
+        """
         if message:
             self._say(message)
             return
         with suppress(_Interrupted):
-            self._until(self._all_ended, SETTLE_SECONDS, failures=False)
+            self._until(self._all_ended, REASON_SECONDS, failures=False)
 
     def _report(self) -> int:
-        """Shows the last lines of every process that failed; the status of the likeliest cause."""
-        guilty = self._guilty()
-        for process in guilty:
+        """Shows the last lines of every process that failed; returns the first one's status."""
+        failed = self._failed()
+        for process in failed:
             self._say(
                 f"{process.name} failed with status {process.status}; the last lines of "
                 f"{process.log}:"
             )
             for line in process.tail:
                 self._say(f"    {line}")
-        return guilty[0].status or 1 if guilty else 1
+        return failed[0].status or 1 if failed else 1
 
-    def _guilty(self) -> list[Process]:
-        """Who failed by itself, the likeliest cause first: killed by a signal, then a trainer, then
-        a server; then in order.
+    def _failed(self) -> list[Process]:
+        """The processes that failed by themselves, the likeliest cause first: those that a signal
+        killed, then trainers, then servers, each in the order in which they ended.
         """
         failed = [process for process in self.ended if process.failed]
         return sorted(
@@ -346,7 +377,7 @@ class _Job:
         return all(process.status is not None for process in (*self.trainers, *self.servers))
 
     def _stop(self, number: int) -> None:
-        """Asks everyone to end, and kills who has not after a grace or when the user asks again."""
+        """Asks all processes to end; kills the rest after a grace, or when the user asks again."""
         for process in (*self.trainers, *self.servers):
             process.stop(number)
         with suppress(_Interrupted):

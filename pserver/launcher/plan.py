@@ -1,5 +1,5 @@
-"""``pserver plan``: runs a trainer's script as far as its plan, which it prints instead of joining
-servers.
+"""``pserver plan``: runs a trainer's script up to its plan, which the script prints instead of
+joining servers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ def show(
     trainers: int,
     environment: Mapping[str, str],
 ) -> int:
-    """Runs the script as trainer 0 of such a job; returns its exit status.
+    """Runs the script as trainer 0 of such a job.
+
+    Args:
+        script, arguments: of the trainer.
+        servers, trainers: how many the job would have.
+        environment: the script's environment variables, besides those of its role.
+
+    Returns:
+        The script's exit status.
 
     Raises:
         ValueError: there is no such script.

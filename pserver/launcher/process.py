@@ -1,18 +1,18 @@
-"""One process that ``launch`` started: its output on the terminal and in its log, its end, and the
-group that outlives nobody.
+"""One process that ``launch`` started: its output on the terminal and in its log file, its end, and
+the process group that dies with ``launch``.
 
-[Note: no orphans]  Every process joins one process group, whose leader (the guard) does nothing but
-read a pipe that only ``launch`` can write to.  When ``launch`` ends, even by kill -9, the kernel
-closes the pipe, the guard wakes and kills the group: servers, trainers, and whatever these started
-(data loader workers).  The group's number can't go to others while the guard lives.  The processes
-join at the fork, so there is no moment at which one exists and is not guarded.  The group is not
-the terminal's foreground group: Ctrl-C reaches ``launch`` alone, which passes it on.
+[Note: no orphans]  Every process joins one process group, whose leader (the guard) only reads a
+pipe that only ``launch`` can write to.  When ``launch`` ends, even by kill -9, the kernel closes
+the pipe; the guard wakes and kills the group: servers, trainers, and the processes that these have
+started (data loader workers).  The kernel reuses the group's number only after the guard has ended.
+A process joins at the fork, so it is guarded from its first moment on.  The group is not the
+terminal's foreground group: Ctrl-C reaches ``launch`` alone, which passes it on.
 
-[Note: who owns the terminal]  Lines are prefixed with the process's name and written whole.  Where
-the terminal is a real one, one process may own it: it writes to a pseudo terminal, and its bytes go
-through as they are (a live progress display works); other processes' lines first clear the line
-that the display stands on, which draws itself again below.  In the log stands what the display left
-behind, without control codes.
+[Note: who owns the terminal]  Lines are prefixed with the process's name and written whole.  On a
+real terminal one process may own it: that process writes to a pseudo terminal, and its bytes pass
+through unchanged, so that a live progress display works.  Other processes' lines first clear the
+line of the display, which the display draws again below.  The log file holds the display's final
+text, without control codes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,17 @@ class Group:
 
 
 class Terminal:
-    """Where the output of all processes goes, line by line.  See [Note: who owns the terminal]."""
+    """The output of all processes, line by line.  Any thread may write.
+
+    See [Note: who owns the terminal].
+
+    Args:
+        out: standard output.
+        width: characters of the longest process name.
+
+    Attributes:
+        interactive: whether ``out`` is a real terminal.
+    """
 
     def __init__(self, out: TextIO, width: int) -> None:
         self._out = out
@@ -85,7 +95,7 @@ class Terminal:
         self._write(f"{clear}{name:<{self._width}} | {text}\n")
 
     def through(self, data: bytes) -> None:
-        """Writes what the owner of the terminal wrote."""
+        """Passes on what the owner of the terminal wrote."""
         self._write(data.decode(errors="replace"))
 
     def size(self) -> tuple[int, int]:
@@ -98,22 +108,29 @@ class Terminal:
             self._write("\x1b[?25h")
 
     def _write(self, text: str) -> None:
-        # nobody reads any more (`| head`); the logs and the job go on
+        # the reader of the pipe has ended (`| head`); the logs and the job go on
         with self._lock, suppress(BrokenPipeError):
             self._out.write(text)
             self._out.flush()
 
 
 class Process:
-    """A running process.  Threads read its output and wait for its end; ``ended`` is called from
-    one of them, once.
+    """A running process.  Two threads serve it: one reads its output, one waits for its end.
+
+    Args:
+        command, environment: of the process.
+        group: the group that it joins.
+        terminal: where its lines go.
+        owns_terminal: see [Note: who owns the terminal].
+        line: called for each line, in the reading thread.
+        ended: called once, in the waiting thread.
 
     Attributes:
         name: "trainer 0".
-        log: the file that its output is filed in.
+        log: the file that holds its output.
         tail: its last lines.
         status: None while it runs; then its exit status, or 128 + the signal that killed it.
-        stopped: we asked it to end, so that its status says nothing about the job.
+        stopped: ``launch`` asked it to end, so that its status says nothing about the job.
     """
 
     def __init__(
@@ -154,7 +171,7 @@ class Process:
 
     @property
     def failed(self) -> bool:
-        """It ended by itself, and not well."""
+        """Whether it ended by itself, with another status than 0."""
         return self.status not in (None, 0) and not self.stopped
 
     def stop(self, number: int) -> None:
@@ -176,7 +193,7 @@ class Process:
             if self._owns:
                 self._terminal.through(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
-            # what a carriage return has overwritten is gone
+            # drop the text that a carriage return has overwritten
             rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
             for line in lines:
                 self._take(line)
@@ -188,7 +205,7 @@ class Process:
     def _chunk(self) -> bytes:
         try:
             return os.read(self._output, 1 << 16)
-        except OSError:  # how a pseudo terminal says on Linux that its other side is closed
+        except OSError:  # on Linux: the other side of the pseudo terminal is closed
             return b""
 
     def _take(self, raw: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What ``pserver status`` shows: who is up, what they hold, how they are spoken to."""
+"""What ``pserver status`` shows: which servers are up, what they hold, and their transports."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ ASK_SECONDS = 5.0
 
 
 def show(endpoints: Sequence[str], console: Console, variables: bool = False) -> int:
-    """Prints a row for each server, then a line for each trainer and each trouble.
+    """Prints a row for each server, then a line for each trainer, each table and each error.
 
     Args:
-        variables: a line for each variable, too: the bytes that came and went for it, those of most
-            bytes first.
+        endpoints: HOST:PORT of each server.
+        console: where to print.
+        variables: print a line for each variable, too: its bytes in and out, the most bytes first.
 
     Returns:
         0 if all of them answered and none has failed, otherwise 1.
@@ -28,17 +29,17 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
-    lines, troubles = [], []
+    lines, errors = [], []
     for endpoint in endpoints:
         try:
             reply = ask(endpoint, variables)
         except PServerError as error:
             table.add_row(endpoint, "unreachable")
-            troubles.append(str(error))  # which names the endpoint
+            errors.append(str(error))  # which names the endpoint
             continue
         table.add_row(endpoint, *cells(reply))
         lines += [f"{endpoint}: {trainer_line(trainer)}" for trainer in reply.trainers]
-        lines += [f"{endpoint}: {table_line(held)}" for held in reply.tables]
+        lines += [f"{endpoint}: {table_line(part)}" for part in reply.tables]
         busiest = sorted(
             reply.variables.items(),
             key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]),
@@ -46,17 +47,20 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
         lines += [
             f"{endpoint}: {name}: {size(b.bytes_in)} / {size(b.bytes_out)}" for name, b in busiest
         ]
-        troubles += (
+        errors += (
             [f"{endpoint}: {reply.failure}"] if reply.failure or reply.state == "failed" else []
         )
     console.print(table)
-    for line in (*lines, *troubles):
+    for line in (*lines, *errors):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return 1 if troubles else 0
+    return 1 if errors else 0
 
 
 def ask(endpoint: str, variables: bool = False) -> StatusReply:
-    """One server's answer.
+    """One server's status.
+
+    Args:
+        variables: ask for the bytes of each variable.
 
     Raises:
         PServerError: it does not answer within a few seconds.
@@ -69,7 +73,7 @@ def ask(endpoint: str, variables: bool = False) -> StatusReply:
 
 
 def cells(reply: StatusReply) -> tuple[str, ...]:
-    """A reply as the cells of a row, behind its endpoint."""
+    """The cells of a server's row, behind its endpoint."""
     return (
         reply.state,
         reply.mode,
@@ -82,7 +86,7 @@ def cells(reply: StatusReply) -> tuple[str, ...]:
 
 
 def trainer_line(trainer: TrainerStatus) -> str:
-    """One trainer, as one server sees it."""
+    """One trainer in one line, as one server sees it."""
     text = f"trainer {trainer.trainer_id} {trainer.state}, step {trainer.step}"
     for more in (trainer.transport, trainer.activity):
         text += f", {more}" if more else ""
@@ -92,7 +96,7 @@ def trainer_line(trainer: TrainerStatus) -> str:
 
 
 def table_line(table: TableStatus) -> str:
-    """One table's part on a server, with what was counted there."""
+    """One table's part on a server, with its counters, in one line."""
     counted = "".join(
         f", {count} {name}"
         for name, count in sorted(table.counters.items())
@@ -102,7 +106,7 @@ def table_line(table: TableStatus) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, for people."""
+    """A number of bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

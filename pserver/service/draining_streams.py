@@ -1,8 +1,7 @@
-"""The tensor streams that a server has open, over whichever transports, so that it can say DRAIN on
-all of them.
+"""The tensor streams that a server has open, over all transports, and how they are drained.
 
-A transport's listener can end streams; this knows more: whether a stream is in the middle of an
-answer or waits for its trainer.
+A transport's listener can only end streams.  This file also knows whether a stream is in the middle
+of an answer or waits for its trainer, so that answers are finished before DRAIN is sent.
 """
 
 from __future__ import annotations
@@ -16,47 +15,58 @@ from pserver.wire_pb2 import Frame, Kind
 
 
 class DrainingStreams:
-    """Runs ``serve(stream)`` for each stream of each transport."""
+    """The open streams of all transports of one server.
+
+    Any thread may call it.
+
+    Args:
+        serve: serves one stream until it ends.
+    """
 
     def __init__(self, serve: Callable[[Stream], None]) -> None:
         self._serve = serve
-        self.changed = Condition()  # guards _open and each stream's idle; nothing blocks under it
-        self._open: set[_Watched] = set()
+        # guards _open and each stream's ``idle``; nothing blocks under it
+        self.condition = Condition()
+        self._open: set[_WatchedStream] = set()
 
     def handle(self, stream: Stream) -> None:
-        """A transport's handler."""
-        watched = _Watched(stream, self.changed)
-        with self.changed:
+        """Serves one stream, in its transport's thread."""
+        watched = _WatchedStream(stream, self.condition)
+        with self.condition:
             self._open.add(watched)
         try:
             self._serve(watched)
         finally:
-            with self.changed:
+            with self.condition:
                 self._open.discard(watched)
-                self.changed.notify_all()
+                self.condition.notify_all()
 
     def drain(self, grace_seconds: float) -> None:
-        """Waits, this long at most, until no stream is in the middle of an answer, then sends DRAIN
-        on each.
+        """Waits until no stream is in the middle of an answer, then sends DRAIN on each.
+
+        Args:
+            grace_seconds: the longest wait; streams that still answer get DRAIN, too.
         """
-        with self.changed:
-            self.changed.wait_for(lambda: all(stream.idle for stream in self._open), grace_seconds)
+        with self.condition:
+            self.condition.wait_for(
+                lambda: all(stream.idle for stream in self._open), grace_seconds
+            )
             streams = list(self._open)
-        threads = [Thread(target=_say_drain, args=(stream,), daemon=True) for stream in streams]
-        # one each: a peer that does not read must not keep the others waiting
+        # a thread for each: a peer that does not read must not keep the others waiting
+        threads = [Thread(target=_send_drain, args=(stream,), daemon=True) for stream in streams]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(0.5)
 
 
-class _Watched:
-    """A stream that knows whether it waits for its peer."""
+class _WatchedStream:
+    """A stream that knows whether it waits for its peer (``idle``)."""
 
-    def __init__(self, stream: Stream, changed: Condition) -> None:
+    def __init__(self, stream: Stream, condition: Condition) -> None:
         self.transport, self.peer = stream.transport, stream.peer
         self.idle = False
-        self._stream, self._changed = stream, changed
+        self._stream, self._condition = stream, condition
         self.send, self.close, self.cancel = stream.send, stream.close, stream.cancel
 
     def receive(self) -> tuple[Frame, memoryview] | None:
@@ -67,13 +77,13 @@ class _Watched:
             self._set_idle(False)
 
     def _set_idle(self, idle: bool) -> None:
-        with self._changed:
+        with self._condition:
             self.idle = idle
             if idle:
-                self._changed.notify_all()
+                self._condition.notify_all()
 
 
-def _say_drain(stream: _Watched) -> None:
+def _send_drain(stream: _WatchedStream) -> None:
     payload: Sequence[Buffer] = ()
     try:
         stream.send(Frame(kind=Kind.DRAIN), payload)

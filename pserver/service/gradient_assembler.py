@@ -1,8 +1,8 @@
-"""The gradients of one step as they arrive over one stream: part by part, compressed or not, whole
-or refused.  Pure bookkeeping.
+"""Assembles the gradients of one step from the parts that arrive over one stream, compressed or
+not.  Pure bookkeeping.
 
-Buffers are kept from step to step, so that their pages stay mapped; a stream that is opened again
-has others.
+Buffers are kept from step to step, so that their pages stay mapped.  A stream that is opened again
+has buffers of its own.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from pserver.wire_pb2 import Frame, Part
 
 
 class GradientAssembler:
-    """See the module's docstring.
+    """The gradients of the step that arrives over one stream.  One thread uses it.
 
     Args:
-        entries: the slices whose gradients may come, by name.
+        updates: the slices whose gradients may arrive, by slice name.
     """
 
-    def __init__(self, entries: Mapping[str, SliceUpdate]) -> None:
-        self._entries = entries
-        travels = {
-            name: layout(name, entry.value, entry.compression) for name, entry in entries.items()
+    def __init__(self, updates: Mapping[str, SliceUpdate]) -> None:
+        self._updates = updates
+        layouts = {
+            name: layout(name, update.value, update.compression) for name, update in updates.items()
         }
         # slice -> its tensors' names on the wire
-        self._parts = {name: tuple(tensors) for name, tensors in travels.items()}
+        self._parts = {name: tuple(tensors) for name, tensors in layouts.items()}
+        # name on the wire -> dtype and shape
         self._layout = {
-            name: form for tensors in travels.values() for name, form in tensors.items()
+            name: form for tensors in layouts.values() for name, form in tensors.items()
         }
         self._buffers: dict[str, torch.Tensor] = {}  # by name on the wire
-        self._gradients: dict[str, torch.Tensor] = {}  # decoded, by slice
+        self._gradients: dict[str, torch.Tensor] = {}  # decompressed, by slice
         self._received: dict[str, int] = {}  # bytes, by name on the wire
-        self._step = 0  # that those belong to
+        self._step = 0  # the step that those belong to
 
     def begin(self, step: int) -> None:
-        """A frame of a step has come.
+        """A frame of a step has arrived.
 
         Raises:
-            CorruptFrame: another step is under way.
+            CorruptFrame: another step is in progress.
         """
         if self._received and step != self._step:
             raise CorruptFrame(
@@ -52,7 +53,7 @@ class GradientAssembler:
         self._step = step
 
     def destination(self, part: Part) -> torch.Tensor:
-        """Where a part goes.
+        """The buffer that a part is copied into, of the whole tensor's dtype and shape.
 
         Raises:
             Unprepared: no such gradient is expected here.
@@ -67,8 +68,8 @@ class GradientAssembler:
             self._buffers[part.name] = torch.empty(shape, dtype=dtype)
         return self._buffers[part.name]
 
-    def note(self, header: Frame) -> None:
-        """A frame's parts have been copied to their places.
+    def received(self, header: Frame) -> None:
+        """Counts a frame's parts, which have been copied to their destinations.
 
         Raises:
             CorruptFrame: a part does not begin where the one before it ended.
@@ -83,16 +84,16 @@ class GradientAssembler:
             self._received[part.name] = begin + part.size
 
     def complete(self, step: int, absent: Collection[str]) -> dict[str, torch.Tensor]:
-        """The step's gradients by slice, in their slices' dtypes; the next step may begin.
+        """The step's gradients by slice, in their slices' dtypes.  The next step may begin.
 
         Args:
-            absent: the slices that have none in this step.
+            absent: the slices without a gradient in this step.
 
         Raises:
             Unprepared: a slice that is not updated here.
-            CorruptFrame: a gradient is not whole, and not said to be absent.
+            CorruptFrame: a gradient is not whole, and not named as absent.
         """
-        unknown = set(absent) - set(self._entries)
+        unknown = set(absent) - set(self._updates)
         if unknown:
             raise Unprepared(
                 f"slice {min(unknown)!r}, absent in step {step}, is not updated in this lane of "
@@ -100,13 +101,13 @@ class GradientAssembler:
             )
         gradients = {
             name: self._decoded(name)
-            for name, entry in self._entries.items()
-            if self._has_arrived(name, entry, step, name in absent)
+            for name in self._updates
+            if self._has_arrived(name, step, name in absent)
         }
         self._received = {}
         return gradients
 
-    def _has_arrived(self, name: str, entry: SliceUpdate, step: int, absent: bool) -> bool:
+    def _has_arrived(self, name: str, step: int, absent: bool) -> bool:
         for part in self._parts[name]:
             dtype, shape = self._layout[part]
             expected, got = dtype.itemsize * torch.Size(shape).numel(), self._received.get(part)
@@ -120,9 +121,9 @@ class GradientAssembler:
         return not absent
 
     def _decoded(self, name: str) -> torch.Tensor:
-        entry = self._entries[name]
-        if not entry.compression:
+        update = self._updates[name]
+        if not update.compression:
             return self._buffers[name]
         if name not in self._gradients:
-            self._gradients[name] = torch.empty_like(entry.value)
-        return decode(name, self._buffers, entry.compression, self._gradients[name])
+            self._gradients[name] = torch.empty_like(update.value)
+        return decode(name, self._buffers, update.compression, self._gradients[name])

@@ -2,12 +2,14 @@
 
 ::
 
-    bind control port --> listen on the transports --> ready line --> tick ... --signal, Drain, or once--> drain --> exit
+    bind control port --> listen on the transports --> ready line --> tick, tick, ...
+                                                                            |
+                          exit <-- drain <-- SIGTERM, SIGINT, Drain, or the end of the job (once)
 
 [Note: draining]  In this order, within the grace: health checks say no; the job takes no new
-trainer and no new step; whoever waits for another trainer is told; answers under way are sent to
-their end; each stream gets a DRAIN frame; streams that still stand are cancelled; the control
-service goes last, so that trainers can hear why and say goodbye.
+trainer and no new step; trainers that wait for others are told; answers under way are sent to their
+end; each stream gets a DRAIN frame; streams that are still open are cancelled; the control service
+ends last, so that trainers can still ask for the reason and leave.
 """
 
 from __future__ import annotations
@@ -45,14 +47,23 @@ GRACE_SECONDS = 5.0
 
 
 class Server:
-    """One parameter server in this process, with threads of its own; also for tests and for scripts
-    whose role is PSERVER.
+    """One parameter server in this process, with threads of its own.
+
+    ``pserver serve`` runs one; scripts whose role is PSERVER and tests start their own.  It is a
+    context manager that starts and stops the server::
+
+        with Server(ServerConfig(endpoint="127.0.0.1:0")) as server:
+            print(server.endpoint)  # 127.0.0.1:40123
 
     Args:
-        config: see :class:`~pserver.config.ServerConfig`; ``once`` and ``threads`` are
-            :func:`serve`'s business.
-        program: a pserver program whose storage holds its values: the server waits for no trainer
-            0.  None: ``config.program`` says where to read one, or trainer 0 installs it.
+        config: see :class:`~pserver.config.ServerConfig`.  Only :func:`serve` acts on ``once`` and
+            ``threads``.
+        program: a pserver program whose storage holds its values, so that the server does not wait
+            for trainer 0.  None: the server reads ``config.program``, or trainer 0 installs one.
+
+    Attributes:
+        endpoint: HOST:PORT of the control service, from :meth:`start` on.
+        job: the server's job, from :meth:`start` on.
     """
 
     def __init__(self, config: ServerConfig, program: Program | None = None) -> None:
@@ -67,7 +78,10 @@ class Server:
         self._clock = threading.Thread(target=self._tick, name="pserver clock", daemon=True)
 
     def start(self) -> str:
-        """Starts to serve; returns HOST:PORT of the control service.
+        """Starts to serve.
+
+        Returns:
+            HOST:PORT of the control service.
 
         Raises:
             OSError: it cannot listen there, or cannot read ``config.program``.
@@ -149,23 +163,26 @@ class Server:
 
     @property
     def draining(self) -> bool:
-        """Whether somebody has asked the job to end."""
+        """Whether the server is shutting down, by a Drain call or by :meth:`stop`."""
         return self.job.status(StatusRequest()).state == "draining"
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Drains and ends; harmless when called twice, or before ``start``.
+        """Drains and ends.  Harmless when called twice, or before :meth:`start`.
 
         See [Note: draining].
+
+        Args:
+            grace_seconds: how long answers, streams and trainers have to end by themselves.
         """
         if self._stopping.is_set() or not self._ready.is_set():
             return
         self._stopping.set()
         deadline = time.monotonic() + grace_seconds
         self._control.drain()
-        self.job.close()
+        self.job.lifecycle.drain()
         self._streams.drain(grace_seconds)
         self._close_transports(max(0.0, deadline - time.monotonic()))
-        # they have been told, and have yet to say goodbye
+        # the trainers have been told, and have yet to leave
         while self.job.busy and time.monotonic() < deadline:
             time.sleep(0.02)
         self._control.stop(1.0)
@@ -177,7 +194,7 @@ class Server:
             transport.close(max(0.0, deadline - time.monotonic()))
 
     def _serve_stream(self, stream: Stream) -> None:
-        self._ready.wait(GRACE_SECONDS)  # a stranger may have found the port before the job stands
+        self._ready.wait(GRACE_SECONDS)  # a peer may find the port before the job exists
         tensor_service.handle(stream, self.job)
 
     def _tick(self) -> None:
@@ -185,7 +202,7 @@ class Server:
             try:
                 self.job.tick()
             except Exception:
-                log.exception("the server's clock")
+                log.exception("the server's clock thread failed")
 
 
 def _warm_up() -> None:

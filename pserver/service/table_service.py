@@ -1,8 +1,8 @@
-"""The server's end of the stream that reads and loads rows: lookups, chunks to be saved, chunks to
-be loaded.
+"""The server's end of the stream that reads and loads rows: lookups, chunks for a save, chunks from
+a load.
 
-It changes nothing but by loading, so a request that comes again is simply answered again; one that
-loads counts once.
+Only a load changes anything.  So any other request that arrives again is answered again, and a load
+that arrives again counts once.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ from pserver.wire_pb2 import Done, Frame, Kind, Scan
 if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable
 
-TABLES_MARK = -1  # where a member's marks have the stream of the tables
+TABLES = -1  # stands for a lane: the watermark of the stream of the tables
 
 
 class TableService:
-    """The requests of one trainer's stream of tables, as ``TensorService`` hands them on."""
+    """Answers the requests of one trainer's stream of the tables, which ``TensorService`` passes
+    on.
+
+    One thread uses it.
+    """
 
     def __init__(self, stream: Stream, job: Job, member: Member) -> None:
         self._stream = stream
         self._job = job
         self._member = member
-        self._mark = member.mark(TABLES_MARK)
+        self._watermark = member.watermark(TABLES)
         self._arrays = ArrayAssembler()
 
     def act(self, header: Frame, payload: memoryview) -> bool:
-        """Acts on a frame; False where it is none of a request for tables."""
+        """Acts on a frame; False if it belongs to no request for tables."""
         if header.kind in (Kind.LOOKUP, Kind.VALUE):
             self._arrays.take_in(header, payload)
         elif header.kind == Kind.PULL:
@@ -59,7 +63,7 @@ class TableService:
         return tables[name]
 
     def _look_up(self, names: Iterable[str]) -> None:
-        self._job.check_standing()
+        self._job.lifecycle.check_running()
         asked = self._arrays.take_out()
         found = []
         for name in names:
@@ -73,23 +77,23 @@ class TableService:
         self._answer(found, Done(version=self._job.installed().version))
 
     def _scan(self, asked: Scan) -> None:
-        self._job.check_standing()
-        held = self._table(asked.table)
+        self._job.lifecycle.check_running()
+        table = self._table(asked.table)
         if asked.mark_saved:
-            held.mark_saved()
+            table.mark_saved()
             self._answer((), Done(cursor=-1))
             return
-        chunk, cursor = held.scan(
+        chunk, cursor = table.scan(
             asked.cursor, asked.limit, asked.changed_since_save, asked.materialized
         )
         arrays = [(f"{asked.table}@{key}", torch.from_numpy(array)) for key, array in chunk.items()]
-        self._answer(arrays, Done(cursor=cursor, metadata=held.metadata()))
+        self._answer(arrays, Done(cursor=cursor, metadata=table.metadata()))
 
     def _load(self, header: Frame) -> None:
         arrays = self._arrays.take_out()
-        with self._job.changed:
-            again = 0 < header.request <= self._mark.uploaded
-            self._mark.uploaded = max(self._mark.uploaded, header.request)
+        with self._job.condition:
+            again = 0 < header.request <= self._watermark.uploaded
+            self._watermark.uploaded = max(self._watermark.uploaded, header.request)
         if not again:
             self._replace(arrays, header)
         self._answer((), Done(version=self._job.installed().version))
@@ -103,7 +107,7 @@ class TableService:
         for full, array in arrays.items():
             name, _, key = full.rpartition("@")
             chunks.setdefault(name, {})[key] = array
-        with self._job.installed().gate.closed():
+        with self._job.installed().quiesce.paused():
             for name, chunk in chunks.items():
                 self._table(name).load({key: array.numpy() for key, array in chunk.items()})
 

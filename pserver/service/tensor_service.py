@@ -1,16 +1,15 @@
-"""The server's end of one tensor stream: decode, check, hand over to the job, encode.  No
-arithmetic.
+"""The server's end of one tensor stream: decode, check, call the job, encode.  No arithmetic.
 
-A stream is served by one thread.  It reads frames into the trainer's gradient buffers, hands a
-complete step over at COMMIT, and sends back what came of it.  What is wrong with a stream is told
-to its trainer in a FAILURE frame, and the stream ends: a step that was not committed leaves no
-trace.
+One thread serves a stream.  It reads frames into the stream's gradient buffers, passes the complete
+step to the job at COMMIT, and sends the new values and the outcome.  An error goes to the trainer
+in a FAILURE frame, and the stream ends: a step that was not committed leaves no trace.
 
 [Note: the later stream counts]  After a broken connection the trainer opens another stream, with a
-greater number, and sends its request again.  Here the earlier one may still stand, with frames
-under way, or waiting in a step.  From the HELLO of the later one on it is broken, and no frame of
-it is acted on; its buffers are its own, so that what it left behind cannot mix with what comes now.
-A step that it had handed over completely is being taken, and its second coming joins it.
+greater number, and sends its request again.  The server may still serve the earlier stream, which
+has frames under way or waits in a step.  The HELLO of the later stream breaks the earlier one, of
+which no further frame is acted on.  Each stream has buffers of its own, so what the earlier one
+left behind cannot mix with what the later one brings.  A step that the earlier stream had committed
+goes on, and the same step on the later stream joins it.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from pserver.errors import JobFailed, PServerError, Refused, Unreachable
+from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.job import Job
-from pserver.job.lane import Clipping, LaneExecutor, Outcome
+from pserver.job.lane_executor import Clipping, LaneExecutor, Outcome
 from pserver.job.membership import Member
 from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
 from pserver.service.gradient_assembler import GradientAssembler
-from pserver.service.table_service import TABLES_MARK, TableService
+from pserver.service.table_service import TABLES, TableService
 from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.transport.array_assembler import ArrayAssembler, row_gradients
@@ -40,9 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def handle(stream: Stream, job: Job) -> None:
-    """Serves one stream until its BYE; every error is told to the peer and logged, none is
-    raised.
-    """
+    """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none."""
     member: Member | None = None
     stream = SequencedStream(stream, job.traffic)
     try:
@@ -73,8 +71,8 @@ def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
             f"the session of HELLO belongs to trainer {member.trainer}, not to trainer "
             f"{header.hello.trainer_id}"
         )
-    if job.installation is not None:
-        job.installation.lane(header.hello.lane)  # refused here, before a mark is made for it
+    if job.program is not None:
+        job.program.lane(header.hello.lane)  # refused here, before it gets a watermark
     return member, header.hello
 
 
@@ -90,29 +88,33 @@ def _tell(stream: Stream, error: PServerError) -> None:
             )
         )
     except PServerError:
-        pass  # the peer is gone, and nobody else wants to know
+        pass  # the peer is gone
 
 
 class TensorService:
-    """One trainer's stream of one lane, after its HELLO."""
+    """Serves one trainer's stream of one lane, or of the tables, after its HELLO.
+
+    One thread uses it.  The job's lock guards the watermark, which earlier and later streams of the
+    same trainer and lane share.
+    """
 
     def __init__(self, stream: Stream, job: Job, member: Member, hello: Hello) -> None:
         self._stream = stream
         self._job = job
         self._member = member
         self._lane = hello.lane
-        self._mark = member.mark(TABLES_MARK if hello.tables else hello.lane)
+        self._watermark = member.watermark(TABLES if hello.tables else hello.lane)
         self._tables = TableService(stream, job, member) if hello.tables else None
-        self._rows = ArrayAssembler()  # of tables, in the step under way
+        self._rows = ArrayAssembler()  # row gradients of the step in progress
         self._number = hello.stream
-        self._arrivals: GradientAssembler | None = None  # from the first step on
+        self._gradients: GradientAssembler | None = None  # from the first step on
 
     def serve(self) -> None:
         """Answers frames until BYE.
 
         Raises:
             Unreachable: the stream ended without BYE.
-            PServerError: what is to be told to the peer.
+            PServerError: the error that the peer is to be sent.
         """
         self._begin()
         while (received := self._receive()) is not None:
@@ -124,7 +126,7 @@ class TensorService:
             elif header.kind == Kind.GRADIENT:
                 self._gradient(header, payload)
             elif header.kind == Kind.ROWS:
-                self._job.check_standing()
+                self._job.lifecycle.check_running()
                 self._rows.take_in(header, payload)
             elif header.kind == Kind.COMMIT:
                 self._commit(header)
@@ -132,44 +134,44 @@ class TensorService:
                 self._value(header, payload)
             elif header.kind == Kind.PULL:
                 self._pull(header)
-            elif header.kind == Kind.SCALE and header.step <= self._mark.applied:
+            elif header.kind == Kind.SCALE and header.step <= self._watermark.applied:
                 pass  # sent again with a step that was applied meanwhile
             else:
                 raise Refused(f"expected GRADIENT, COMMIT, VALUE, PULL or BYE, got {_kind(header)}")
         raise Unreachable("it ended without BYE")
 
     def _begin(self) -> None:
-        """Takes the place of the trainer's earlier stream of this lane.
+        """Replaces the trainer's earlier stream of this lane.
 
         See [Note: the later stream counts].
         """
-        with self._job.changed:
-            self._number = self._number or self._mark.stream + 1
-            if self._number <= self._mark.stream:
+        with self._job.condition:
+            self._number = self._number or self._watermark.stream + 1
+            if self._number <= self._watermark.stream:
                 raise Unreachable(
                     f"it is stream {self._number} of lane {self._lane}, and came after stream "
-                    f"{self._mark.stream}"
+                    f"{self._watermark.stream}"
                 )
-            self._mark.stream, end_earlier = self._number, self._mark.end_stream
-            self._mark.end_stream = self._stream.cancel
-            while self._mark.loading:  # a copy that began before
-                self._job.changed.wait(0.2)
+            self._watermark.stream, end_earlier = self._number, self._watermark.end_stream
+            self._watermark.end_stream = self._stream.cancel
+            while self._watermark.loading:  # the earlier stream's thread copies values
+                self._job.condition.wait(WAKE_SECONDS)
         if end_earlier is not None:
             end_earlier()
 
     def _check_place(self) -> None:
-        if self._mark.stream != self._number:
+        if self._watermark.stream != self._number:
             raise Unreachable(
-                f"stream {self._mark.stream} of lane {self._lane} has taken the place of stream "
+                f"stream {self._watermark.stream} of lane {self._lane} has replaced stream "
                 f"{self._number}"
             )
 
     def _receive(self) -> tuple[Frame, memoryview] | None:
-        """The next frame to be acted on; PROBE is answered on the way."""
+        """The next frame but PROBE, which it answers; None at the end."""
         while (received := self._stream.receive()) is not None:
             header, payload = received
             self._job.bytes_in += payload.nbytes
-            self._member.heard = self._job.now()
+            self._member.last_heard = self._job.now()
             self._check_place()
             if header.kind != Kind.PROBE:
                 return received
@@ -177,12 +179,12 @@ class TensorService:
         return None
 
     def _gradient(self, header: Frame, payload: memoryview) -> None:
-        self._job.check_standing()
-        if self._arrivals is None:
-            self._arrivals = GradientAssembler(self._steps().entries)
-        self._arrivals.begin(header.step)
-        codec.scatter(header, payload, self._arrivals.destination)
-        self._arrivals.note(header)
+        self._job.lifecycle.check_running()
+        if self._gradients is None:
+            self._gradients = GradientAssembler(self._executor().updates)
+        self._gradients.begin(header.step)
+        codec.scatter(header, payload, self._gradients.destination)
+        self._gradients.received(header)
 
     def _check_tables(self, header: Frame, acted: bool) -> None:
         if not acted:
@@ -191,43 +193,37 @@ class TensorService:
                 f"{_kind(header)}"
             )
 
-    def _steps(self) -> LaneExecutor:
+    def _executor(self) -> LaneExecutor:
         return self._job.installed().lane(self._lane)
 
     def _commit(self, header: Frame) -> None:
         if header.step == 0:
             self._loaded(header)
             return
-        steps = self._steps()
-        taken = steps.commit(
-            self._member, header.step, self._contribution(header.step, header.commit)
-        )
-        if isinstance(taken, Clipping):
-            self._stream.send(
-                Frame(kind=Kind.NORMS, step=header.step, norms=Norms(squared=taken.norms))
-            )
-            taken = steps.scale(taken.round, self._coefficients(header.step))
-        this = self._member, header.step, taken
+        executor, step = self._executor(), header.step
+        task = executor.commit(self._member, step, self._contribution(step, header.commit))
+        if isinstance(task, Clipping):
+            self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))
+            task = executor.scale(task.round, self._coefficients(step))
+        taken = self._member, step, task
         self._answer(
-            () if header.commit.omit_values else steps.updated(*this),
-            lambda: steps.outcome(*this),
-            header.step,
+            () if header.commit.omit_values else executor.updated_slices(*taken),
+            lambda: executor.outcome(*taken),
+            step,
         )
 
     def _contribution(self, step: int, commit: Commit) -> Contribution:
-        """The step that a COMMIT completes: every slice's gradient is whole, or said to be
-        absent.
-        """
-        if self._arrivals is None:
-            self._arrivals = GradientAssembler(self._steps().entries)
-        gradients = self._arrivals.complete(step, commit.absent)
-        rows = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
-        return Contribution(gradients, rows, commit.overflow, self._row_gradients())
+        """The step that a COMMIT completes: every slice's gradient is whole, or named as absent."""
+        if self._gradients is None:
+            self._gradients = GradientAssembler(self._executor().updates)
+        gradients = self._gradients.complete(step, commit.absent)
+        hparams = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
+        return Contribution(gradients, hparams, commit.overflow, self._row_gradients())
 
     def _row_gradients(self) -> dict[str, RowGradient]:
-        """What has come for tables in this step, checked: nothing of it can fail any more."""
-        arrays, tables = self._rows.take_out(), self._steps().tables
-        found = row_gradients(arrays, [held.table for held in tables.values()]) if arrays else {}
+        """The row gradients of this step, by table, checked so that no update of them can fail."""
+        arrays, tables = self._rows.take_out(), self._executor().tables
+        found = row_gradients(arrays, [table.table for table in tables.values()]) if arrays else {}
         for name, gradient in found.items():
             tables[name].check(gradient)
         return found
@@ -248,47 +244,47 @@ class TensorService:
             raise Refused(
                 f"only trainer 0 loads values, and this is trainer {self._member.trainer}"
             )
-        table = self._job.installed().table
-        with self._job.changed:
+        slices = self._job.installed().table
+        with self._job.condition:
             self._check_place()
-            if 0 < header.request <= self._mark.uploaded:
-                return  # sent again after it was loaded: trainers may have stepped since
-            self._mark.loading = True
+            if 0 < header.request <= self._watermark.uploaded:
+                return  # sent again after it was loaded; trainers may have stepped since
+            self._watermark.loading = True
         try:
             codec.scatter(
                 header,
                 payload,
-                lambda part: table.destination(part.name, part.dtype, tuple(part.shape)),
+                lambda part: slices.destination(part.name, part.dtype, tuple(part.shape)),
             )
         finally:
-            with self._job.changed:
-                self._mark.loading = False
-                self._job.changed.notify_all()
+            with self._job.condition:
+                self._watermark.loading = False
+                self._job.condition.notify_all()
 
     def _loaded(self, header: Frame) -> None:
-        """The end of an upload, which counts once."""
-        with self._job.changed:
+        """Ends an upload, which counts once."""
+        with self._job.condition:
             self._check_place()
-            if 0 < header.request <= self._mark.uploaded:
+            if 0 < header.request <= self._watermark.uploaded:
                 outcome = Outcome(self._job.installed().version, 0)
             else:
                 outcome = self._job.loaded(self._member)
-                self._mark.uploaded = header.request
+                self._watermark.uploaded = header.request
         self._answer((), lambda: outcome)
 
     def _pull(self, header: Frame) -> None:
-        self._job.check_standing()
+        self._job.lifecycle.check_running()
         installed = self._job.installed()
         names = [part.name for part in header.parts] or list(installed.table.values)
         outcome = Outcome(installed.version, 0)
         self._answer(names, lambda: outcome, header.step)
 
     def _answer(self, names: Iterable[str], outcome: Callable[[], Outcome], step: int = 0) -> None:
-        """Sends the values of these variables, each when its name comes, and then what came of it
-        all.
+        """Sends the values of these variables, each when the iterator names it, and then DONE with
+        the outcome.
         """
         self._check_place()
-        tensors = ((name, self._handed_out(name)) for name in names)
+        tensors = ((name, self._read(name)) for name in names)
         held = ((name, tensor) for name, tensor in tensors if tensor is not None)
         for header, payload in codec.frames(Kind.VALUE, step, held):
             self._stream.send(header, payload)
@@ -300,9 +296,10 @@ class TensorService:
         if not result.version & (result.version - 1):
             trim_memory()
 
-    def _handed_out(self, name: str) -> torch.Tensor | None:
-        self._check_place()  # what is handed out is remembered as what the trainer has
-        return self._job.installed().hand_out(self._member, name)
+    def _read(self, name: str) -> torch.Tensor | None:
+        # delay compensation remembers what the trainer read: only on the stream that counts
+        self._check_place()
+        return self._job.installed().read(self._member, name)
 
 
 def _kind(header: Frame) -> str:

@@ -17,7 +17,8 @@ from pserver.client import retrying_stream
 from pserver.client.channel import Channel
 from pserver.config import ServerConfig
 from pserver.errors import PServerError, ServerLost, Unreachable, from_wire
-from pserver.job.job import PROTOCOL, Job
+from pserver.job.job import Job
+from pserver.job.job_identity import PROTOCOL
 from pserver.service.tensor_service import handle
 from pserver.transport import codec, inprocess
 from pserver.transport.sequenced import SequencedStream
@@ -308,7 +309,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[], tuple[Job, int]]]:
 
     yield make
     for job, listener in made:
-        job.close()
+        job.lifecycle.drain()
         listener.close(0.0)
 
 
@@ -441,7 +442,7 @@ def test_marks_do_not_grow_with_steps(serve) -> None:
     for step in range(1, 50):
         trainer.step(stream, step)
 
-    assert list(job.member(trainer.reply.session).marks) == [0]
+    assert list(job.member(trainer.reply.session).watermarks) == [0]
 
 
 def test_marks_are_saved_with_the_table_and_loaded_for_the_same_start_of_a_process(serve) -> None:

@@ -21,7 +21,8 @@ from pserver.errors import (
     TrainerLost,
     from_wire,
 )
-from pserver.job.job import PROTOCOL, Job
+from pserver.job.job import Job
+from pserver.job.job_identity import PROTOCOL
 from pserver.service.tensor_service import handle
 from pserver.transport import codec, inprocess
 from pserver.transport.stream import Stream
@@ -164,7 +165,7 @@ def served(clock: Clock) -> Iterator[tuple[Job, inprocess.InprocessListener]]:
         Job(ServerConfig(heartbeat_timeout_seconds=DEADLINE), {"inprocess": listener.port}, clock)
     )
     yield made[0], listener
-    made[0].close()
+    made[0].lifecycle.drain()
     listener.close(0.0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job import job_files
+from pserver.job.lifecycle import Lifecycle
 from pserver.job.locked_table import LockedTable
 from pserver.job.quiesce import Quiesce
 from pserver.table.gradient import RowGradient
@@ -49,20 +49,19 @@ def plan(lr: float = 0.1, memory_bytes: int | None = None) -> Plan:
 
 def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
     """Server 0 of 2, without its threads and connections."""
-    job: Any = SimpleNamespace(changed=threading.Condition(), check_standing=lambda: None)
     tables = {table.name: LockedTable(table, of, 0, scratch) for table in of.tables}
     lanes = [SimpleNamespace(version=4)]
     return SimpleNamespace(
         plan=of,
-        gate=Quiesce(job),
+        quiesce=Quiesce(Lifecycle()),
         lanes=lanes,
         table=Slices(value),
         tables=tables,
-        forget=lambda: None,
+        discard_snapshots=lambda: None,
     )
 
 
-MEMBERS: Any = SimpleNamespace(saved=lambda: {"0": 7}, load=lambda marks: None)
+MEMBERS: Any = SimpleNamespace(watermarks=lambda: {"0": 7}, load_watermarks=lambda saved: None)
 
 
 def train(installed: Any, steps: int, seed: int = 0) -> None:

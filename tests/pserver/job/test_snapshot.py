@@ -55,6 +55,6 @@ def test_what_was_loaded_is_read() -> None:
     snapshot = Snapshot(value)
     snapshot.read()
     value.fill_(2)
-    snapshot.forget()
+    snapshot.discard()
 
     assert torch.equal(snapshot.read(), torch.full((4,), 2.0))

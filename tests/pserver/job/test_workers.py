@@ -141,7 +141,7 @@ def test_an_update_that_fails_ends_for_everybody() -> None:
     for thread in threads:
         thread.join(SECONDS)
 
-    assert failed == [True] and not progress.over and isinstance(progress.failure, ValueError)
+    assert failed == [True] and not progress.finished and isinstance(progress.failure, ValueError)
     assert ends == [progress.failure] and not progress.advance(2)
 
 

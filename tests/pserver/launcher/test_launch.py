@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pserver.launcher.cluster import Cluster, sides
+from pserver.launcher.cluster import Cluster, cluster_endpoints
 from pserver.launcher.launch import launch
 
 # Behaves as ``pserver serve --once`` does towards launch: says what it is bound to, ends with 0 on
@@ -54,9 +54,9 @@ class Run:
         (tmp_path / "script.py").write_text(script)
         self.logs = tmp_path / "logs"
         program = (
-            "import os, sys; from pserver.launcher.cluster import Cluster, sides; from pserver.launcher.launch "
+            "import os, sys; from pserver.launcher.cluster import Cluster, cluster_endpoints; from pserver.launcher.launch "
             "import launch\n"
-            f"servers, trainers = sides({servers!r}, {trainers!r}, {more.get('host')!r})\n"
+            f"servers, trainers = cluster_endpoints({servers!r}, {trainers!r}, {more.get('host')!r})\n"
             f"cluster = Cluster({str(tmp_path / 'script.py')!r}, ('a', '--b'), servers, trainers, "
             f"host={more.get('host')!r},"
             f" transport={more.get('transport')!r}, log_dir={str(self.logs)!r})\n"
@@ -418,7 +418,10 @@ def test_on_a_terminal_trainer_0_owns_it(tmp_path: Path) -> None:
     reader.start()
     with os.fdopen(theirs, "w") as out:
         cluster = Cluster(
-            str(tmp_path / "script.py"), (), *sides("1", "2", None), log_dir=str(tmp_path / "logs")
+            str(tmp_path / "script.py"),
+            (),
+            *cluster_endpoints("1", "2", None),
+            log_dir=str(tmp_path / "logs"),
         )
         status = launch(
             cluster, os.environ, out=out, serve=(sys.executable, str(tmp_path / "server.py"))
@@ -452,7 +455,7 @@ def test_what_cannot_be_a_cluster_is_refused(
     expected.
     """
     with pytest.raises(ValueError, match=message):
-        sides(servers, trainers, host)
+        cluster_endpoints(servers, trainers, host)
 
 
 def test_a_host_without_a_process_and_a_script_that_is_not_there_are_refused(

@@ -13,8 +13,8 @@ import torch
 from pserver.dense import slice_update
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Unreachable
-from pserver.job import installed_program, lane, workers
-from pserver.job.lane import LaneExecutor
+from pserver.job import installed_program, lane_executor, workers
+from pserver.job.lane_executor import LaneExecutor
 from pserver.job.locked_table import LockedTable
 from pserver.job.membership import Member, Watermark
 from pserver.job.sync_round import SyncRound
@@ -65,7 +65,7 @@ def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> Non
     """The laws hold too where several threads update the slices, while others send those that are
     updated.
     """
-    monkeypatch.setattr(lane, "LARGE_BYTES", 0)
+    monkeypatch.setattr(lane_executor, "LARGE_BYTES", 0)
     monkeypatch.setattr(slice_update, "JOINT_BYTES", 1)
     monkeypatch.setattr(workers, "DIVIDED", 1.0)
     monkeypatch.setattr(installed_program, "Workers", lambda threads: workers.Workers(3))
@@ -310,9 +310,7 @@ def in_a_round(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Cal
         right(current, names, entries, scale)
         if first is not None:
             entry = entries[first]
-            wrong(type(entry).update)(
-                entry, gradient, current.contributions[0].rows[slice_update.group], scale
-            )
+            wrong(type(entry).update)(entry, gradient, current.hparams[entry.group], scale)
 
     return apply
 
@@ -391,7 +389,7 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = LaneExecutor.commit
 
     def wrong(steps: LaneExecutor, member: Member, step: int, contribution: Any) -> Any:
-        mark = member.mark(lane.index)
+        mark = member.watermark(steps.index)
         if step == mark.applied:
             mark.applied, mark.taking = step - 1, 0
         return commit(steps, member, step, contribution)
@@ -406,7 +404,7 @@ def marks_early(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = LaneExecutor.commit
 
     def wrong(steps: LaneExecutor, member: Member, step: int, contribution: Any) -> Any:
-        mark = member.mark(lane.index)
+        mark = member.watermark(steps.index)
         if mark.stream > 1 and step == mark.applied + 1:
             mark.taking = step
             mark.apply(1, False)
@@ -448,7 +446,7 @@ def counts_versions_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(steps: LaneExecutor, current: Any) -> None:
         applied(steps, current)
-        lane.version += 1
+        steps.version += 1
 
     monkeypatch.setattr(LaneExecutor, "_applied", wrong)
 

@@ -1,0 +1,209 @@
+"""The flags of ``pserver`` and its commands, and their help texts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from pserver.config import TRANSPORT_CHOICES
+
+USAGE = 2  # the exit status for a mistake in what was typed
+
+EXAMPLES = """examples:
+  pserver launch --servers 2 --trainers 2 train.py --epochs 3
+      a local cluster; train.py is a trainer's script
+  pserver launch --servers a:6174,b:6174 --trainers a:7000,b:7000 --host a train.py
+      host a's part of a larger one; the same on b, with --host b
+  pserver launch --nccl2 --trainers 2 train.py
+      the collective mode: no servers, the trainers average their gradients among themselves
+  pserver serve --endpoint 0.0.0.0:6174
+      one parameter server, for trainers that are started by other means
+  pserver plan train.py --servers 4 --trainers 8
+      what that would put where, without starting any of it
+  pserver status a:6174,b:6174
+      who is up, and what they hold
+"""
+SERVE = """Runs one parameter server.  It prints one line when it is ready, and ends with 0 on
+SIGTERM or Ctrl-C after draining."""
+LAUNCH = """Starts servers and trainers (or trainers alone), prefixes their output and files it, and
+ends with the job's exit status."""
+PLAN = """Shows which server would hold what, the bytes of a step and the memory of each server.  It
+runs SCRIPT up to where it would join the servers, and starts none."""
+STATUS = """Shows each server's state, what it holds, its trainers, and the bytes that have passed
+through it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that reports a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with status ``USAGE``."""
+        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> Parser:
+    """The parser of the whole command line; the namespace's ``command`` names the command."""
+    root = Parser(
+        prog="pserver",
+        description="Parameter-server training for PyTorch.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = root.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+    )
+    serve = commands.add_parser("serve", help="run one parameter server", description=SERVE)
+    _add_listening(serve)
+    _add_serving(serve)
+    launch = commands.add_parser(
+        "launch", help="run a cluster here, or this host's part of one", description=LAUNCH
+    )
+    _add_processes(launch)
+    _add_settings(launch)
+    _add_script(launch, "what each trainer runs")
+    plan = commands.add_parser(
+        "plan", help="show the split, bytes and memory of a job", description=PLAN
+    )
+    add_numbers(plan)
+    _add_script(plan, "what each trainer would run")
+    status = commands.add_parser(
+        "status", help="ask running servers for their state", description=STATUS
+    )
+    status.add_argument("endpoints", metavar="HOST:PORT[,HOST:PORT...]")
+    status.add_argument(
+        "--variables", action="store_true", help="the bytes of each variable too, in / out"
+    )
+    return root
+
+
+# The flags of ``serve`` have the names of ServerConfig's fields and no defaults: what is not typed
+# stays as the configuration file, the environment or the class has it.
+UNSET = argparse.SUPPRESS
+
+
+def _add_listening(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add(
+        "--endpoint",
+        metavar="HOST:PORT",
+        default=UNSET,
+        help="where to listen; port 0 is any free one (default: 127.0.0.1:0)",
+    )
+    add(
+        "--data-port",
+        metavar="PORT",
+        type=int,
+        default=UNSET,
+        help="port of the Arrow Flight streams (default: any free one)",
+    )
+    add(
+        "--transport",
+        choices=TRANSPORT_CHOICES,
+        default=UNSET,
+        help="the only transport to offer (default: auto, all of them)",
+    )
+    add(
+        "--heartbeat-timeout",
+        metavar="SECONDS",
+        dest="heartbeat_timeout_seconds",
+        type=float,
+        default=UNSET,
+        help="how long a trainer may send no heartbeat before it is declared lost",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        dest="start_timeout_seconds",
+        type=float,
+        default=UNSET,
+        help="how long after the first trainer the last one may join",
+    )
+
+
+def _add_serving(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add(
+        "--data-dir",
+        metavar="DIR",
+        default=UNSET,
+        help="where trainers may save and load (default: nowhere)",
+    )
+    add(
+        "--once",
+        action="store_true",
+        default=UNSET,
+        help="end when the first job has ended: 0, or 1 if it failed",
+    )
+    add("--program", metavar="FILE", default=UNSET, help="a saved pserver program to start with")
+    add(
+        "--threads",
+        metavar="N",
+        type=int,
+        default=UNSET,
+        help="torch's threads for updates (default: torch's own choice)",
+    )
+    add(
+        "--config",
+        metavar="FILE.toml",
+        default=None,
+        help="a file with these settings; flags override it",
+    )
+
+
+def _add_processes(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add(
+        "--nccl2",
+        action="store_true",
+        help="the collective mode: trainers without servers, NCCL on GPUs, gloo on CPUs",
+    )
+    add(
+        "--devices",
+        metavar="0,1,...",
+        help="with --nccl2: the GPUs of this host's trainers, one each (default: all)",
+    )
+    add(
+        "--servers",
+        metavar="N|HOST:PORT,...",
+        help="how many to start here; or all servers of the cluster",
+    )
+    add(
+        "--trainers",
+        metavar="N|HOST:PORT,...",
+        help="how many to start here; or all trainers of the cluster",
+    )
+    add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
+
+
+def _add_settings(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add("--transport", choices=TRANSPORT_CHOICES, help="how tensors travel (default: auto)")
+    add(
+        "--heartbeat-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="how long a process may send no heartbeat before it is declared lost",
+    )
+    add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
+    add(
+        "--log-dir",
+        metavar="DIR",
+        default="logs",
+        help="where each process's output is filed (default: logs)",
+    )
+
+
+def add_numbers(sub: argparse.ArgumentParser) -> None:
+    """Adds ``--servers`` and ``--trainers`` of ``plan``."""
+    sub.add_argument("--servers", metavar="N", type=int, help="how many there would be")
+    sub.add_argument("--trainers", metavar="N", type=int, help="how many there would be")
+
+
+def _add_script(sub: argparse.ArgumentParser, use: str) -> None:
+    sub.add_argument("script", metavar="SCRIPT", help=use)
+    sub.add_argument(
+        "arguments",
+        metavar="ARGS",
+        nargs=argparse.REMAINDER,
+        help="given to the script as they are",
+    )

@@ -1,0 +1,432 @@
+"""The steps of one lane of a running job.  In the modes "sync" and "diloco" all trainers' steps are
+one update; in the other modes each trainer's step is an update of its own, as it arrives.
+
+[Note: who updates]  A sync step is merged and applied once: the first thread that finds the sync
+round ready moves its phase under the job's lock (``sync_round.py`` draws the phases).  After that
+no slice changes until every trainer has committed again, so replies are sent straight from the
+slices' memory.  In async mode an update holds its slice's lock, so that updates of one slice never
+race, and readers get a copy (``snapshot.py``).
+
+[Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had
+sent leaves no trace.  Once a step is complete nothing can stop its update, so a slice may leave as
+soon as it has its new value.  With several threads, workers update large steps while the threads
+that answer trainers send the slices that are updated.  With one thread, and for small steps, the
+thread that found the step complete updates all of it before anything is sent: taking turns was
+measured to cost more than it saved.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from pserver.dense.slice_update import SliceUpdate, batches
+from pserver.errors import FingerprintMismatch, JobFailed, Refused
+from pserver.job.blocking_waits import WAKE_SECONDS, wait_until_done
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member, Membership, Wait
+from pserver.job.quiesce import Quiesce
+from pserver.job.snapshot import Snapshot
+from pserver.job.sync_round import Contribution, Phase, SyncRound
+from pserver.job.update_task import Batch, UpdateTask
+from pserver.job.workers import Workers
+from transpiler.plan.plan import Lane
+
+if TYPE_CHECKING:
+    from pserver.job.locked_table import LockedTable
+
+# a lane whose slices have fewer bytes is updated in one thread.  See [Note: answers begin early]
+LARGE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a committed step has led to.
+
+    Attributes:
+        version: updates that this server has applied so far, counted in steps.
+        committed: how many trainers' gradients are in this update.
+        overflow: a trainer saw a gradient that is not finite, so nothing was applied.
+    """
+
+    version: int
+    committed: int
+    overflow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """A merged step that waits for its clipping coefficients.
+
+    Attributes:
+        round: the step.
+        norms: this server's part of the squared norms, by parameter name.
+    """
+
+    round: SyncRound
+    norms: Mapping[str, float]
+
+
+class LaneExecutor:
+    """Takes the committed steps of one lane and applies each of them once.
+
+    Any thread may call it.  The job's lock guards the sync round and the watermarks; tensors are
+    merged and updated outside that lock.  See [Note: who updates].
+
+    Args:
+        index, lane: which lane of the plan.
+        updates: how its slices are updated, by slice name.
+        locks: one for each slice of the server.
+        members: the job's trainers.
+        job: for its lock and its end.
+        quiesce: keeps steps from changing values during a save or a load.
+        workers: the threads that update large steps.
+        tables: the tables of the lane, by name.
+
+    Attributes:
+        version: updates applied so far, counted in steps.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        lane: Lane,
+        updates: Mapping[str, SliceUpdate],
+        locks: Mapping[str, threading.Lock],
+        members: Membership,
+        job: Lifecycle,
+        quiesce: Quiesce,
+        workers: Workers,
+        tables: Mapping[str, LockedTable],
+    ) -> None:
+        self.index = index
+        self.lane = lane
+        self.updates = updates
+        self.tables = tables
+        self.version = 0
+        self._locks = locks
+        self._members = members
+        self._job = job
+        self._quiesce = quiesce
+        self._workers = workers
+        self._batches = (
+            batches(updates) if lane.kind.waits_for_all else [(name,) for name in updates]
+        )
+        self._batches += [(name,) for name in tables]
+        self._sizes = [self._size(batch) for batch in self._batches]
+        self._clips_by_norm = any(update.scaled is not None for update in updates.values())
+        self._round = SyncRound()
+        self._snapshots = {name: Snapshot(update.value) for name, update in updates.items()}
+        # (trainer, slice) -> the value that the trainer read last; for delay compensation
+        self._last_read: dict[tuple[int, str], torch.Tensor] = {}
+
+    def commit(
+        self, member: Member, step: int, contribution: Contribution
+    ) -> UpdateTask | Clipping:
+        """Takes a trainer's step; in sync mode waits for the others'.  A step is applied once,
+        however often it arrives.
+
+        Returns:
+            Its update, for :meth:`updated_slices` and :meth:`outcome`; or, where norms clip, the
+            merged step for :meth:`scale`.
+
+        Raises:
+            Refused: a step out of order.
+            FingerprintMismatch: sync trainers disagree on a hyper-parameter.
+            PServerError: the job failed meanwhile.
+        """
+        watermark = member.watermark(self.index)
+        with self._job.condition:
+            self._job.check_running()
+            if step <= watermark.applied:
+                return UpdateTask()
+            if step != watermark.applied + 1:
+                raise Refused(
+                    f"trainer {member.trainer}: expected step {watermark.applied + 1}, got step "
+                    f"{step}"
+                )
+            self._check_groups(member, step, contribution)
+            again, watermark.taking = watermark.taking == step, step
+            current = self._round
+            if self.lane.kind.waits_for_all and not again:
+                self._add(current, member, contribution)
+            if not self.lane.kind.waits_for_all and again:
+                # the same step runs in another thread, from an earlier stream
+                while watermark.applied < step:
+                    self._job.check_running()
+                    self._job.condition.wait(WAKE_SECONDS)
+                return UpdateTask()
+        return (
+            self._commit_sync(member, step, current)
+            if self.lane.kind.waits_for_all
+            else self._commit_async(member, contribution)
+        )
+
+    def _check_groups(self, member: Member, step: int, contribution: Contribution) -> None:
+        groups = {update.group for update in self.updates.values()}.union(
+            *(table.groups for table in self.tables.values())
+        )
+        missing = groups - set(contribution.hparams)
+        if missing:
+            raise Refused(
+                f"step {step} of trainer {member.trainer} has no hyper-parameters for group "
+                f"{min(missing)}"
+            )
+
+    # ---- the result of a step ----
+
+    def updated_slices(self, member: Member, step: int, task: UpdateTask) -> Iterator[str]:
+        """The names of the lane's slices, each as soon as it has its new value; where staleness is
+        bounded, not before the trainer may read them.
+
+        Raises:
+            PServerError: the update failed, or a wait for others.
+        """
+        if self.lane.staleness is not None:
+            self.outcome(member, step, task)
+        for name in self.updates:
+            self._await_update(task, name)
+            yield name
+
+    def outcome(self, member: Member, step: int, task: UpdateTask) -> Outcome:
+        """Waits until a step is applied; where staleness is bounded, also until the slowest trainer
+        is near enough.
+
+        Raises:
+            PServerError: as :meth:`updated_slices`.
+        """
+        watermark = member.watermark(self.index)
+        self._await_update(task)
+        with self._job.condition:
+            if self.lane.staleness is not None:
+                bound = step - self.lane.staleness
+                self._wait(member, step, lambda: self._slowest() >= bound)
+            return Outcome(self.version, watermark.committed, watermark.overflow)
+
+    def _await_update(self, task: UpdateTask, name: str = "") -> None:
+        """Waits for the update of a slice; without a name for all of them and the watermarks.
+
+        See [Note: answers begin early].
+        """
+        with self._job.condition:
+            while not (name in task.updated or task.finished):
+                if task.failure is not None:
+                    raise task.failure
+                self._job.condition.wait(WAKE_SECONDS)
+
+    # ---- the update ----
+
+    def _new_task(self, update: Callable[[Batch], None], applied: Callable[[], None]) -> UpdateTask:
+        """A task that updates every batch and then calls ``applied``, which moves watermarks.
+
+        No save, load or shrink runs from here until it ends.
+        """
+        updating = self._quiesce.updating()
+        updating.__enter__()
+
+        def on_end(failure: BaseException | None) -> None:
+            if failure is None:
+                applied()
+            updating.__exit__(None, None, None)
+
+        return UpdateTask(
+            self._job.condition,
+            self._batches or [()],
+            lambda batch: self._or_fail(lambda: update(batch)),
+            on_end,
+        )
+
+    def _run(self, task: UpdateTask) -> UpdateTask:
+        """Runs an update, in the workers or in this thread.  See [Note: answers begin early]."""
+        if self._workers.threads > 1 and sum(self._sizes) >= LARGE_BYTES:
+            self._workers.start(partial(_advance, task), self._sizes)
+        else:
+            _advance(task, 1)
+        return task
+
+    def _commit_async(self, member: Member, contribution: Contribution) -> UpdateTask:
+        """Applies one trainer's step as an update of its own."""
+
+        def update(batch: Batch) -> None:
+            for name in batch if not contribution.overflow else ():
+                if name in self.tables:
+                    if (of_rows := contribution.row_gradients.pop(name, None)) is not None:
+                        self.tables[name].update(of_rows, contribution.hparams, {})
+                    continue
+                gradient, slice_ = contribution.gradients.pop(name, None), self.updates[name]
+                if gradient is not None:
+                    with self._locks[name], self._snapshots[name].updating():
+                        slice_.update(
+                            gradient,
+                            contribution.hparams[slice_.group],
+                            before=self._last_read.get((member.trainer, name)),
+                        )
+
+        def applied() -> None:
+            self.version += 0 if contribution.overflow else 1
+            member.watermark(self.index).apply(1, contribution.overflow)
+
+        return self._run(self._new_task(update, applied))
+
+    def _size(self, batch: Batch) -> int:
+        """Bytes of its slices.  A table counts as 0: how many rows a step touches is not known
+        before.
+        """
+        return sum(self.updates[name].value.nbytes for name in batch if name in self.updates)
+
+    def _slowest(self) -> int:
+        """The least step among the trainers that have not left; one that has not joined yet has
+        taken none.
+        """
+        steps = [self._members.step(trainer, self.index) for trainer in self._members.awaited()]
+        return min(steps, default=2**63)
+
+    def _commit_sync(self, member: Member, step: int, current: SyncRound) -> UpdateTask | Clipping:
+        """Waits until every trainer's step is in the sync round, and applies the round once."""
+        with self._job.condition:
+            self._wait(
+                member,
+                step,
+                lambda: current.phase is not Phase.COLLECTING or self._complete(current),
+                current,
+            )
+            clips = self._clips_by_norm and not current.overflow
+            merges = clips and current.phase is Phase.COLLECTING
+            current.phase = Phase.MERGING if merges else current.phase
+        if not clips:
+            return self._apply(current, Phase.COLLECTING, {})
+        if merges:
+            self._or_fail(lambda: current.measure(self.updates, self.tables))
+            with self._job.condition:
+                current.phase = Phase.MERGED
+                self._job.condition.notify_all()
+        with self._job.condition:
+            self._wait(member, step, lambda: current.phase is not Phase.MERGING, current)
+        return (
+            Clipping(current, current.norms)
+            if current.norms
+            else self._apply(current, Phase.MERGED, {})
+        )
+
+    def _add(self, current: SyncRound, member: Member, contribution: Contribution) -> None:
+        try:
+            current.add(member.trainer, contribution)
+        except FingerprintMismatch as error:
+            self._job.fail(error)
+            raise
+
+    def _complete(self, current: SyncRound) -> bool:
+        return all(trainer in current.contributions for trainer in self._members.awaited())
+
+    def scale(self, current: SyncRound, coefficients: Mapping[str, float]) -> UpdateTask:
+        """Applies the merged step, once, with the clipping coefficients of the trainer that calls
+        first (all trainers compute the same).
+
+        Returns:
+            Its update, for :meth:`updated_slices` and :meth:`outcome`.
+
+        Raises:
+            PServerError: the job failed meanwhile.
+        """
+        with self._job.condition:
+            self._job.check_running()
+        return self._apply(current, Phase.MERGED, coefficients)
+
+    def _apply(
+        self, current: SyncRound, ready: Phase, coefficients: Mapping[str, float]
+    ) -> UpdateTask:
+        """Begins the update of a sync round that is in the phase ``ready``, unless it has begun."""
+
+        def update(batch: Batch) -> None:
+            if ready is Phase.COLLECTING:
+                current.merge(batch)
+            current.apply(batch, self.updates, coefficients)
+            current.apply_rows(batch, self.tables, coefficients)
+
+        with self._job.condition:
+            first = current.phase is ready
+            current.phase = Phase.APPLYING if first else current.phase
+        if first:
+            task = self._new_task(update, lambda: self._applied(current))
+            with self._job.condition:
+                current.task = task
+                self._job.condition.notify_all()
+            return self._run(task)
+        with self._job.condition:
+            while current.task is None:
+                self._job.check_running()
+                self._job.condition.wait(WAKE_SECONDS)
+            return current.task
+
+    def _applied(self, current: SyncRound) -> None:
+        """Ends the sync round: moves the watermark of every trainer in it and begins the next one.
+
+        The caller holds the job's lock.
+        """
+        current.phase = Phase.APPLIED
+        self.version += 0 if current.overflow else 1
+        for trainer in current.contributions:
+            self._members.by_trainer[trainer].watermark(self.index).apply(
+                current.committed, current.overflow
+            )
+        self._round = SyncRound()
+
+    def _or_fail(self, work: Callable[[], None]) -> None:
+        """Calls ``work``; if it raises, the job fails, because tensors may be half updated."""
+        try:
+            work()
+        except Exception as error:
+            self._job.fail(
+                JobFailed(f"the server could not update: {type(error).__name__}: {error}")
+            )
+            raise
+
+    # ---- reading slices ----
+
+    def read(self, member: Member, name: str) -> torch.Tensor:
+        """A slice of this lane between two updates: the memory itself in sync mode, otherwise a
+        copy.
+        """
+        if self.lane.kind.waits_for_all:
+            return self.updates[name].value
+        copy = self._snapshots[name].read()
+        if self.lane.dc_asgd:
+            self._last_read[member.trainer, name] = copy
+        return copy
+
+    def discard_snapshots(self) -> None:
+        """Drops all copies, because slices have been loaded."""
+        for snapshot in self._snapshots.values():
+            snapshot.discard()
+
+    # ---- waiting ----
+
+    def _wait(
+        self, member: Member, step: int, done: Callable[[], bool], current: SyncRound | None = None
+    ) -> None:
+        """Waits under the job's lock until ``done``; the log says for whom when that takes long."""
+
+        def missing() -> list[int]:
+            awaited = self._members.awaited()
+            if current is not None:
+                return [trainer for trainer in awaited if trainer not in current.contributions]
+            return [
+                trainer for trainer in awaited if self._members.step(trainer, self.index) < step
+            ]
+
+        wait_until_done(
+            self._job,
+            self._members,
+            Wait(member, f"lane {self.index}", f"step {step}", done),
+            missing,
+        )
+
+
+def _advance(task: UpdateTask, limit: int) -> None:
+    while task.advance(limit):
+        pass

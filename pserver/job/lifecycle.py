@@ -1,0 +1,101 @@
+"""The state of a server's job: which phase it is in, what ended it, and the lock of all its parts.
+
+::
+
+          trainer 0 joins          its values have arrived          all have left
+    EMPTY ---------------> INSTALLING ---------------> SERVING ---------------> EMPTY
+                               |                          |
+                               `-------- a failure -------+--> FAILED --all are gone--> EMPTY
+
+A server that starts with a program (``--program``) begins in SERVING and returns there.
+
+[Note: the job's lock]  ``Lifecycle.condition`` is a condition over a re-entrant lock.  It guards
+the bookkeeping of the job room: the state, the members and their watermarks, sync rounds, update
+tasks.  It is the outer lock: under it a thread may take a snapshot's lock for an instant; a thread
+that holds a slice's, a snapshot's or a table's lock never takes it.  A thread holds it for
+bookkeeping only: never while tensors are merged, updated or copied between processes, never while
+anything is sent.  A thread that changes what others may wait for calls ``notify_all``.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+
+from pserver.errors import Draining, PServerError
+
+log = logging.getLogger(__name__)
+
+
+class JobState(enum.Enum):
+    """The phase that a server's job is in; the values are the words that ``status`` shows."""
+
+    EMPTY = "empty"
+    INSTALLING = "installing"
+    SERVING = "serving"
+    FAILED = "failed"
+
+
+class Lifecycle:
+    """The phase of one server's job, and the condition on which the job's threads wait.
+
+    Every method may be called from any thread; each takes the lock itself.
+
+    Attributes:
+        condition: see [Note: the job's lock].
+        state: guarded by ``condition``.
+        failure: what ended the present job, or the last one; None while all is well.
+        draining: the server is shutting down and takes no new step.
+        ended: set when a job ends here, because its trainers left or because it failed.
+    """
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition(threading.RLock())
+        self.state = JobState.EMPTY
+        self.failure: PServerError | None = None
+        self.draining = False
+        self.ended = threading.Event()
+
+    def begin(self) -> None:
+        """Trainer 0 has joined an empty server: a new job begins."""
+        with self.condition:
+            self.failure = None
+            self.ended.clear()
+            self.state = JobState.INSTALLING
+
+    def fail(self, error: PServerError) -> None:
+        """Ends the job for all its trainers: each one that waits, or asks next, gets ``error``.
+
+        The first error stays.  An empty server has nothing to fail.
+        """
+        with self.condition:
+            if self.failure is None and self.state is not JobState.EMPTY:
+                self.failure = error
+                self.state = JobState.FAILED
+                log.error("the job failed: %s", error)
+            self.condition.notify_all()
+
+    def drain(self) -> None:
+        """The server is shutting down: from here on every wait and every new step raises."""
+        with self.condition:
+            self.draining = True
+            self.condition.notify_all()
+            self.ended.set()
+
+    def check_running(self) -> None:
+        """Returns if the job goes on.
+
+        Raises:
+            PServerError: what ended it.
+            Draining: the server is shutting down.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self.draining:
+            raise Draining("the server is shutting down")
+
+    @property
+    def word(self) -> str:
+        """The state as ``pserver status`` shows it."""
+        return "draining" if self.draining else self.state.value
