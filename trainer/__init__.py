@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from trainer import row_optimizers as row_optimizers
 from trainer.collective.data_parallel import DataParallel as DataParallel
 from trainer.collective.data_parallel import fused_allreduce_gradients as fused_allreduce_gradients
-from trainer.collective.rendezvous import init_parallel_env as init_parallel_env
-from trainer.collective.rendezvous import new_group as new_group
+from trainer.collective.parallel_env import init_parallel_env as init_parallel_env
+from trainer.collective.parallel_env import new_group as new_group
 from trainer.collective.spawn import spawn as spawn
 from trainer.executor.executor import Executor as Executor
 from trainer.hybrid import device_guard as device_guard

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 from pserver.errors import JobFailed, PServerError
 from pserver.job.membership import Membership, Wait
-
-PATIENCE_SECONDS = 3.0  # a wait that lasts longer says for whom, once
+from pserver.polling import poll
 
 log = logging.getLogger(__name__)
 
@@ -46,22 +44,21 @@ def wait(job: Standing, members: Membership, this: Wait, missing: Callable[[], l
     Raises:
         PServerError: what ended the job meanwhile.
     """
-    began, said = time.monotonic(), False
+
+    def waiting() -> str:
+        for_whom = ", ".join(map(str, missing()))
+        return (
+            f"trainer {this.member.trainer} has waited long at {this.what} for trainer {for_whom}"
+        )
+
     this.member.waits[this.place] = this
     try:
-        while not this.done():
+        for _ in poll(log, waiting):
+            if this.done():
+                return
             job.check_standing()
             _check_deadlock(job, members)
             job.changed.wait(0.2)
-            if not said and time.monotonic() - began > PATIENCE_SECONDS:
-                said = True
-                for_whom = ", ".join(map(str, missing()))
-                log.warning(
-                    "trainer %d has waited long at %s for trainer %s",
-                    this.member.trainer,
-                    this.what,
-                    for_whom,
-                )
     finally:
         # the same step may have come again, over another stream
         if this.member.waits.get(this.place) is this:
