@@ -29,7 +29,6 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from pserver.table.initializers import initial_rows
 from transpiler.ir.tables import Table
 
 MOST_BYTES = 1 << 32
@@ -134,7 +133,7 @@ def _of_module(name: str, tables: Iterable[str]) -> bool:
     own = [
         name.removeprefix(_prefix(module)) for module in tables if name.startswith(_prefix(module))
     ]
-    return any(key in ("anchor", "padding_row") or key.startswith("table.") for key in own)
+    return any(key in ("proxy", "padding_row") or key.startswith("table.") for key in own)
 
 
 def _write(target: Path, plain: dict[str, torch.Tensor]) -> None:
@@ -161,6 +160,9 @@ def _tensors_of(rows: TableRows, scratch: Path, most_bytes: int) -> dict[str, to
 
 def _whole(rows: TableRows, count: int, scratch: Path) -> torch.Tensor:
     """All rows of the range."""
+    # which brings numba, and an export without tables has no use for it
+    from pserver.table.initializers import initial_rows
+
     table = rows.table
     weight = _mapped(scratch.with_suffix(".weight"), (count, table.dim), table.dtype)
     values = weight.numpy()

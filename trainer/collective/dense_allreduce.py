@@ -14,18 +14,21 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pserver.client.client import Client
 from pserver.config import split_endpoint
 from pserver.errors import TimedOut
 from pserver.polling import poll
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
 from trainer.role import Connection
+
+if TYPE_CHECKING:
+    from pserver.client.client import Client  # which brings the transports
 
 PAUSE_SECONDS = 0.1  # the longest, between two questions for trainer 0's endpoint
 
