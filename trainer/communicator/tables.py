@@ -93,11 +93,11 @@ class Tables:
         for name, sharing in self._sharing.items():
             module = sharing[0]
             if module.optimizer is None:
-                segments = [(0, module.dim, self._group_of(name, sharing, anchored))]
+                segments = [(0, module.embedding_dim, self._group_of(name, sharing, anchored))]
             else:
                 segments = [
                     (begin, end, self._added(own))
-                    for begin, end, own in module.optimizer.segments(module.dim)
+                    for begin, end, own in module.optimizer.segments(module.embedding_dim)
                 ]
             tables.append(module.table(name, segments))
         return tables, [own.rule() for own in self._own]
@@ -106,7 +106,7 @@ class Tables:
     def _group_of(
         name: str, sharing: Sequence[DistributedEmbedding], anchored: Mapping[torch.Tensor, int]
     ) -> int:
-        found = {anchored[module.anchor] for module in sharing if module.anchor in anchored}
+        found = {anchored[module.proxy] for module in sharing if module.proxy in anchored}
         if not found:
             raise ValueError(
                 f"table {name!r} has no optimizer of its own, and its anchor is in no group of "

@@ -1,9 +1,9 @@
-"""What an embedding's ``state_dict`` and its copies have of rows in this process.
+"""Rows of this process in an embedding's ``state_dict`` and in its copies.
 
 In a ``state_dict`` they are plain tensors, that any file format of tensors takes: ``table.ids``
-(int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule and what else a
-table keeps for its rows; ``table.metadata``: steps, counters and rules, as JSON in bytes.  Rows that
-servers hold are in none: ``fleet.save`` and ``fleet.export`` write them.
+(int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule, and further
+arrays that a table keeps for its rows; ``table.metadata``: steps, counters and rules, as JSON in
+bytes.  Rows that servers hold are in none: ``fleet.save`` and ``fleet.export`` write them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from torch import Tensor, nn
 from trainer.embedding.local_rows import LocalRows
 
 PREFIX = "table."
-NEEDED = ("ids", "values", "facts")
+NEEDED = ("ids", "values", "metadata")
 
 
 class RowState(nn.Module):
-    """A module with ``rows``.  See the module's docstring."""
+    """A module whose rows are in its ``state_dict`` while they are in this process.
+
+    Attributes:
+        rows: :class:`~trainer.embedding.local_rows.LocalRows`, or a source on servers.
+    """
 
     rows: Any
 
@@ -36,7 +40,7 @@ class RowState(nn.Module):
         if isinstance(self.rows, LocalRows):
             arrays, metadata = self.rows.state()
             text = np.frombuffer(json.dumps(metadata).encode(), np.uint8).copy()
-            for key, array in {**arrays, "facts": text}.items():
+            for key, array in {**arrays, "metadata": text}.items():
                 destination[f"{prefix}{PREFIX}{key}"] = torch.from_numpy(array)
 
     def _load_from_state_dict(
@@ -86,7 +90,7 @@ class RowState(nn.Module):
 def _load(rows: LocalRows, given: Mapping[str, Tensor]) -> None:
     arrays = {key: np.ascontiguousarray(value.cpu().numpy()) for key, value in given.items()}
     try:
-        metadata: dict[str, Any] = json.loads(arrays.pop("facts").tobytes())
+        metadata: dict[str, Any] = json.loads(arrays.pop("metadata").tobytes())
     except ValueError as error:
         raise ValueError(f"{PREFIX}metadata: expected JSON: {error}") from error
     rows.load(arrays, metadata)

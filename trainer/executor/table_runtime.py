@@ -101,7 +101,7 @@ class ModuleRows(InRange):
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
         """The anchor has the gradient, as after a backward."""
-        with self._module.anchor.lend(as_gradient(gradient)):
+        with self._module.proxy.lend(as_gradient(gradient)):
             yield
 
 
