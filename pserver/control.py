@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from pserver import wire_pb2 as wire
 from pserver.config import split_endpoint
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable, from_wire
+from pserver.polling import poll
 from pserver.transport.endpoint import check_free, spell
 from pserver.transport.grpc_stream import OPTIONS, POOL_THREADS, SERVICE, Exchanges
 
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 ERROR_KEY = "pserver-error"  # trailing metadata: the error's name
 MAX_DETAILS = 4000  # characters of a message: gRPC drops a reply whose metadata passes 8 KB
-REPORT_AFTER_SECONDS = 3.0  # a wait that lasts longer is logged, once
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries
 LEAVE_SECONDS = 3.0
 FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
@@ -229,12 +229,13 @@ class ControlClient:
             Unreachable: it was not, within ``timeout_seconds``.
         """
         check = health_pb2_grpc.HealthStub(self._channel).Check
-        began, reported, reason = time.monotonic(), False, ""
-        while (left := began + timeout_seconds - time.monotonic()) > 0:
+        reason = ""
+        text = f"waiting for the server at {self.endpoint} (for up to {timeout_seconds:g} s)"
+        for waited in poll(log, lambda: text, timeout_seconds, FIRST_PAUSE):
             try:
                 reply = check(
                     health_pb2.HealthCheckRequest(service=SERVICE),
-                    timeout=min(left, 1.0),
+                    timeout=min(timeout_seconds - waited, 1.0),
                     wait_for_ready=True,
                 )
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
@@ -242,12 +243,6 @@ class ControlClient:
                 reason = "it is up, but shutting down"
             except grpc.RpcError as error:
                 reason = str(from_rpc_error(error, self.endpoint, "a health check"))
-            if time.monotonic() - began > REPORT_AFTER_SECONDS and not reported:
-                reported = True
-                log.warning(
-                    "waiting for the server at %s (for up to %g s)", self.endpoint, timeout_seconds
-                )
-            time.sleep(min(FIRST_PAUSE, max(left, 0)))
         raise Unreachable(f"no server at {self.endpoint} within {timeout_seconds:g} s: {reason}")
 
     def join(self, request: wire.JoinRequest, timeout: float | None = None) -> wire.JoinReply:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.collective.dense_allreduce import DenseAllreduce
-from trainer.communicator.communicator import Communicator
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.ir.rules import hparams_of, rule_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
+    from trainer.communicator.communicator import Communicator
     from trainer.communicator.tables import Tables
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
-Connect = Callable[["DistributedOptimizer"], Communicator | None]
+Connect = Callable[["DistributedOptimizer"], "Communicator | None"]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

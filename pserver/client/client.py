@@ -49,6 +49,7 @@ from pserver.client.retrying_stream import Destination
 from pserver.config import split_endpoint
 from pserver.control import ControlClient
 from pserver.errors import PServerError, ServerLost, TimedOut, Unreachable, from_wire
+from pserver.polling import poll
 from pserver.transport.byte_counters import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.sequenced import SequencedStream
@@ -72,7 +73,6 @@ log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 POLL_SECONDS = 0.1  # between two questions whether the server is ready
-LOG_AFTER_SECONDS = 3.0  # a wait that lasts longer says for whom, once
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,22 +231,15 @@ class Client:
             transports=self._transports,
             server_index=self.index,
         )
-        began, said = time.monotonic(), False
-        while not (reply := self._control.join(request)).ready:
-            waited = time.monotonic() - began
-            if waited > self._start_timeout:
-                raise TimedOut(
-                    f"{self} is up, but trainer 0 has not started its job there within "
-                    f"{waited:.0f} s"
-                )
-            if waited > LOG_AFTER_SECONDS and not said:
-                said = True
-                log.warning(
-                    "waiting for trainer 0 to install %s (or for the job there to end)", self
-                )
+        text = f"waiting for trainer 0 to install {self} (or for the job there to end)"
+        for _ in poll(log, lambda: text, self._start_timeout, POLL_SECONDS):
+            if (reply := self._control.join(request)).ready:
+                return reply
             self.meanwhile()
-            time.sleep(POLL_SECONDS)
-        return reply
+        raise TimedOut(
+            f"{self} is up, but trainer 0 has not started its job there within "
+            f"{self._start_timeout:.0f} s"
+        )
 
     def install(self, program: Program) -> None:
         """Gives the server its program.

@@ -11,14 +11,13 @@ fails and tells them so.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from pserver.errors import JobFailed
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Membership, Wait
+from pserver.polling import poll
 
-REPORT_AFTER_SECONDS = 3.0  # a wait that lasts longer is logged once, with the missing trainers
 WAKE_SECONDS = 0.2  # between two checks whether the job still runs
 
 log = logging.getLogger(__name__)
@@ -35,22 +34,19 @@ def wait_until_done(
     Raises:
         PServerError: what ended the job meanwhile.
     """
-    began, reported = time.monotonic(), False
+
+    def waiting() -> str:
+        for_whom = ", ".join(map(str, missing()))
+        return f"trainer {wait.member.trainer} waits at {wait.what} for trainer {for_whom}"
+
     wait.member.waits[wait.place] = wait
     try:
-        while not wait.done():
+        for _ in poll(log, waiting):
+            if wait.done():
+                return
             job.check_running()
             _check_deadlock(job, members)
             job.condition.wait(WAKE_SECONDS)
-            if not reported and time.monotonic() - began > REPORT_AFTER_SECONDS:
-                reported = True
-                log.warning(
-                    "trainer %d has waited for %g s at %s for trainer %s",
-                    wait.member.trainer,
-                    REPORT_AFTER_SECONDS,
-                    wait.what,
-                    ", ".join(map(str, missing())),
-                )
     finally:
         # the same step may have come again over another stream, with a wait of its own
         if wait.member.waits.get(wait.place) is wait:

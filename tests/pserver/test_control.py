@@ -266,7 +266,7 @@ def test_wait_ready_says_whom_it_waits_for_and_gives_up(
     """A long wait logs one line with the endpoint, and ends at the deadline with an error that has
     it too.
     """
-    monkeypatch.setattr("pserver.control.REPORT_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr("pserver.polling.NOTICE_SECONDS", 0.2)
     client = ControlClient("127.0.0.1:1", SECONDS)
     with (
         caplog.at_level(logging.WARNING),

@@ -187,7 +187,7 @@ def compressed() -> None:
 
 
 def embedded() -> None:
-    model = nn.Sequential(DistributedEmbedding(10, 4), nn.Linear(4, 2))
+    model = nn.Sequential(DistributedEmbedding(4, num_embeddings=10), nn.Linear(4, 2))
     joined(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 

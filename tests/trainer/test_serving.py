@@ -200,7 +200,7 @@ def test_a_served_row_is_the_trained_one(tmp_path: Path, size: int | None) -> No
     """For ids of any shape, trained, untrained and padded; unknown ids read their initial values,
     or zeros by argument.
     """
-    embedding = DistributedEmbedding(DIM, size, padding_idx=2, seed=3)
+    embedding = DistributedEmbedding(DIM, num_embeddings=size, padding_idx=2, seed=3)
     trained(embedding, torch.tensor([[1, 2, 3], [50, 7, 1]]))
     exported(embedding, tmp_path / "model.pt")
     served = load_embedding(str(tmp_path / "model.pt"), "emb")
@@ -228,7 +228,7 @@ def test_served_bags_are_the_trained_ones(
     """Ragged bags with empty ones, matrices, and weights: equal to the embedding's own pooling to
     the bit.
     """
-    embedding = DistributedEmbedding(DIM, None, padding_idx=padding, pooling=pooling, seed=8)
+    embedding = DistributedEmbedding(DIM, padding_idx=padding, pooling=pooling, seed=8)
     trained(embedding, torch.tensor([[1, 4, 3], [9, 7, 1]]))
     exported(embedding, tmp_path / "model.safetensors")
     served = load_embedding(str(tmp_path / "model.safetensors"), "emb", pooling, padding)

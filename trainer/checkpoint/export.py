@@ -133,7 +133,7 @@ def _of_module(name: str, tables: Iterable[str]) -> bool:
     own = [
         name.removeprefix(_prefix(module)) for module in tables if name.startswith(_prefix(module))
     ]
-    return any(key in ("anchor", "padding_row") or key.startswith("table.") for key in own)
+    return any(key in ("proxy", "padding_row") or key.startswith("table.") for key in own)
 
 
 def _write(target: Path, plain: dict[str, torch.Tensor]) -> None:

@@ -31,7 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pserver.errors import FingerprintMismatch
 from trainer.collective.buckets import FixedReducer, buckets
-from trainer.collective.rendezvous import Environment, environment, named
+from trainer.collective.parallel_env import current_peers, naming_trainers
+from trainer.collective.rendezvous import Peers
 
 # between looks for lost trainers, while a reduction is waited for
 LOOK_SECONDS = timedelta(seconds=1)
@@ -78,19 +79,17 @@ class DataParallel(DistributedDataParallel):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         _check(layers, strategy, comm_buffer_size, last_comm_buffer_size)
-        around = environment()
+        peers = current_peers()
         group = group if group is not None else dist.group.WORLD
         if not isinstance(group, dist.ProcessGroup):
-            raise ValueError(
-                f"group: expected one that trainer {around.world.rank} is in, got {group!r}"
-            )
-        _compare(layers, group, around)
+            raise ValueError(f"group: expected one that trainer {peers.rank} is in, got {group!r}")
+        _compare(layers, group, peers)
         self._sizes = comm_buffer_size, last_comm_buffer_size
-        self._around = around
+        self._peers = peers
         self._hooked = False
         # waits for each reduction of this backward
         self._leaving: list[Callable[[DataParallel], object]] = []
-        with named():
+        with naming_trainers():
             super().__init__(
                 layers,
                 process_group=group,
@@ -155,7 +154,7 @@ class DataParallel(DistributedDataParallel):
         if not self._hooked:
             self._average()
         self._leaving.clear()
-        with named():
+        with naming_trainers():
             found: tuple[Any, Any] = self._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return found
 
@@ -211,7 +210,7 @@ class DataParallel(DistributedDataParallel):
             PServerError: a trainer is lost, has failed, or has left.
         """
         leaving, self._leaving = self._leaving, []
-        with named():
+        with naming_trainers():
             for end in leaving:
                 end(self)
 
@@ -230,7 +229,7 @@ class DataParallel(DistributedDataParallel):
             except RuntimeError as error:
                 if "Operation timed out" not in str(error):
                     raise
-            self._around.check()
+            self._peers.check()
 
     def join(
         self,
@@ -323,7 +322,7 @@ def fused_allreduce_gradients(
         ValueError: a gradient is sparse.
         PServerError: another trainer is lost.
     """
-    environment()
+    current_peers()
     group = hcg.get_data_parallel_group() if isinstance(hcg, HybridGroups) else hcg
     chosen = [parameter for parameter in parameters if parameter.requires_grad]
     for number, parameter in enumerate(chosen):
@@ -334,7 +333,7 @@ def fused_allreduce_gradients(
             )
     if not chosen:
         return
-    with torch.no_grad(), named():
+    with torch.no_grad(), naming_trainers():
         present = torch.tensor(
             [p.grad is not None for p in chosen], dtype=torch.uint8, device=chosen[0].device
         )
@@ -391,7 +390,7 @@ def _check(layers: object, strategy: object, *sizes: float) -> None:
         )
 
 
-def _compare(layers: nn.Module, group: dist.ProcessGroup, around: Environment) -> None:
+def _compare(layers: nn.Module, group: dist.ProcessGroup, peers: Peers) -> None:
     """Raises where this trainer's model is not that of the first trainer of the group."""
     ranks = dist.get_process_group_ranks(group)
     _made[group.group_name] += 1
@@ -403,10 +402,10 @@ def _compare(layers: nn.Module, group: dist.ProcessGroup, around: Environment) -
         ]
     )
     digest = hashlib.sha256(mine.encode()).hexdigest()
-    if len(set(around.exchange(topic, digest, ranks))) == 1:
+    if len(set(peers.exchange(topic, digest, ranks))) == 1:
         return
     first, *others = (
-        dict(json.loads(text)) for text in around.exchange(f"{topic}, in full", mine, ranks)
+        dict(json.loads(text)) for text in peers.exchange(f"{topic}, in full", mine, ranks)
     )
     for rank, other in zip(ranks[1:], others, strict=True):
         for name in (*first, *other):

@@ -10,47 +10,57 @@ skipped by all.
 
 from __future__ import annotations
 
+import logging
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pserver.client.client import Client
-from pserver.config import HEARTBEAT_TIMEOUT_SECONDS, split_endpoint
+from pserver.config import split_endpoint
 from pserver.errors import TimedOut
-from trainer.collective.process_groups import World, bring_up, open_store
+from pserver.polling import poll
+from trainer.collective.process_groups import ProcessGroups
+from trainer.collective.rendezvous import connect_store, rendezvous
+from trainer.role import Connection
 
-POLL_SECONDS = 0.02
+if TYPE_CHECKING:
+    from pserver.client.client import Client  # which brings the transports
+
+PAUSE_SECONDS = 0.1  # the longest, between two questions for trainer 0's endpoint
+
+log = logging.getLogger(__name__)
 
 
 class DenseAllreduce:
-    """See the module's docstring.
+    """One trainer's part in the means of dense gradients.  Not thread-safe.
 
     Args:
-        clients: the servers; server 0 says where trainers meet.
+        clients: the servers; server 0 tells the trainers trainer 0's endpoint.
         rank, size: which trainer this is, and of how many.
-        patience: seconds until all must have come.
+        connection: gives the seconds until all must have come, and the heartbeat timeout.
 
     Raises:
         PServerError: some have not come.
     """
 
-    def __init__(self, clients: Sequence[Client], rank: int, size: int, patience: float) -> None:
-        self._size = size
-        self._world: World | None = None
+    def __init__(
+        self, clients: Sequence[Client], rank: int, size: int, connection: Connection
+    ) -> None:
+        self._groups: ProcessGroups | None = None
         if size > 1:
             host = _own_address(clients[0].endpoint)
-            place = _free_endpoint(host) if rank == 0 else ""
-            store = open_store(place, 0, patience) if rank == 0 else None
-            place = _meeting(clients[0], place, patience)
-            store = store or open_store(place, rank, patience)
-            names = ["" for _ in range(size)]
-            self._world = bring_up(
-                store, rank, names, patience=patience, deadline=HEARTBEAT_TIMEOUT_SECONDS, host=host
+            if rank == 0:
+                store = connect_store(host, 0, rank, connection)
+                clients[0].rendezvous(f"{host}:{store.port}")
+            else:
+                endpoint = _rendezvous_endpoint(clients[0], connection.start_timeout_seconds)
+                store = connect_store(*split_endpoint(endpoint), rank, connection)
+            self._groups = ProcessGroups(
+                rendezvous(store, rank, [""] * size, connection, host=host)
             )
 
     def average(
@@ -72,16 +82,18 @@ class DenseAllreduce:
         have = torch.tensor(
             [float(parameter in gradients) for parameter in parameters] + [float(overflow)]
         )
-        if self._world is None:
+        if self._groups is None:
             return [parameter for parameter in parameters if parameter in gradients], overflow
         with torch.no_grad():
             alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
             for parameter in parameters:
                 alike.setdefault((parameter.device, parameter.dtype), []).append(parameter)
             flats = {key: _flattened(own, gradients) for key, own in alike.items()}
-            self._sum([have, *flats.values()])
+            _sum(self._groups, [have, *flats.values()])
             for own, flat in zip(alike.values(), flats.values(), strict=True):
-                means = torch.split(flat.div_(self._size), [parameter.numel() for parameter in own])
+                means = torch.split(
+                    flat.div_(self._groups.size), [parameter.numel() for parameter in own]
+                )
                 for parameter, mean in zip(own, means, strict=True):
                     parameter.grad = _written(parameter, mean.view_as(parameter))
         found = [
@@ -93,23 +105,23 @@ class DenseAllreduce:
             parameter.grad = None
         return found, bool(have[-1])
 
-    def _sum(self, tensors: Sequence[Tensor]) -> None:
-        world = self._world
-        assert world is not None
-        options = dist.AllreduceOptions()  # a sum
-        what = "averaging of gradients"
-        works = []
-        for tensor in tensors:
-            group = world.group("average", range(self._size), tensor.device)
-            work = world.begin(partial(group.allreduce, [tensor], options), what)
-            works.append((work, tensor.device))
-        for work, device in works:
-            world.wait(work, what, device)
-
     def close(self, failure: str = "") -> None:
         """Leaves the others."""
-        if self._world is not None:
-            self._world.close(failure)
+        if self._groups is not None:
+            self._groups.close(failure)
+
+
+def _sum(groups: ProcessGroups, tensors: Sequence[Tensor]) -> None:
+    """Sums each tensor over all trainers, in place."""
+    options = dist.AllreduceOptions()  # a sum
+    what = "the dense all-reduce"
+    works = []
+    for tensor in tensors:
+        group = groups.group("dense", range(groups.size), tensor.device)
+        work = groups.begin(partial(group.allreduce, [tensor], options), what)
+        works.append((work, tensor.device))
+    for work, device in works:
+        groups.wait(work, what, device)
 
 
 def _flattened(parameters: Sequence[Tensor], gradients: Mapping[Tensor, Tensor]) -> Tensor:
@@ -135,16 +147,11 @@ def _own_address(endpoint: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _free_endpoint(host: str) -> str:
-    with socket.create_server((host, 0)) as probe:
-        return f"{host}:{probe.getsockname()[1]}"
-
-
-def _meeting(client: Client, place: str, patience: float) -> str:
-    end = time.monotonic() + patience
-    while not (found := client.rendezvous(place)):
-        if time.monotonic() > end:
-            raise TimedOut(f"trainer 0 has not said within {patience:g} s where trainers meet")
+def _rendezvous_endpoint(client: Client, timeout: float) -> str:
+    """Trainer 0's, as soon as it has told the server."""
+    text = "waiting for trainer 0 to say where the trainers' rendezvous is"
+    for _ in poll(log, lambda: text, timeout, PAUSE_SECONDS):
+        if endpoint := client.rendezvous():
+            return endpoint
         client.check()
-        time.sleep(POLL_SECONDS)
-    return found
+    raise TimedOut(f"trainer 0 has not said within {timeout:g} s where the trainers' rendezvous is")

@@ -95,14 +95,14 @@ class Membership:
             self._accept(size, address, store) if rank == 0 else {0: self._connect(address, store)}
         )
         self._wake, self._woken = socket.socketpair()
-        threading.Thread(target=self._run, name="presence", daemon=True).start()
+        threading.Thread(target=self._run, name="membership", daemon=True).start()
 
     # ---- coming up ----
 
     def _accept(self, size: int, address: str, store: Store) -> dict[int, _Peer]:
         token = secrets.token_hex(16)
         with _listening(address) as listener:
-            store.set("presence", f"{listener.getsockname()[1]} {token}")
+            store.set("membership", f"{listener.getsockname()[1]} {token}")
             peers: dict[int, _Peer] = {}
             listener.settimeout(CONNECT_SECONDS)
             while len(peers) < size - 1:
@@ -116,7 +116,7 @@ class Membership:
             return peers
 
     def _connect(self, address: str, store: Store) -> _Peer:
-        port, token = store.get("presence").decode().split()
+        port, token = store.get("membership").decode().split()
         connection = socket.create_connection((address, int(port)), CONNECT_SECONDS)
         connection.sendall(json.dumps({"rank": self._rank, "token": token}).encode() + b"\n")
         return _Peer(connection, time.monotonic())

@@ -1,356 +1,302 @@
-"""The collective mode's beginning: the trainers meet, and become one process group of
-torch.distributed.
+"""The rendezvous of a job's trainers: they find one another, and compare what they run.
 
 ::
 
-    init_parallel_env()                       # one of torchrun's, launch's or spawn's processes; or alone, a world of one
-    model = DataParallel(Net())
+    connect_store   trainer 0 serves a store at its endpoint, the others connect to it
+    rendezvous      each trainer writes into the store that it is there, and what it runs; missing
+                    trainers and differences are named; then the membership watches them all
+    Peers           the trainers, after that
 
-Every trainer announces itself in a store before the process group comes up, so that whoever waits
-too long can say for whom. Tensors on GPUs travel by NCCL, those in main memory by gloo.
+``init_parallel_env`` and ``spawn``, a collective program's runtime and the dense all-reduce of a
+job with servers all begin with it.
 """
 
 from __future__ import annotations
 
-import atexit
+import errno
+import json
 import logging
-import re
-import sys
+import os
+import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
-import torch
-import torch.distributed as dist
+# torch.distributed's own, which strict typing does not see there
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from pserver.config import START_TIMEOUT_SECONDS
-from pserver.errors import PServerError, Refused, TimedOut, Unreachable
+from pserver.errors import (
+    FingerprintMismatch,
+    PServerError,
+    Refused,
+    TimedOut,
+    TrainerLost,
+    Unreachable,
+)
+from pserver.polling import poll
 from trainer.collective.membership import Membership
-from trainer.role import Connection, World
+from trainer.role import Connection
+from transpiler.plan.plan import differences
 
-NOTICE_SECONDS = 5.0
+PAUSE_SECONDS = 0.25  # the longest, between two looks into the store
+ANSWER_SECONDS = 30.0  # for the store's greeting, once its port answers
 LINGER_SECONDS = 2.0
-POLL_SECONDS = 0.05
-# how torch's errors of it read
-_COMMUNICATION = re.compile("gloo|NCCL|TCPStore|Connection|timed out", re.IGNORECASE)
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Environment:
-    """What :func:`init_parallel_env` has made.
+class Peers:
+    """The trainers of one job, after their rendezvous.
 
     Attributes:
-        store: where the trainers leave one another short messages.
-        presence: who is still there; None in a world of one.
+        rank: this trainer.
+        names: one a trainer, for messages: its HOST:PORT, or "".
+        store: where trainers leave one another short messages.  Trainer 0 serves it until no
+            object of its process holds it.
+        host: this trainer's address, at which the others reach it.
+        timeout_seconds: of :meth:`exchange`.
+        id: 32 hexadecimal digits that trainer 0 drew for this job, the same on all.
+        membership: watches the others; None in a world of one, and where the script itself made
+            torch's process group.
     """
 
-    world: World
+    rank: int
+    names: tuple[str, ...]
     store: Store
-    presence: Membership | None
-    # to wait for trainers that are there, but not yet where the others are
-    seconds: float = START_TIMEOUT_SECONDS
+    host: str = "127.0.0.1"
+    timeout_seconds: float = START_TIMEOUT_SECONDS
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    membership: Membership | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of trainers."""
+        return len(self.names)
+
+    def spell(self, *ranks: int) -> str:
+        """Trainers in a message: "trainer 1 (10.0.0.2:6170), trainer 3 (10.0.0.4:6170)"."""
+        return ", ".join(
+            f"trainer {rank}" + (f" ({self.names[rank]})" if self.names[rank] else "")
+            for rank in ranks
+        )
 
     def check(self, needed: Collection[int] = ()) -> None:
         """Raises what has happened to another trainer; see :meth:`Membership.check`."""
-        if self.presence is not None:
-            self.presence.check(needed)
+        if self.membership is not None:
+            self.membership.check(needed)
 
     def exchange(self, topic: str, text: str, ranks: Sequence[int]) -> list[str]:
-        """Each of these trainers says something, and hears what all have said.
+        """Each of these trainers gives a text, and gets the texts of all.
 
         Args:
-            topic: another one for each exchange, the same for all.
+            topic: the same for all, and never used before.
 
         Raises:
-            TimedOut: some have not spoken; the message says which.
-            PServerError: what became of one of them.
+            TimedOut: some have given none; the message names them, and is the same on all that
+                wait.
+            PServerError: one of them is lost, has failed or has left.
         """
         keys = {rank: f"{topic}/{rank}" for rank in ranks}
-        self.store.set(keys[self.world.rank], text)
-        began = time.monotonic()
-        noticed = began
-        while silent := [rank for rank, key in keys.items() if not self.store.check([key])]:
-            now = time.monotonic()
-            self.check(silent)
-            if now - began > self.seconds:
-                raise TimedOut(
-                    f"{topic}: {_trainers(silent)} did not come here within {self.seconds:g} s"
-                )
-            if now - noticed > NOTICE_SECONDS:
-                noticed = now
-                log.warning(
-                    "%s: waiting for %s since %.0f s", topic, _trainers(silent), now - began
-                )
-            time.sleep(POLL_SECONDS)
-        return [self.store.get(key).decode() for key in keys.values()]
+        gave_up = f"{topic}/gave up"
+
+        def missing() -> list[int]:
+            return [rank for rank, key in keys.items() if not self.store.check([key])]
+
+        def waiting() -> str:
+            return f"{topic}: trainer {self.rank} waits for {self.spell(*missing())}"
+
+        self.store.set(keys[self.rank], text)
+        for _ in poll(log, waiting, self.timeout_seconds, PAUSE_SECONDS):
+            if self.store.check([gave_up]):
+                raise TimedOut(self.store.get(gave_up).decode())
+            if self.store.check(list(keys.values())):
+                return [self.store.get(key).decode() for key in keys.values()]
+            if self.membership is not None:
+                self.check(missing())
+        said = (
+            f"{topic}: expected {len(keys)} trainers, and after {self.timeout_seconds:g} s these "
+            f"have not come: {self.spell(*missing())}"
+        )
+        raise TimedOut(self.store.compare_set(gave_up, "", said).decode())
+
+    def close(self, text: str, failure: str = "") -> None:
+        """Leaves the others, and lets the store go.
+
+        Args:
+            text: what others are told who still need this trainer.
+            failure: what went wrong here, for all others; "" where nothing did.
+        """
+        if self.membership is not None:
+            if failure:
+                self.membership.tell("failed", failure)
+            self.membership.close(text)
+        self.store = HashStore()
 
 
-_environment: Environment | None = None
-# that this process has met the others: each time they leave their messages in another place of the
-# store
-_times = 0
+def rendezvous(
+    store: Store,
+    rank: int,
+    names: Sequence[str],
+    connection: Connection,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
+    number: str = "1",
+) -> Peers:
+    """Finds the other trainers of a job.  Every one of them calls this, with a store of its own to
+    the same server.
 
-
-def init_parallel_env() -> None:
-    """Brings up the process group of all trainers; a second call has no effect.
-
-    Reads torchrun's variables, which ``pserver launch --nccl2``, ``torchrun`` and
-    :func:`trainer.spawn` set; without them this is a world of one.  Where there are GPUs, the one
-    with the number LOCAL_RANK becomes the current device.
+    Args:
+        store: of :func:`connect_store`.
+        rank: this trainer, from 0.
+        names: one a trainer, for messages: its HOST:PORT where it has one.
+        connection: gives the seconds until the last trainer must have come, and the heartbeat
+            timeout after which one is lost.
+        metadata: what this trainer runs; must be the same everywhere, and differences are said.
+        host: this trainer's address, at which the others reach it.
+        number: of this rendezvous among those that use the same store.
 
     Raises:
-        ValueError: a variable is missing, or holds something else than it should.
-        TimedOut: a trainer has not come up within PSERVER_START_TIMEOUT; the message says which.
-        Unreachable: trainer 0, which keeps the store, cannot be reached.
-        Refused: another process has this trainer's number.
+        TimedOut: some have not come; the message names them.
+        FingerprintMismatch: some run something else than trainer 0; the message names them, and
+            the differences.
+        Refused: two processes say that they are the same trainer.
+        TrainerLost: trainer 0, which serves the store, has gone.
+        Unreachable: trainer 0 cannot be reached for the membership.
     """
-    global _environment, _times
-    if dist.is_initialized():
-        return
-    _times += 1
-    world, connection = World.from_environment(), Connection.from_environment()
-    seconds = connection.start_timeout_seconds
-    store: Store = HashStore() if world.size == 1 else _meet(world, seconds)
-    if torch.cuda.is_available():
-        if world.local_rank < torch.cuda.device_count():
-            torch.cuda.set_device(world.local_rank)
-        else:
-            log.warning(
-                "trainer %d: LOCAL_RANK is %d and there are %d GPUs: none is its own",
-                world.rank,
-                world.local_rank,
-                torch.cuda.device_count(),
-            )
-    backend = (
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    )
-    presence = None
-    if world.size > 1:
+    store = PrefixStore(f"pserver/{number}", store)
+    peers = Peers(rank, tuple(names), store, host, connection.start_timeout_seconds)
+    try:
+        announced = _announced(peers, dict(metadata or {}))
+    except RuntimeError as error:  # torch's own errors of a store
+        raise TrainerLost(
+            f"{peers.spell(0)} has gone while {peers.spell(rank)} waited for all to come: "
+            f"{first_line(error)}"
+        ) from None
+    peers.id = announced[0]["id"]
+    if peers.size > 1:
+        address, timeout = announced[0]["host"], connection.heartbeat_timeout_seconds
         try:
-            presence = Membership(
-                world.rank, world.size, world.address, store, connection.heartbeat_timeout_seconds
-            )
+            peers.membership = Membership(rank, peers.size, address, store, timeout)
         except OSError as error:
             raise Unreachable(
-                f"trainer {world.rank} and trainer 0 at {world.address} cannot reach one another: "
+                f"{peers.spell(rank)} and {peers.spell(0)} at {address} cannot reach one another: "
                 f"{error}"
             ) from error
-    _environment = Environment(world, store, presence, seconds)
-    with named():
-        dist.init_process_group(
-            backend, store=PrefixStore("group", store), rank=world.rank, world_size=world.size
+    return peers
+
+
+def _announced(peers: Peers, metadata: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What each trainer says of itself, by rank; all run the same."""
+    process = f"{socket.gethostname()}:{os.getpid()}"
+    other = peers.store.compare_set(f"process/{peers.rank}", "", process).decode()
+    if other != process:  # the same one may have tried before
+        raise Refused(
+            f"{peers.spell(peers.rank)}: expected one process, got two: {other} and this one, "
+            f"{process}"
         )
-    sys.excepthook = _Hook(sys.excepthook)
-    atexit.register(leave_parallel_env)
+    own = {"host": peers.host, "metadata": metadata, "id": peers.id}
+    try:
+        texts = peers.exchange("rendezvous", json.dumps(own), range(peers.size))
+        announced = [json.loads(text) for text in texts]
+        _compare(peers, [each["metadata"] for each in announced])
+    except PServerError:
+        _linger(peers)
+        raise
+    return announced
 
 
-def leave_parallel_env(text: str = "its script has ended") -> None:
-    """Takes the process group down, and tells the others that this trainer has left.  Done at exit,
-    too.
+def _compare(peers: Peers, metadata: Sequence[Mapping[str, str]]) -> None:
+    """Whether all run what trainer 0 runs."""
+    said = [
+        f"{peers.spell(rank)} has {differences(each, metadata[0], 'trainer 0')}"
+        for rank, each in enumerate(metadata)
+        if each != metadata[0]
+    ]
+    if said:
+        raise FingerprintMismatch(
+            f"expected the same program on all {peers.size} trainers, got: {'; '.join(said)}"
+        )
+
+
+def _linger(peers: Peers) -> None:
+    """The store goes with trainer 0, so that one waits until the others that are there have read
+    the result.
+    """
+    come = sum(peers.store.check([f"rendezvous/{rank}"]) for rank in range(peers.size))
+    read, end = peers.store.add("read", 1), time.monotonic() + LINGER_SECONDS
+    while peers.rank == 0 and read < come and time.monotonic() < end:
+        time.sleep(0.01)
+        read = peers.store.add("read", 0)
+
+
+# ---- the store ----
+
+
+def connect_store(
+    host: str, port: int, rank: int, connection: Connection, *, served: bool = False
+) -> TCPStore:
+    """The store that the trainers share: trainer 0 serves it, the others connect to it.
 
     Args:
-        text: what others are told who still need this trainer.
-    """
-    global _environment
-    environment, _environment = _environment, None
-    if environment is None:
-        return
-    atexit.unregister(leave_parallel_env)
-    if isinstance(sys.excepthook, _Hook):
-        sys.excepthook = sys.excepthook.before
-    if environment.presence is not None:
-        environment.presence.close(text)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def environment() -> Environment:
-    """What :func:`init_parallel_env` has made; in a process that nobody else trains with it is made
-    now.
+        host, port: trainer 0's endpoint; port 0 is a free one, which the result's ``port`` says.
+        rank: this trainer.
+        connection: gives the seconds until the store must answer.
+        served: another process serves the store (torchrun's agent, or ``spawn``'s parent).
 
     Raises:
-        RuntimeError: there are other trainers, and it has not been called.
+        Unreachable: trainer 0 cannot listen there, or nothing answers in time.
     """
-    if _environment is not None:
-        return _environment
-    if dist.is_initialized():  # by the script itself: nobody watches its trainers
-        return Environment(
-            World(dist.get_rank(), dist.get_world_size()),
-            dist.distributed_c10d._get_default_store(),
-            None,
-        )
-    if World.from_environment().size > 1:
-        raise RuntimeError("call init_parallel_env() or fleet.init(is_collective=True) first")
-    init_parallel_env()
-    return environment()
-
-
-def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """A group of some of the trainers.  Every trainer of the job calls this, in the same order,
-    with the same ranks.
-
-    Args:
-        ranks: which; None: all.
-
-    Returns:
-        The group; to trainers that are not in it, a mark that collectives refuse.
-
-    Raises:
-        ValueError: there is no such trainer, or one is named twice.
-    """
-    world = environment().world
-    chosen = list(range(world.size)) if ranks is None else list(ranks)
-    if (
-        not chosen
-        or len(set(chosen)) < len(chosen)
-        or not all(rank in range(world.size) for rank in chosen)
-    ):
-        raise ValueError(f"ranks: expected some of 0 to {world.size - 1}, each once, got {chosen}")
-    with named():
-        group: dist.ProcessGroup = dist.new_group(sorted(chosen))
-    return group
-
-
-@contextmanager
-def named() -> Iterator[None]:
-    """Errors of communication inside are raised anew under the name of the trainer that caused
-    them.
-
-    Raises:
-        PServerError: what became of that trainer.
-    """
+    limit = timedelta(seconds=connection.start_timeout_seconds)
+    who = f"the store of the job ({host}:{port})" if served else f"trainer 0 ({host}:{port})"
+    if rank == 0 and not served:
+        try:
+            port, listening = _listen(host, port)
+            return TCPStore(host, port, None, True, limit, False, master_listen_fd=listening)
+        except (OSError, RuntimeError) as error:
+            raise Unreachable(f"{who} cannot listen at its endpoint: {first_line(error)}") from None
+    _wait_for_port(host, port, f"trainer {rank}", who, connection.start_timeout_seconds)
     try:
-        yield
-    except RuntimeError as error:
-        found = blamed(error)
-        if found is None:
-            raise
-        raise found from error
-
-
-def blamed(error: BaseException) -> PServerError | None:
-    """Who caused an error of communication; None for another error, and where nobody is known."""
-    presence = _environment.presence if _environment is not None else None
-    if presence is None or isinstance(error, PServerError) or not _COMMUNICATION.search(str(error)):
-        return None
-    event = presence.cause()
-    return None if event is None else event.error()
-
-
-class _Hook:
-    """sys.excepthook: an error that ends this trainer is told to the others, and one that another
-    caused says so.
-    """
-
-    def __init__(
-        self, before: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-    ) -> None:
-        self.before = before
-
-    def __call__(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        self.before(kind, error, trace)
-        found = blamed(error)
-        if found is not None:
-            print(
-                f"{type(found).__module__}.{type(found).__name__}: {found}",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif not isinstance(error, PServerError):
-            fail(error)
-
-
-def fail(error: BaseException) -> None:
-    """Tells the others that this trainer ends with an error of its own."""
-    if _environment is not None and _environment.presence is not None:
-        _environment.presence.tell("failed", f"{type(error).__name__}: {error}")
-
-
-# ---- meeting ----
-
-
-def _meet(world: World, seconds: float) -> Store:
-    """The store, as soon as every trainer is there."""
-    end = time.monotonic() + seconds
-    place = f"{world.address}:{world.port}"
-    keeps = world.rank == 0 and not world.served
-    try:
-        tcp = TCPStore(
-            world.address,
-            world.port,
-            is_master=keeps,
-            timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,
+        store = TCPStore(
+            host, port, None, False, min(limit, timedelta(seconds=ANSWER_SECONDS)), False
         )
     except RuntimeError as error:
-        if keeps:
-            raise Unreachable(
-                f"trainer 0 cannot listen at {place} (MASTER_ADDR, MASTER_PORT): "
-                f"{_first_line(error)}"
-            ) from error
-        keeper = "the store of the job" if world.served else "trainer 0"
-        raise Unreachable(f"{keeper} did not come up at {place} within {seconds:g} s") from error
-    store = PrefixStore(f"pserver/{world.attempt}/{_times}", tcp)
-    try:
-        if store.add(f"here/{world.rank}", 1) > 1:
-            raise Refused(
-                f"RANK: two processes say that they are trainer {world.rank} of {world.size}"
-            )
-        _wait_for_all(store, world, end, seconds)
-    except dist.DistError as error:
         raise Unreachable(
-            f"trainer 0, which keeps the store at {place}, left before all trainers were there"
-        ) from error
+            f"{who}: expected the trainers' store there, got: {first_line(error)}"
+        ) from None
+    store.set_timeout(limit)
     return store
 
 
-def _wait_for_all(store: Store, world: World, end: float, seconds: float) -> None:
-    store.add("count", 1)
-    began = noticed = time.monotonic()
-    while store.add("count", 0) < world.size:
-        now = time.monotonic()
-        if store.check(["gave up"]):
-            store.set(f"told/{world.rank}", "")
-            raise TimedOut(store.get("gave up").decode())
-        if now > end:
-            raise TimedOut(_give_up(store, world, seconds))
-        if now - noticed > NOTICE_SECONDS:
-            noticed = now
-            log.warning(
-                "waiting for %s since %.0f s", _trainers(_missing(store, world)), now - began
-            )
-        time.sleep(POLL_SECONDS)
+def _listen(host: str, port: int) -> tuple[int, int | None]:
+    """A port, and a socket that listens there at this host's own address; None behind a name or an
+    address that is not its own, where torch listens at all of them.
+    """
+    try:
+        listening = socket.create_server((host, port), backlog=512)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        return port, None
+    return listening.getsockname()[1], listening.detach()
 
 
-def _missing(store: Store, world: World) -> list[int]:
-    return [rank for rank in range(world.size) if not store.check([f"here/{rank}"])]
+def _wait_for_port(host: str, port: int, own: str, who: str, timeout: float) -> None:
+    reason: OSError | None = None
+    for waited in poll(log, lambda: f"{own} waits for {who} to come up", timeout, PAUSE_SECONDS):
+        try:
+            socket.create_connection((host, port), max(min(timeout - waited, 5.0), 0.1)).close()
+            return
+        except OSError as error:
+            reason = error
+    raise Unreachable(f"{own} waited {timeout:g} s for {who}, which does not answer: {reason}")
 
 
-def _give_up(store: Store, world: World, seconds: float) -> str:
-    """Says to the others who is missing; whoever keeps the store stays until they have read it."""
-    missing = _missing(store, world)
-    text = f"{_trainers(missing)} of {world.size} did not come up within {seconds:g} s"
-    store.set("gave up", text)
-    store.set(f"told/{world.rank}", "")
-    others = [f"told/{rank}" for rank in range(1, world.size) if rank not in missing]
-    end = time.monotonic() + LINGER_SECONDS
-    while world.rank == 0 and others and not store.check(others) and time.monotonic() < end:
-        time.sleep(POLL_SECONDS)
-    return text
-
-
-def _trainers(ranks: Sequence[int]) -> str:
-    return f"trainer{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text: torch's go on with a C++ stack."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

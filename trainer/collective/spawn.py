@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pserver.errors import JobFailed, Lost
-from trainer.collective.rendezvous import blamed, fail, leave_parallel_env
+from trainer.collective.parallel_env import cause_of, fail, leave_parallel_env
 from trainer.role import World
 
 SETTLE_SECONDS = 3.0
@@ -222,7 +222,7 @@ def _run(
             fail(error)
         raise
     except Exception as error:
-        found = blamed(error)
+        found = cause_of(error)
         if found is not None:
             found.__cause__ = error
             error = found

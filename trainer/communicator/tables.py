@@ -95,11 +95,13 @@ class Tables:
         for name, sharing in self._sharing.items():
             module = sharing[0]
             if module.optimizer is None:
-                segments = [(0, module.dim, self._group_of(name, sharing, group_of_proxy))]
+                segments = [
+                    (0, module.embedding_dim, self._group_of(name, sharing, group_of_proxy))
+                ]
             else:
                 segments = [
                     (begin, end, self._added(own))
-                    for begin, end, own in module.optimizer.segments(module.dim)
+                    for begin, end, own in module.optimizer.segments(module.embedding_dim)
                 ]
             tables.append(module.table(name, segments))
         return tables, [own.rule() for own in self._own]
@@ -111,7 +113,7 @@ class Tables:
         group_of_proxy: Mapping[torch.Tensor, int],
     ) -> int:
         found = {
-            group_of_proxy[module.anchor] for module in sharing if module.anchor in group_of_proxy
+            group_of_proxy[module.proxy] for module in sharing if module.proxy in group_of_proxy
         }
         if not found:
             raise ValueError(

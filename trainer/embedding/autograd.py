@@ -1,4 +1,6 @@
-"""Pulled rows in autograd: what a backward pass has for them goes to the table's anchor."""
+"""Looked-up rows in autograd: gathers, and the gradient of the rows on its way to the table's proxy
+parameter.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +16,28 @@ from pserver.table.gradient import RowGradient
 from trainer.embedding.proxy_parameter import ProxyParameter
 
 
-def attach(anchor: ProxyParameter, rows: Tensor, ids: Tensor, statistics: Tensor | None) -> Tensor:
-    """The same rows, of which each backward pass tells the anchor the gradient.
+def link_to_proxy(
+    proxy: ProxyParameter, rows: Tensor, ids: Tensor, statistics: Tensor | None
+) -> Tensor:
+    """The same rows; each backward pass gives their gradient to the proxy parameter.
 
     Args:
         rows: [u, dim], on any device.
         ids: int64 [u], each once, on the CPU.
         statistics: float32 [u, 2], on the CPU.
     """
-    attached: Tensor = _Attached.apply(anchor, rows, ids, statistics)  # type: ignore[no-untyped-call]  # torch's own
-    return attached
+    linked: Tensor = _LinkToProxy.apply(proxy, rows, ids, statistics)  # type: ignore[no-untyped-call]  # torch's own
+    return linked
 
 
-def gather(rows: Tensor, inverse: Tensor) -> Tensor:
+def gather_rows(rows: Tensor, inverse: Tensor) -> Tensor:
     """Row ``inverse[i]`` for each i: [u, dim] -> [n, dim].
 
     Gradients of one row are summed in the order of occurrence.
     """
     if rows.device.type != "cpu":
         return F.embedding(inverse, rows)
-    gathered: Tensor = _Gathered.apply(rows, inverse)  # type: ignore[no-untyped-call]  # torch's own
+    gathered: Tensor = _GatherRows.apply(rows, inverse)  # type: ignore[no-untyped-call]  # torch's own
     return gathered
 
 
@@ -48,26 +52,32 @@ def gather_bags(rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, m
     """
     if rows.device.type != "cpu":
         return F.embedding_bag(inverse, rows, offsets, mode=mode)
-    gathered: Tensor = _GatheredBags.apply(rows, inverse, offsets, sizes, mode)  # type: ignore[no-untyped-call]  # torch's own
+    gathered: Tensor = _GatherBags.apply(rows, inverse, offsets, sizes, mode)  # type: ignore[no-untyped-call]  # torch's own
     return gathered
 
 
-class _Attached(torch.autograd.Function):
+class _LinkToProxy(torch.autograd.Function):
+    """The identity on rows, with a proxy parameter as a further input: its gradient is zeros, so
+    that autograd calls its hook when all lookups of a pass have given theirs.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, anchor: ProxyParameter, rows: Tensor, ids: Tensor, statistics: Tensor | None
+        ctx: Any, proxy: ProxyParameter, rows: Tensor, ids: Tensor, statistics: Tensor | None
     ) -> Tensor:
-        ctx.anchor, ctx.ids, ctx.statistics = anchor, ids, statistics
+        ctx.proxy, ctx.ids, ctx.statistics = proxy, ids, statistics
         return rows.view_as(rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.anchor.receive(RowGradient(ctx.ids, gradient.cpu().contiguous(), ctx.statistics))
-        return torch.zeros_like(ctx.anchor), None, None, None
+        ctx.proxy.receive(RowGradient(ctx.ids, gradient.cpu().contiguous(), ctx.statistics))
+        return torch.zeros_like(ctx.proxy), None, None, None
 
 
-class _Gathered(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
+    """Rows by index on the CPU; backward sums with the table's own kernel."""
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor, inverse: Tensor) -> Tensor:
         ctx.count = len(rows)
@@ -83,7 +93,9 @@ class _Gathered(torch.autograd.Function):
         ), None
 
 
-class _GatheredBags(torch.autograd.Function):
+class _GatherBags(torch.autograd.Function):
+    """Bags of rows on the CPU; backward sums with the table's own kernel."""
+
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, mode: str
@@ -99,10 +111,5 @@ class _GatheredBags(torch.autograd.Function):
         if ctx.mode == "mean":
             gradient = gradient / sizes.clamp(min=1).to(gradient.dtype).unsqueeze(1)
         spread = gradient.repeat_interleave(sizes, 0)  # to the ids of each bag
-        return (
-            torch.from_numpy(id_arithmetic.merge(inverse.numpy(), spread.numpy(), ctx.count)),
-            None,
-            None,
-            None,
-            None,
-        )
+        merged = torch.from_numpy(id_arithmetic.merge(inverse.numpy(), spread.numpy(), ctx.count))
+        return merged, None, None, None, None

@@ -1,174 +1,170 @@
-"""Embeddings whose rows need not fit into one machine: a module that looks rows up, wherever they
-live.
+"""Embeddings whose rows need not fit into one machine: a module that looks rows up in this process
+or on servers.
 
-[Note: how it trains]  A forward finds out which ids differ, pulls their rows, and gathers.  A
-backward sums the gradients of the same id and leaves them with the module's anchor, a parameter of
-one number that stands for the table in the script's optimizer (trainer/embedding/proxy_parameter.py).  At the
-optimizer's step the rows that wait are taken: by the optimizer itself while the rows are in this
-process, by the connection to the servers where they hold them.  A gradient of the whole table never
-exists.
+[Note: how a table trains]  A forward finds the ids that differ, pulls their rows, and gathers them.
+A backward sums the gradients of equal ids and gives them to the module's proxy parameter: one
+scalar, by which the table appears in the script's optimizer
+(trainer/embedding/proxy_parameter.py).  At the optimizer's step the pending gradient is taken: by
+the optimizer itself while the rows are in this process, by the connection to the servers where they
+hold them.  A gradient of the whole table never exists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
-from trainer.embedding.autograd import attach, gather
-from trainer.embedding.bags import POOLINGS, bags_of, pool
+from trainer.embedding.autograd import gather_rows, link_to_proxy
+from trainer.embedding.bags import bags_of, pool
+from trainer.embedding.inputs import check_range, shows_and_clicks, whole_numbers
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.proxy_parameter import ProxyParameter
-from trainer.embedding.row_cache import RowCache
-from trainer.embedding.table_settings import DTYPES, TableSettings
+from trainer.embedding.row_cache import RowCache, cache_of
+from trainer.embedding.table_settings import TableSettings
 from transpiler.ir.rules import Rule
-from transpiler.ir.tables import (
-    CountFilterEntry,
-    Initial,
-    Normal,
-    ProbabilityEntry,
-    ShowClickEntry,
-    TableEntry,
-)
+from transpiler.ir.tables import Initial, TableEntry
 from transpiler.tracing.embedding_lookup import Lookup, table_of
 
 
 class RowSource(Protocol):
-    """Where rows live."""
+    """Gives the present rows of a table: this process's, or the servers'."""
 
     def pull(self, ids: Tensor) -> Tensor:
-        """The rows of ids, int64 [u] on the CPU, each once -> [u, dim] in the table's dtype, on the
-        CPU.
+        """The rows of ids, int64 [u] on the CPU, each once -> [u, embedding_dim] in the table's
+        dtype, on the CPU.
         """
 
 
 class DistributedEmbedding(TableSettings):
-    """Rows of ``dim`` numbers for int64 ids of any value.
+    """A table of rows of ``embedding_dim`` numbers, by int64 ids of any value.
 
     A row that nothing was learned for reads the initial value of its id, which depends on ``seed``
     and the id alone; it takes no memory until it is trained.  Alone, the rows are in this process,
     are part of ``state_dict()``, and are trained by any optimizer that has the module's parameters.
     In a job with servers they are the servers': this process holds none, ``fleet.save``,
     ``fleet.load`` and ``fleet.export`` have them, and ``state_dict()`` has not.  ``half()`` and the
-    like change what ``forward`` returns, not the rows.
+    like change the dtype of forward's result, not that of the rows.
+
+    Example::
+
+        words = DistributedEmbedding(16, num_embeddings=1000, pooling="mean")
+        optimizer = torch.optim.Adagrad(words.parameters(), lr=0.1)
+        words(torch.tensor([[3, 7], [7, 999]])).sum().backward()    # [2, 16]
+        optimizer.step()
 
     Args:
-        dim: of a row.
+        embedding_dim: numbers in a row.  All further arguments are given by keyword.
         num_embeddings: ids are 0 to num_embeddings - 1; None: any int64.
-        init: Normal, Uniform or Constant of ``trainer``.
+        name: of the table; None: the module's name in the model.
+        init: Normal, Uniform or Constant of ``trainer``; None: Normal().
         optimizer: of the table's own, see :mod:`trainer.row_optimizers`; None: rows follow the
-            parameter group that the anchor is in, with its numbers at each step.
+            parameter group that the proxy parameter is in, with its hyper-parameters at each step.
         entry: which ids are admitted: CountFilterEntry, ProbabilityEntry or ShowClickEntry; None:
             all.
-        ttl: seconds after which a row that is not trained any more is forgotten.
-        padding_idx: an id that reads zeros, and is never trained; left out of bags.  Below 0 it
-            counts from ``num_embeddings``, where that is given, as in torch.
         pooling: None: one row for each id; "sum", "mean" or "sqrtn": one for each bag of ids, see
             :func:`trainer.embedding.bags.pool`.
+        padding_idx: an id that reads zeros, and is never trained; left out of bags.  Below 0 it
+            counts from ``num_embeddings``, where that is given, as in torch.
         dtype: of the rows, torch.float32 or torch.float64.
-        name: of the table; None: the module's name in the model.
-        seed: of initial values and of what ProbabilityEntry admits.
+        seed: of initial values and of a ProbabilityEntry's draws.
+        ttl: seconds after which a row that is not trained any more is forgotten.
         capacity: the most rows; those trained least recently (``eviction="lru"``) or least often
             ("lfu") make room.
-        memory_bytes: of rows in memory; what is beyond is on disk.
-        cache_rows, cache_staleness: rows that were pulled are read again, in training, in the same
-            step and for so many steps after it, and so many rows are kept for that: see
+        memory_bytes: of rows in memory; further rows are on disk.
+        cache_rows, cache_staleness: in training, rows that were pulled are read again in the same
+            step and for so many steps after it; so many rows are kept for that: see
             :mod:`trainer.embedding.row_cache`.  0 rows: off.
 
+    Attributes:
+        proxy: the :class:`~trainer.embedding.proxy_parameter.ProxyParameter`, the module's only
+            parameter.
+        rows: where rows are pulled from.
+        cache: the :class:`~trainer.embedding.row_cache.RowCache`; None: off.
+        steps: of the optimizer that this table has taken part in.
+
     Raises:
-        TypeError: an argument is of the wrong kind.
+        TypeError: an argument is of the wrong kind, or a second one is given by position.
         ValueError: a number is out of its range.
     """
 
-    padding_row: Tensor | None
+    padding_row: Tensor | None  # zeros [embedding_dim], of a table with a padding_idx, unpooled
 
     def __init__(
         self,
-        dim: int,
+        embedding_dim: int,
+        *misplaced: Never,
         num_embeddings: int | None = None,
+        name: str | None = None,
         init: Initial | None = None,
         optimizer: Any = None,
         entry: TableEntry | None = None,
-        ttl: float | None = None,
-        padding_idx: int | None = None,
         pooling: str | None = None,
+        padding_idx: int | None = None,
         dtype: torch.dtype = torch.float32,
-        name: str | None = None,
-        *,
         seed: int = 0,
+        ttl: float | None = None,
         capacity: int | None = None,
         eviction: str = "lru",
         memory_bytes: int | None = None,
         cache_rows: int = 0,
         cache_staleness: int = 0,
     ) -> None:
-        super().__init__()
-        whole = {
-            "dim": dim,
-            "num_embeddings": num_embeddings,
-            "padding_idx": padding_idx,
-            "seed": seed,
-        }
-        _check_kinds(
-            {**whole, "capacity": capacity, "memory_bytes": memory_bytes, "cache_rows": cache_rows},
-            init,
-            entry,
+        if misplaced:
+            raise TypeError(_how_to_write(embedding_dim, *misplaced))
+        super().__init__(
+            embedding_dim=embedding_dim,
+            num_embeddings=num_embeddings,
+            name=name,
+            init=init,
+            optimizer=optimizer,
+            entry=entry,
+            pooling=pooling,
+            padding_idx=padding_idx,
+            dtype=dtype,
+            seed=seed,
+            ttl=ttl,
+            capacity=capacity,
+            eviction=eviction,
+            memory_bytes=memory_bytes,
         )
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
-        if pooling is not None and pooling not in POOLINGS:
-            raise ValueError(f"pooling: expected None, {', '.join(POOLINGS)}, got {pooling!r}")
-        self.name, self.dim, self.num_embeddings, self.dtype, self.pooling = (
-            name,
-            dim,
-            num_embeddings,
-            dtype,
-            pooling,
-        )
-        self.init, self.entry, self.ttl, self.seed = (
-            Normal() if init is None else init,
-            entry,
-            ttl,
-            seed,
-        )
-        self.capacity, self.eviction, self.memory_bytes = capacity, eviction, memory_bytes
-        self.padding_idx = _padding(padding_idx, num_embeddings)
         self.include_last_offset = False
-        self.optimizer = optimizer
-        self.steps = 0  # of the optimizer that this table has seen
+        self.steps = 0
         self.rows: RowSource = LocalRows(self.table())
         self._initial: tuple[Tensor, Tensor] | None = None
-        if cache_staleness and not cache_rows:
-            raise ValueError(
-                "cache_staleness: expected cache_rows with it; without a cache every row is "
-                "pulled when it is read"
-            )
-        numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
-        self.cache = RowCache(cache_rows, dim, cache_staleness, numpy_dtype) if cache_rows else None
+        self.cache: RowCache | None = cache_of(cache_rows, embedding_dim, cache_staleness, dtype)
         self._output = dtype
+        padded = padding_idx is not None and pooling is None
         self.register_buffer(
-            "padding_row", None if padding_idx is None or pooling else torch.zeros(dim, dtype=dtype)
+            "padding_row", torch.zeros(embedding_dim, dtype=dtype) if padded else None
         )
-        self.anchor = ProxyParameter(torch.zeros((), dtype=dtype))
-        self.anchor.bind(self)
+        self.proxy = ProxyParameter(torch.zeros((), dtype=dtype))
+        self.proxy.bind(self)
 
     @classmethod
     def from_module(
         cls, module: nn.Embedding | nn.EmbeddingBag, name: str | None = None, **options: Any
     ) -> DistributedEmbedding:
-        """An embedding that reads, pools and trains as one of torch's, whose present rows it begins
-        with.
+        """An embedding that reads, pools and trains as one of torch's, and begins with its rows.
 
-        ``sparse=True`` needs nothing here: rows are sparse anyway, and which rule they follow the
-        optimizer says (torch's SparseAdam is LazyAdam).  Its rows are copied: a weight that another
-        module shares, as an output layer tied to it, is not followed.
+        ``sparse=True`` needs nothing here: rows are sparse anyway, and the optimizer says the rule
+        that they follow (torch's SparseAdam is LazyAdam).  Its rows are copied: a weight that
+        another module shares, as an output layer tied to it, is not followed.
+
+        Example::
+
+            words = DistributedEmbedding.from_module(nn.EmbeddingBag(1000, 16), name="words")
 
         Args:
+            module: the embedding, whose rows are copied.
             options: further arguments of the class.
+
+        Returns:
+            The embedding, on the module's device, in its training mode.
 
         Raises:
             TypeError: the module is another one.
@@ -197,13 +193,17 @@ class DistributedEmbedding(TableSettings):
             **options,
         }
         made = cls(
-            module.embedding_dim, module.num_embeddings, dtype=weight.dtype, name=name, **options
+            module.embedding_dim,
+            num_embeddings=module.num_embeddings,
+            dtype=weight.dtype,
+            name=name,
+            **options,
         )
         made.include_last_offset = bool(bags and module.include_last_offset)
         made.rows = LocalRows(made.table(), (torch.arange(len(weight)), weight.cpu().clone()))
         if made.padding_row is not None:
             made.padding_row.copy_(weight[made.padding_idx])
-        made.anchor.requires_grad_(module.weight.requires_grad)
+        made.proxy.requires_grad_(module.weight.requires_grad)
         return made.to(weight.device).train(module.training)
 
     # ---- lookups ----
@@ -226,7 +226,7 @@ class DistributedEmbedding(TableSettings):
                 that broadcasts to the ids'.
 
         Returns:
-            [*ids.shape, dim]; with pooling [bags, dim].
+            [*ids.shape, embedding_dim]; with pooling [bags, embedding_dim].
 
         Raises:
             TypeError: ids are no whole numbers, or there is another keyword argument.
@@ -234,16 +234,16 @@ class DistributedEmbedding(TableSettings):
         """
         if (table := table_of(self)) is not None:
             return self._traced(table, ids, offsets, per_sample_weights, statistics)
-        ids = self._checked(ids)
-        counted = self._counted(ids, statistics)
+        ids = whole_numbers(self.whose(), ids)
+        check_range(self.whose(), ids, self.num_embeddings)
+        counted = shows_and_clicks(self.whose(), self.entry, ids, statistics)
         if self.pooling is None:
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(
                     f"{self.whose()}: offsets and per_sample_weights are for a table with pooling"
                 )
-            return (
-                self._each(ids.reshape(-1), counted).reshape(*ids.shape, self.dim).to(self._output)
-            )
+            rows = self._each(ids.reshape(-1), counted)
+            return rows.reshape(*ids.shape, self.embedding_dim).to(self._output)
         bags = bags_of(self.whose(), ids, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
             bags, stays = bags.without(self.padding_idx)
@@ -262,8 +262,8 @@ class DistributedEmbedding(TableSettings):
         """In a step that is captured: an op in place of the lookup, which finds ids out of range
         when it runs.
         """
-        ids = self._whole_numbers(ids)
-        counted = self._counted(ids, statistics)
+        ids = whole_numbers(self.whose(), ids)
+        counted = shows_and_clicks(self.whose(), self.entry, ids, statistics)
         if offsets is not None or (weights is not None and self.pooling is None):
             which = (
                 "bags of one size, as ids [bags, size]"
@@ -274,7 +274,7 @@ class DistributedEmbedding(TableSettings):
                 f"{self.whose()}: a captured program has {which}; got offsets or per_sample_weights"
             )
         lookup = Lookup(
-            table, self.anchor, self.dim, self.dtype, self.padding_idx, self.padding_idx
+            table, self.proxy, self.embedding_dim, self.dtype, self.padding_idx, self.padding_idx
         )
         if self.pooling is not None:
             return lookup.pooled(ids, weights, self.pooling, counted).to(self._output)
@@ -285,94 +285,40 @@ class DistributedEmbedding(TableSettings):
             )
         return rows.to(self._output)
 
-    def _whole_numbers(self, ids: Tensor) -> Tensor:
-        if (
-            not isinstance(ids, Tensor)
-            or ids.is_floating_point()
-            or ids.is_complex()
-            or ids.dtype == torch.bool
-        ):
-            kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-            raise TypeError(f"{self.whose()}: ids: expected a tensor of int64, got {kind}")
-        return ids.detach().to(torch.int64)
-
-    def _checked(self, ids: Tensor) -> Tensor:
-        ids = self._whole_numbers(ids)
-        if self.num_embeddings is not None and ids.numel():
-            low, high = (int(bound) for bound in torch.aminmax(ids))
-            if low < 0 or high >= self.num_embeddings:
-                flat = ids.reshape(-1)
-                at = int(((flat < 0) | (flat >= self.num_embeddings)).nonzero()[0])
-                said = (
-                    f"expected 0 to {self.num_embeddings - 1}, got {int(flat[at])} at position {at}"
-                )
-                raise ValueError(f"{self.whose()}: ids: {said}")
-        return ids
-
-    def _counted(self, ids: Tensor, given: Mapping[str, Tensor]) -> Tensor | None:
-        """How often each id was shown and clicked, float32 [n, 2] on the CPU; None where the table
-        does not count.
-        """
-        names = (
-            (self.entry.show, self.entry.click) if isinstance(self.entry, ShowClickEntry) else ()
-        )
-        for name in given:
-            if name not in names:
-                known = (
-                    f"its entry names {names[0]} and {names[1]}"
-                    if names
-                    else "it has no ShowClickEntry"
-                )
-                raise TypeError(
-                    f"{self.whose()}: forward got an unexpected keyword argument {name!r}: {known}"
-                )
-        if not names:
-            return None
-        columns = []
-        for name, usual in zip(names, (1.0, 0.0), strict=True):
-            hparams = torch.as_tensor(given.get(name, usual)).detach().to("cpu", torch.float32)
-            try:
-                columns.append(hparams.expand(ids.shape).reshape(-1))
-            except RuntimeError:
-                shapes = (
-                    f"expected a shape that broadcasts to {list(ids.shape)}, got "
-                    f"{list(hparams.shape)}"
-                )
-                raise ValueError(f"{self.whose()}: {name}: {shapes}") from None
-        return torch.stack(columns, 1)
-
     def _each(self, ids: Tensor, counted: Tensor | None) -> Tensor:
-        """A row for each id, int64 [n] -> [n, dim]."""
+        """A row for each id, int64 [n] -> [n, embedding_dim]."""
         stays = None if self.padding_idx is None else ids != self.padding_idx
         if stays is None or bool(stays.all()):
-            return gather(*self._pulled(ids, counted))
-        rows = gather(*self._pulled(ids[stays], None if counted is None else counted[stays.cpu()]))
+            return gather_rows(*self._pulled(ids, counted))
+        rows = gather_rows(
+            *self._pulled(ids[stays], None if counted is None else counted[stays.cpu()])
+        )
         assert self.padding_row is not None, "a table with a padding_idx, without pooling"
-        padded = self.padding_row.to(rows).expand(len(ids), self.dim)
+        padded = self.padding_row.to(rows).expand(len(ids), self.embedding_dim)
         return padded.masked_scatter(stays.unsqueeze(1), rows)
 
     def _pulled(self, ids: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The rows of the ids that differ, [u, dim], and which of them each id is, [n]; on the ids'
+        """The rows of the ids that differ, [u, embedding_dim], and which of them each id is, [n]; on the ids'
         device.
         """
         unique, inverse = id_arithmetic.unique(ids.cpu().contiguous().numpy())
         asked = torch.from_numpy(unique)
         rows = self._pull(asked)
-        if rows.shape != (len(asked), self.dim) or rows.dtype != self.dtype:
+        if rows.shape != (len(asked), self.embedding_dim) or rows.dtype != self.dtype:
             expected = (
-                f"expected {self.dtype} [{len(asked)}, {self.dim}], got {rows.dtype} "
+                f"expected {self.dtype} [{len(asked)}, {self.embedding_dim}], got {rows.dtype} "
                 f"{list(rows.shape)}"
             )
             raise RuntimeError(f"{self.whose()}: rows: {expected}")
         if counted is not None:
             counted = torch.from_numpy(id_arithmetic.merge(inverse, counted.numpy(), len(unique)))
-        rows = attach(self.anchor, rows.to(ids.device), asked, counted)
+        rows = link_to_proxy(self.proxy, rows.to(ids.device), asked, counted)
         return rows, torch.from_numpy(inverse).to(ids.device)
 
     def _pull(self, ids: Tensor) -> Tensor:
         if self.cache is None or not self.training:
             return self.rows.pull(ids)
-        rows = torch.empty((len(ids), self.dim), dtype=self.dtype)
+        rows = torch.empty((len(ids), self.embedding_dim), dtype=self.dtype)
         missing = self.cache.read(ids.numpy(), self.steps, rows.numpy())
         if len(missing):
             positions = torch.from_numpy(missing)
@@ -384,21 +330,22 @@ class DistributedEmbedding(TableSettings):
     # ---- steps ----
 
     def gradient(self) -> RowGradient | None:
-        """At a step: a copy of the gradient that waits, of all lookups together, each id once.
+        """At a step: a copy of the pending gradient, the sum over all lookups, each id once.
 
-        What was done to ``anchor.grad`` is done to the rows: see trainer/embedding/proxy_parameter.py.  It waits on,
-        as ``p.grad`` does, until gradients are zeroed or a backward follows.
+        The script's changes of ``proxy.grad`` are made to the rows: see
+        trainer/embedding/proxy_parameter.py.  The gradient stays pending, as ``p.grad`` does, until
+        gradients are zeroed or a backward follows.
 
         Returns:
-            On the CPU; None where ``anchor.grad`` is None.
+            On the CPU; None where ``proxy.grad`` is None.
         """
         self.steps += 1
-        return self.anchor.waiting()
+        return self.proxy.waiting()
 
     def discard(self) -> None:
-        """Drops the gradient that waits."""
-        self.anchor.drop()
-        self.anchor.grad = None
+        """Drops the pending gradient."""
+        self.proxy.drop()
+        self.proxy.grad = None
 
     def steps_here(self) -> bool:
         """Whether the rows are in this process."""
@@ -416,10 +363,10 @@ class DistributedEmbedding(TableSettings):
     # ---- where rows live ----
 
     def share(self, other: DistributedEmbedding) -> None:
-        """This module looks up the other's table from now on: they have one anchor, and the same
-        rows.
+        """This module looks up the other's table from now on: they have one proxy parameter, and
+        the same rows.
         """
-        self.anchor, self.rows, self.cache = other.anchor, other.rows, other.cache
+        self.proxy, self.rows, self.cache = other.proxy, other.rows, other.cache
 
     def connect(self, source: RowSource) -> None:
         """Rows are pulled from ``source`` from now on; those in this process are
@@ -434,7 +381,7 @@ class DistributedEmbedding(TableSettings):
     @property
     def initial_rows(self) -> tuple[Tensor, Tensor] | None:
         """The rows in this process, or those that were when it was connected: ids, int64 [n], and
-        values, [n, dim].
+        values, [n, embedding_dim].
 
         None: there are none.  Servers begin with them.  Set to None once they have them.
         """
@@ -446,43 +393,20 @@ class DistributedEmbedding(TableSettings):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own
-        self.anchor.bind(self)
+        self.proxy.bind(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistributedEmbedding:
         """``to``, ``half`` and the like: rows keep their dtype, what forward returns gets the other
         one.
         """
-        self._output = fn(torch.zeros((), dtype=self._output, device=self.anchor.device)).dtype
+        self._output = fn(torch.zeros((), dtype=self._output, device=self.proxy.device)).dtype
         super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), recurse)  # type: ignore[no-untyped-call]  # torch's own
         return self
 
 
-def _check_kinds(
-    hparams: Mapping[str, int | None], init: Initial | None, entry: TableEntry | None
-) -> None:
-    for name, number in hparams.items():
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-            raise TypeError(f"{name}: expected a whole number, got {number!r}")
-    for name in ("num_embeddings", "cache_rows"):
-        number = hparams[name]
-        if number is not None and number < (name == "num_embeddings"):
-            raise ValueError(
-                f"{name}: expected {int(name == 'num_embeddings')} or more, got {number}"
-            )
-    if init is not None and not isinstance(init, Initial):
-        raise TypeError(f"init: expected Normal(...), Uniform(...) or Constant(...), got {init!r}")
-    if entry is not None and not isinstance(
-        entry, CountFilterEntry | ProbabilityEntry | ShowClickEntry
-    ):
-        raise TypeError(
-            f"entry: expected CountFilterEntry, ProbabilityEntry or ShowClickEntry, got {entry!r}"
-        )
-
-
-def _padding(padding: int | None, rows: int | None) -> int | None:
-    """The id that ``padding_idx`` means."""
-    if padding is None or rows is None:
-        return padding
-    if not -rows <= padding < rows:
-        raise ValueError(f"padding_idx: expected {-rows} to {rows - 1}, got {padding}")
-    return padding % rows
+def _how_to_write(first: Any, second: Any, *rest: Any) -> str:
+    """The message of a call with several arguments by position, as torch's embeddings have them."""
+    return (
+        f"DistributedEmbedding: expected embedding_dim as the only argument by position, got "
+        f"{2 + len(rest)}: write DistributedEmbedding({second!r}, num_embeddings={first!r})"
+    )

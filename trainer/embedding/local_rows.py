@@ -1,5 +1,5 @@
-"""The rows of a table in this process: what an embedding looks up and trains while no servers hold
-it.
+"""The rows of a table in this process, which an embedding looks up and trains while no servers hold
+them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _UNKNOWN = Rule("sgd", {"lr": 0.0, "weight_decay": 0.0}, {"maximize": False})
 
 
 class LocalRows:
-    """See the module's docstring.
+    """A table of this process, whose update rules are those of the latest step.
 
-    By which rule rows are updated shows at the first step; rows of another rule's begin anew in
-    their states, and keep their values.
+    At the first step, and where the rules change, rows get new states and keep their values.  Not
+    thread-safe.
 
     Args:
         table: all of it but its segments, which follow the rules.
@@ -106,11 +106,13 @@ class LocalRows:
             )
 
     def status(self) -> dict[str, int]:
-        """Rows, bytes, and what was counted."""
+        """Rows, bytes, and counters."""
         return {"bytes_held": self.rows.bytes_held, **self.rows.counters(), "rows": len(self.rows)}
 
     def shrink(self, days: float, threshold: float | None) -> int:
-        """Days pass; how many rows went."""
+        """Applies ``days`` of time decay, then drops rows below the score threshold or past their TTL;
+        gives the number of dropped rows.
+        """
         now = self._clock()
         return self.rows.shrink(now, days, threshold) + self.rows.expire(now)
 
@@ -118,7 +120,7 @@ class LocalRows:
 
     def state(self, changed: bool = False) -> tuple[Chunk, dict[str, Any]]:
         """Copies of all rows, or of those that changed since they were saved, with their states,
-        and what else a table knows.
+        and the table's metadata.
         """
         chunks = list(_chunks(self.rows, changed=changed))
         whole = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}

@@ -1,24 +1,25 @@
-"""What stands for a table in the script's optimizer: a parameter of one number, whose gradient is
-the norm of the rows'.
+"""The proxy parameter: one scalar by which a table appears in the script's optimizer.  Its ``.grad``
+is the L2 norm of the table's row gradients.
 
-[Note: what a gradient of one number can do]  A script clips by norm, unscales, accumulates and
-zeroes gradients through ``p.grad``.  A table's gradient is some rows, which no parameter holds;
-what all of these uses need of it is its norm, and what they do to it is to multiply it, or to drop
-it.  So after each backward ``anchor.grad`` is the norm of the gradients of all rows that wait for
-the step, and what has become of that number since is done to the rows when they are taken: times
-``anchor.grad`` by the norm; none where it is None.  ``clip_grad_norm_`` and ``GradScaler`` thus
-count tables as they count parameters. (``clip_grad_value_`` sees the norm, too: a table's rows are
-scaled to it.)
+[Note: a scalar gradient for rows]  A script clips by norm, unscales, accumulates and zeroes
+gradients through ``p.grad``.  A table's gradient is some rows, which no parameter holds.  All these
+uses read its norm, and then multiply it or drop it.  So after each backward ``proxy.grad`` is the
+norm of all pending row gradients, and when the step takes the rows they are multiplied by
+``proxy.grad`` / that norm; where ``proxy.grad`` is None there are none.  ``clip_grad_norm_`` and
+``GradScaler`` thus count tables as they count parameters.  (``clip_grad_value_`` sees the norm,
+too: a table's rows are scaled to it.)
 
-[Note: steps without servers]  The anchor's number stays 0.  An optimizer's step does not see its
+[Note: steps without servers]  The scalar itself stays 0.  An optimizer's step does not see its
 gradient: just before, the rows take their step, by the table's own rule or the group's, where they
-are in this process; just after, ``anchor.grad`` is back. What step hooks of the optimizer's own do
-to gradients comes too late for tables.
+are in this process; just after, ``proxy.grad`` is back.  Two global step hooks of torch do this,
+which the first proxy parameter of a process registers.  Changes that the optimizer's own step hooks
+make to gradients come too late for tables.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,13 +40,13 @@ from transpiler.ir.rules import Rule
 
 
 class ProxiedTable(Protocol):
-    """What an anchor stands for."""
+    """The table of a proxy parameter, for a step in this process."""
 
     def steps_here(self) -> bool:
         """Whether the rows are in this process."""
 
     def rules(self, group: Callable[[], Rule]) -> list[tuple[int, int, Rule]]:
-        """The present rules, by columns; ``group`` tells that of the anchor's parameter group."""
+        """The present rules, by columns; ``group`` gives that of the proxy parameter's group."""
 
     def step(self, rules: list[tuple[int, int, Rule]], scale: float) -> None:
         """One step of rows that are in this process; gradients are multiplied by ``scale``."""
@@ -55,23 +56,27 @@ class ProxiedTable(Protocol):
 
 
 class ProxyParameter(nn.Parameter):
-    """See the module's docstring.  Made by its module, and found in parameter groups."""
+    """A scalar parameter that stands for one table in an optimizer's groups; its module makes it.
+
+    The backward passes of several threads may run at once only for different tables.
+    """
 
     _owner: weakref.ref[ProxiedTable] | None
     # of the backward passes under way, by the number autograd gives them
     _parts: dict[int, list[RowGradient]]
     _pending: RowGradient | None
-    _recorded: float  # the norm of what is pending, as anchor.grad was set to it
+    _recorded: float  # the norm of what is pending, as ``grad`` was set to it
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> ProxyParameter:
-        anchor: ProxyParameter = super().__new__(
+        _register_step_hooks()
+        proxy: ProxyParameter = super().__new__(
             cls, torch.zeros(()) if data is None else data, True
         )
-        anchor._owner, anchor._parts = None, {}
-        anchor.drop()
-        anchor.register_post_accumulate_grad_hook(_arrived)  # type: ignore[no-untyped-call]  # torch's own
-        anchor.requires_grad_(requires_grad)
-        return anchor
+        proxy._owner, proxy._parts = None, {}
+        proxy.drop()
+        proxy.register_post_accumulate_grad_hook(_accumulated)  # type: ignore[no-untyped-call]  # torch's own
+        proxy.requires_grad_(requires_grad)
+        return proxy
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return ProxyParameter, (self.detach(), self.requires_grad)
@@ -82,12 +87,12 @@ class ProxyParameter(nn.Parameter):
         return None if self._owner is None else self._owner()
 
     def bind(self, owner: ProxiedTable) -> None:
-        """Says which module this is the anchor of."""
+        """Says which module this is the proxy parameter of."""
         self._owner = weakref.ref(owner)
 
     def receive(self, gradient: RowGradient) -> None:
-        """In a backward pass: the gradient of one lookup's rows, on the CPU; ``anchor.grad``
-        follows when all have come.
+        """In a backward pass: takes the gradient of one lookup's rows, on the CPU; ``grad`` follows
+        when all lookups have given theirs.
         """
         task = torch._C._current_graph_task_id()
         if task not in self._parts:
@@ -96,9 +101,9 @@ class ProxyParameter(nn.Parameter):
             self._parts[task] = []
         self._parts[task].append(gradient)
 
-    def arrive(self) -> None:
-        """When autograd has added to ``anchor.grad`` what a backward pass has for it (zeros): all
-        lookups' rows have come.
+    def accumulate(self) -> None:
+        """At the end of a backward pass, when autograd has added zeros to ``grad``: all lookups
+        have given their rows.
         """
         parts = self._parts.pop(torch._C._current_graph_task_id(), [])
         if parts:
@@ -109,11 +114,11 @@ class ProxyParameter(nn.Parameter):
             self._recorded = float(self.grad)
 
     def waiting(self) -> RowGradient | None:
-        """A copy of the gradient of all lookups since it was last zeroed, with what was done to
-        ``anchor.grad`` done to it.
+        """A copy of the pending gradient: the sum over all lookups since it was last zeroed, times
+        the script's factors on ``grad``.
 
         Returns:
-            None where ``anchor.grad`` is None; no rows where it was set to zero.
+            None where ``grad`` is None; no rows where it was set to zero.
         """
         self._parts.clear()  # of passes that were for other gradients, as of torch.autograd.grad
         scaled = self._scaled()
@@ -121,9 +126,7 @@ class ProxyParameter(nn.Parameter):
 
     @contextmanager
     def lend(self, gradient: RowGradient) -> Iterator[None]:
-        """In this context ``gradient`` is what waits for the step; what waited before is put
-        back.
-        """
+        """In this context ``gradient`` is the pending one; afterwards the former is again."""
         before = self._pending, self._recorded, self.grad
         self._pending = gradient
         self.grad = torch.full_like(
@@ -136,13 +139,13 @@ class ProxyParameter(nn.Parameter):
             self._pending, self._recorded, self.grad = before
 
     def drop(self) -> None:
-        """Forgets what is pending."""
+        """Drops the pending gradient."""
         self._pending, self._recorded = None, 0.0
         self._parts.clear()
 
     def _scaled(self) -> RowGradient | None:
-        """What is pending, times what ``anchor.grad`` was multiplied by: the same object where that
-        is nothing.
+        """The pending gradient, times the factor that ``grad`` was multiplied by: the same object
+        where that is 1.
         """
         if self.grad is None or self._pending is None:
             return None
@@ -158,20 +161,21 @@ class ProxyParameter(nn.Parameter):
         )
 
 
-def _arrived(anchor: Tensor) -> None:
-    assert isinstance(anchor, ProxyParameter), "the hook of an anchor"
-    anchor.arrive()
+def _accumulated(proxy: Tensor) -> None:
+    assert isinstance(proxy, ProxyParameter), "the hook of a proxy parameter"
+    proxy.accumulate()
 
 
 # ---- steps of optimizers of this process; see [Note: steps without servers] ----
 
+# during a step: its optimizer's proxy parameters, and their gradients
 _hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[ProxyParameter, Tensor]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def proxy_parameters(optimizer: Optimizer) -> Iterator[tuple[int, ProxyParameter]]:
-    """The anchors among an optimizer's parameters, each with the index of its group."""
+    """The proxy parameters of an optimizer, each with the index of its group."""
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if isinstance(parameter, ProxyParameter):
@@ -207,40 +211,44 @@ def _before_step(
 
 def _step_rows(optimizer: Optimizer) -> None:
     here = []
-    for index, anchor in proxy_parameters(optimizer):
-        owner = anchor.owner
-        if owner is not None and anchor.grad is not None and owner.steps_here():
-            here.append(
-                (
-                    owner,
-                    owner.rules(
-                        partial(group_rule, optimizer, optimizer.param_groups[index], owner.whose())
-                    ),
-                )
-            )
+    for index, proxy in proxy_parameters(optimizer):
+        owner = proxy.owner
+        if owner is not None and proxy.grad is not None and owner.steps_here():
+            group = optimizer.param_groups[index]
+            here.append((owner, owner.rules(partial(group_rule, optimizer, group, owner.whose()))))
     scale, overflow = _left_to_optimizer(optimizer)
     for owner, rules in here:
         if not overflow:
             owner.step(rules, scale)
     hidden = _hidden[optimizer] = []
-    for _, anchor in proxy_parameters(optimizer):
-        if anchor.grad is not None:
-            hidden.append((anchor, anchor.grad))
-            anchor.grad = None
+    for _, proxy in proxy_parameters(optimizer):
+        if proxy.grad is not None:
+            hidden.append((proxy, proxy.grad))
+            proxy.grad = None
 
 
 def _left_to_optimizer(optimizer: Optimizer) -> tuple[float, bool]:
-    """What GradScaler leaves to optimizers with ``fused=True``: the factor that unscales, and
-    whether to skip the step.
+    """GradScaler leaves unscaling to optimizers with ``fused=True``: the factor for that, and whether
+    to skip the step.
     """
     scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     return 1.0 if scale is None else 1.0 / float(scale), found is not None and bool(float(found))
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for anchor, gradient in _hidden.pop(optimizer, ()):
-        anchor.grad = gradient
+    for proxy, gradient in _hidden.pop(optimizer, ()):
+        proxy.grad = gradient
 
 
-register_optimizer_step_pre_hook(_before_step)
-register_optimizer_step_post_hook(_after_step)
+_registering = threading.Lock()  # guards _registered
+_registered = False
+
+
+def _register_step_hooks() -> None:
+    """Registers the two hooks with torch, once in a process."""
+    global _registered
+    with _registering:
+        if not _registered:
+            register_optimizer_step_pre_hook(_before_step)
+            register_optimizer_step_post_hook(_after_step)
+            _registered = True

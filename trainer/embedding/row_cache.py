@@ -1,13 +1,13 @@
-"""Rows that a trainer has pulled lately, to be read again without asking the servers: the hot ids
-of skewed data.
+"""A trainer's cache of pulled rows: it reads the hot ids of skewed data again without asking the
+servers.
 
-[Note: what a cached row lacks]  A row that was pulled in step t is read from the cache up to step t
+[Note: staleness of a cached row]  A row that was pulled in step t is read from the cache up to step t
 + staleness, as it was pulled: pushes since then, this trainer's own among them, show when it is
 pulled again.  (By which rule a server will move a row, after which other pushes, a trainer cannot
 know; and had an own push to drop the row, every step would drop just the rows that it read.)  So a
 forward of step t sees all that was applied before step t - staleness, as with bounded staleness.
 
-[Note: four to a set]  A row may lie in one of four places, which its id's hash tells; of these the
+[Note: four to a set]  A row may lie in one of four places, which its id's hash gives; of these the
 one that was not read for longest makes room.  So everything is done for all ids of a lookup at
 once, in numpy.
 """
@@ -15,13 +15,15 @@ once, in numpy.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 WAYS = 4
 NEVER = np.iinfo(np.int64).min // 2  # a step before any
 
 
 class RowCache:
-    """See the module's docstring.  Steps are whole numbers that never go down.
+    """Rows by id, each readable for some steps after its pull.  Steps are whole numbers that never
+    go down.  Not thread-safe.
 
     Args:
         rows: the most that are kept, at least 1; in whole sets of four, or one set of fewer.
@@ -142,3 +144,23 @@ class RowCache:
         rank = np.empty(len(ids), np.int64)
         rank[order] = np.arange(len(ids)) - np.repeat(begins, np.diff(np.r_[begins, len(ids)]))
         return by_age[np.arange(len(ids)), rank % self._ways]
+
+
+def cache_of(rows: int, dim: int, staleness: int, dtype: torch.dtype) -> RowCache | None:
+    """The cache that an embedding's arguments ask for; None where ``rows`` is 0.
+
+    Raises:
+        TypeError: ``rows`` is no whole number.
+        ValueError: a number is below 0, or there is a staleness without rows.
+    """
+    if not isinstance(rows, int) or isinstance(rows, bool):
+        raise TypeError(f"cache_rows: expected a whole number, got {rows!r}")
+    if rows < 0:
+        raise ValueError(f"cache_rows: expected 0 or more, got {rows}")
+    if staleness and not rows:
+        raise ValueError(
+            "cache_staleness: expected cache_rows with it; without a cache every row is "
+            "pulled when it is read"
+        )
+    numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
+    return RowCache(rows, dim, staleness, numpy_dtype) if rows else None

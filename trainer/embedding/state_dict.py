@@ -1,9 +1,9 @@
-"""What an embedding's ``state_dict`` and its copies have of rows in this process.
+"""Rows of this process in an embedding's ``state_dict`` and in its copies.
 
 In a ``state_dict`` they are plain tensors, that any file format of tensors takes: ``table.ids``
-(int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule and what else a
-table keeps for its rows; ``table.metadata``: steps, counters and rules, as JSON in bytes.  Rows that
-servers hold are in none: ``fleet.save`` and ``fleet.export`` write them.
+(int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule, and further
+arrays that a table keeps for its rows; ``table.metadata``: steps, counters and rules, as JSON in
+bytes.  Rows that servers hold are in none: ``fleet.save`` and ``fleet.export`` write them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ NEEDED = ("ids", "values", "metadata")
 
 
 class RowState(nn.Module):
-    """A module with ``rows``.  See the module's docstring."""
+    """A module whose rows are in its ``state_dict`` while they are in this process.
+
+    Attributes:
+        rows: :class:`~trainer.embedding.local_rows.LocalRows`, or a source on servers.
+    """
 
     rows: Any
 

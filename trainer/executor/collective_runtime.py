@@ -20,6 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,8 @@ from torch import Tensor
 
 from pserver.config import split_endpoint
 from pserver.errors import JobFailed, PServerError, TrainerLost
-from trainer.collective.process_groups import World, bring_up, open_store
+from trainer.collective.process_groups import ProcessGroups
+from trainer.collective.rendezvous import connect_store, rendezvous
 from trainer.executor.comm_ring import PendingTensors, Ring
 from trainer.role import Connection
 from transpiler.formats.plan_text import plan_text
@@ -46,7 +48,7 @@ class _Job:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # guards the four below, held while the trainers meet
-        self.world: World | None = None
+        self.world: ProcessGroups | None = None
         self.users = 0
         self.meetings = 0  # that succeeded
         self.rings: dict[tuple[int, str], Ring] = {}
@@ -139,7 +141,7 @@ class CollectiveRuntime:
 
     def _gen_nccl_id(self, op: Op, **_: Any) -> Any:
         """The ids are drawn from the job's own, which trainer 0 has drawn: 16 bytes each."""
-        seed = bytes.fromhex(self._world().id)
+        seed = bytes.fromhex(self._world().peers.id)
         digests = [
             hashlib.blake2b(name.encode(), key=seed, digest_size=ID_BYTES).digest()
             for name in op.outputs
@@ -203,7 +205,7 @@ class CollectiveRuntime:
         self._world()  # another Executor of this process may have begun it
         return ring
 
-    def _world(self) -> World:
+    def _world(self) -> ProcessGroups:
         """The trainers' process groups, brought up on first use."""
         with self._job.lock:
             if not self._joined:
@@ -218,40 +220,39 @@ class CollectiveRuntime:
             )
         return world
 
-    def _rendezvous(self) -> World:
+    def _rendezvous(self) -> ProcessGroups:
         """See [Note: rendezvous again]."""
         connection, deployment = Connection.from_environment(), self._deployment
         if connection.plan_only:
             print(plan_text(deployment.plan), flush=True)
             raise SystemExit(0)
         # Without wait_port the others are expected to be there already.
-        patience = (
-            connection.start_timeout_seconds
-            if deployment.wait_port
-            else connection.heartbeat_timeout_seconds
-        )
-        end = time.monotonic() + patience
+        if not deployment.wait_port:
+            connection = replace(
+                connection, start_timeout_seconds=connection.heartbeat_timeout_seconds
+            )
+        end = time.monotonic() + connection.start_timeout_seconds
         while True:
             try:
-                world = self._bring_up(connection, patience)
+                world = self._rendezvous_once(connection)
                 self._job.meetings += 1
                 return world
             except TrainerLost:
                 if self._job.meetings == 0 or time.monotonic() > end:
                     raise
 
-    def _bring_up(self, connection: Connection, patience: float) -> World:
+    def _rendezvous_once(self, connection: Connection) -> ProcessGroups:
         endpoints = self._deployment.endpoints
-        return bring_up(
-            open_store(endpoints[0], self._rank, patience),
+        peers = rendezvous(
+            connect_store(*split_endpoint(endpoints[0]), self._rank, connection),
             self._rank,
             endpoints,
-            facts=self._deployment.plan.manifest(),
-            patience=patience,
-            deadline=connection.heartbeat_timeout_seconds,
+            connection,
+            metadata=self._deployment.plan.manifest(),
             host=split_endpoint(endpoints[self._rank])[0],
-            meeting=self._job.meetings + 1,
+            number=str(self._job.meetings + 1),
         )
+        return ProcessGroups(peers)
 
 
 def _one_or_all(values: list[Tensor]) -> Any:

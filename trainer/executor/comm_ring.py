@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.collective.process_groups import World
+from trainer.collective.process_groups import ProcessGroups
 from transpiler.plan.comm_rings import flat_id, heads, heads_id, row_id, row_of
 from transpiler.plan.plan import Collective
 
@@ -52,7 +52,7 @@ class Ring:
     """
 
     def __init__(
-        self, world: World, collective: Collective, number: int, device: torch.device
+        self, world: ProcessGroups, collective: Collective, number: int, device: torch.device
     ) -> None:
         self._world = world
         self._device = device

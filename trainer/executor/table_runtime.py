@@ -95,7 +95,7 @@ class EmbeddingHandle(RangeChecked):
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
         """The proxy parameter has the gradient, as after a backward."""
-        with self._module.anchor.lend(as_gradient(gradient)):
+        with self._module.proxy.lend(as_gradient(gradient)):
             yield
 
 

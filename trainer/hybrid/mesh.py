@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from trainer.collective.rendezvous import environment
+from trainer.collective.parallel_env import current_peers
 from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def hybrid_mesh(strategy: DistributedStrategy, device_type: str | None = None) -
 
 
 def _world_size() -> int:
-    environment()
+    current_peers()
     return dist.get_world_size()
 
 

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.collective.rendezvous import environment, named
+from trainer.collective.parallel_env import current_peers, naming_trainers
 from trainer.hybrid.mesh import Directions, directions, parameter_mesh
 from trainer.hybrid.pipeline import Loss, Pipeline
 from trainer.hybrid.sequence import replace_attention
@@ -81,11 +81,11 @@ def hybrid_parallel(
             evenly.
         FingerprintMismatch: the ranks' models differ.
     """
-    environment()
+    current_peers()
     here = directions(strategy, dist.get_world_size())
     _check(model, here, tensor_plan, stages, loss_fn)
     device = next(model.parameters()).device
-    with named():
+    with naming_trainers():
         world: Any = dist.group.WORLD
         agree("model", facts_of(model), world)
         for tensor in (*model.parameters(), *model.buffers()):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.collective.rendezvous import named
+from trainer.collective.parallel_env import naming_trainers
 from trainer.hybrid.stages import Stage
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -132,7 +132,7 @@ class Pipeline(nn.Module):
         losses: list[Tensor] = []
         wanted: dict[str, Any] = {"target": target, "losses": losses} if self._last else {}
         run = getattr(self._schedule(what, (*given.items(), ("target", target))), what)
-        with named():
+        with naming_trainers():
             if self._first:
                 run(*mine.values(), **wanted)
             else:

@@ -17,7 +17,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trainer.collective.data_parallel import DataParallel
-from trainer.collective.rendezvous import environment, init_parallel_env, leave_parallel_env, named
+from trainer.collective.parallel_env import (
+    current_peers,
+    init_parallel_env,
+    leave_parallel_env,
+    naming_trainers,
+)
 from trainer.job.data_shard import shard
 from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
@@ -67,7 +72,7 @@ class CollectiveJob(Job):
             )
         check(strategy, self.supported)
         init_parallel_env()
-        world = environment().world
+        world = current_peers()
         super().__init__(RoleMaker(Role.COLLECTIVE, world.rank, world.size), strategy)
         self._hooks: list[RemovableHandle] = []
         log.info("training collectively: trainer %d of %d", world.rank, world.size)
@@ -108,7 +113,7 @@ class CollectiveJob(Job):
 
     def _attach(self, model: nn.Module) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            with named(), torch.no_grad():
+            with naming_trainers(), torch.no_grad():
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor, 0)
             return
@@ -174,12 +179,12 @@ class CollectiveOptimizer(DistributedOptimizer):
     def barrier(self, name: str) -> None:
         """Waits for every trainer, of which none may have left."""
         self._barriers += 1
-        around = environment()
-        around.exchange(f"{name} (barrier {self._barriers})", "", range(around.world.size))
+        peers = current_peers()
+        peers.exchange(f"{name} (barrier {self._barriers})", "", range(peers.size))
 
     def __repr__(self) -> str:
         return (
-            f"DistributedOptimizer of {environment().world.size} trainers without servers, of "
+            f"DistributedOptimizer of {current_peers().size} trainers without servers, of "
             f"{self.inner!r}"
         )
 
@@ -203,7 +208,7 @@ class LockstepBatches:
             batch = next(batches, END)
             have = torch.zeros(self._trainers, dtype=torch.int32)
             have[self._trainer_id] = int(batch is not END)
-            with named():
+            with naming_trainers():
                 dist.all_reduce(have)
             if not bool(have.all()):
                 self._say(have, count)

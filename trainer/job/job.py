@@ -138,9 +138,11 @@ class Job:
         communicator.start()
         if plan.averaged:
             log.info("training collectively, beside: %s", ", ".join(plan.averaged))
-            patience = Connection.from_environment().start_timeout_seconds
             communicator.dense_allreduce = DenseAllreduce(
-                communicator.clients, self.role.trainer_id, plan.trainers, patience
+                communicator.clients,
+                self.role.trainer_id,
+                plan.trainers,
+                Connection.from_environment(),
             )
         if self.tables is not None and communicator.lookups is not None:
             self.tables.connect(communicator.rows_of)

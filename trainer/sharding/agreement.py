@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pserver.errors import FingerprintMismatch
-from trainer.collective.rendezvous import environment
+from trainer.collective.parallel_env import current_peers
 from transpiler.plan.plan import differences
 
 _made: Counter[str] = Counter()  # agreements, by group: each has a topic of its own
@@ -42,7 +42,7 @@ def agree(what: str, facts: Mapping[str, str], group: dist.ProcessGroup) -> None
     ranks = dist.get_process_group_ranks(group)
     _made[group.group_name] += 1
     topic = f"{what} {_made[group.group_name]} of group {group.group_name}"
-    said = environment().exchange(topic, json.dumps(dict(facts)), ranks)
+    said = current_peers().exchange(topic, json.dumps(dict(facts)), ranks)
     first = json.loads(said[0])
     for rank, text in zip(ranks, said, strict=True):
         if text != said[0]:

@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.collective.rendezvous import environment
+from trainer.collective.parallel_env import current_peers
 from trainer.optimizer import DistributedOptimizer
 from trainer.sharding.agreement import agree, facts_of
 from trainer.sharding.optimizer import ShardedOptimizer
@@ -186,7 +186,7 @@ def _check(model: Any, optimizer: Any, level: Any, scaler: Any, *options: Any) -
 
 
 def _group(group: Any) -> dist.ProcessGroup:
-    environment()  # or it says what to call first
+    current_peers()  # or it says what to call first
     if group is None:
         return dist.group.WORLD  # type: ignore[return-value]  # set, since torch.distributed is initialized
     if group == dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(group) < 0:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.collective.rendezvous import named
+from trainer.collective.parallel_env import naming_trainers
 from trainer.sharding.norms import clip_gradients
 from trainer.sharding.shards import Shards
 from transpiler.clip import GradClip
@@ -109,7 +109,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     "group_sharded_parallel after unfreezing"
                 )
         self.pieces.refresh()
-        with named():
+        with naming_trainers():
             if self.grad_clip is not None:
                 clip_gradients(self.grad_clip, self.pieces, self._device)
             self._inner.step()

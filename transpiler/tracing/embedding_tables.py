@@ -114,11 +114,11 @@ def find_tables(
 
 
 def _has_table(module: Any) -> bool:
-    return all(hasattr(module, name) for name in ("anchor", "table", "differs", "share", "rules"))
+    return all(hasattr(module, name) for name in ("proxy", "table", "differs", "share", "rules"))
 
 
 def _anchor(module: Any) -> Tensor:
-    anchor: Tensor = module.weight if is_sparse(module) else module.anchor
+    anchor: Tensor = module.weight if is_sparse(module) else module.proxy
     return anchor
 
 
@@ -135,7 +135,7 @@ def _take(found: dict[str, Captured], path: str, module: Any) -> None:
     first: Any = known.modules[0]
     if is_sparse(first) or (difference := first.differs(module)) is not None:
         raise ValueError(f"capture: two embeddings are called {name!r} and differ: {difference}")
-    if module.anchor is not first.anchor:
+    if module.proxy is not first.proxy:
         module.share(first)
     known.modules.append(module)
 

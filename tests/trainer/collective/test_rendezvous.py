@@ -23,9 +23,10 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLost, Unreachable
 from tests.support import ranks
 from trainer import fleet, init_parallel_env, new_group, spawn
-from trainer.collective import membership, rendezvous
+from trainer.collective import membership
 from trainer.collective.membership import Event, Guard, Membership
-from trainer.role import World
+from trainer.collective.parallel_env import _meet, leave_parallel_env
+from trainer.role import Connection, World
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -34,7 +35,7 @@ cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 def alone() -> Iterator[None]:
     yield
     fleet.finish()
-    rendezvous.leave_parallel_env()
+    leave_parallel_env()
 
 
 # ---- spawn ----
@@ -146,7 +147,7 @@ def test_on_a_gpu_the_group_has_nccl_and_gloo(device: str) -> None:
     assert torch.cuda.current_device() == 0 and dist.get_backend_config() == "cpu:gloo,cuda:nccl"
 
 
-# ---- meeting ----
+# ---- rendezvous ----
 
 
 def worlds(count: int, port: int, served: bool = False) -> list[World]:
@@ -158,7 +159,7 @@ def meet(present: list[World], seconds: float) -> list[str]:
 
     def one(world: World) -> str:
         try:
-            rendezvous._meet(world, seconds)
+            _meet(world, Connection(start_timeout_seconds=seconds)).close("the test is over")
             return "met"
         except PServerError as error:
             return f"{type(error).__name__}: {error}"
@@ -184,7 +185,8 @@ def test_trainers_that_never_come_are_named_to_all_who_wait() -> None:
     present = worlds(4, free_port())
 
     assert set(meet([present[0], present[2]], 1.0)) == {
-        "TimedOut: trainers 1, 3 of 4 did not come up within 1 s"
+        "TimedOut: rendezvous: expected 4 trainers, and after 1 s these have not come: "
+        "trainer 1, trainer 3"
     }
     assert issubclass(TimedOut, PServerError)
 
@@ -194,20 +196,23 @@ def test_without_trainer_0_the_others_name_it() -> None:
     port = free_port()
     said = meet(worlds(2, port)[1:], 1.0)
 
-    assert said == [f"Unreachable: trainer 0 did not come up at 127.0.0.1:{port} within 1 s"]
+    assert len(said) == 1 and said[0].startswith(
+        f"Unreachable: trainer 1 waited 1 s for trainer 0 (127.0.0.1:{port}), which does not answer"
+    )
     assert issubclass(Unreachable, PServerError)
 
 
-def test_two_processes_with_one_number_are_refused(store: TCPStore) -> None:
+def test_two_processes_with_one_number_are_refused(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second to come is told."""
+    pids = iter(range(3))
+    monkeypatch.setattr("trainer.collective.rendezvous.os.getpid", lambda: next(pids))
     present = worlds(2, store.port, served=True)
-    said = meet([present[0], present[1], present[1]], 5.0)
+    said = sorted(meet([present[0], present[1], present[1]], 5.0))
 
-    assert (
-        sorted(said)[0] == "Refused: RANK: two processes say that they are trainer 1 of 2"
-        and sorted(said)[1:] == ["met"] * 2
-    )
-    assert issubclass(Refused, PServerError)
+    assert said[0].startswith("Refused: trainer 1: expected one process, got two: ")
+    assert said[1:] == ["met"] * 2 and issubclass(Refused, PServerError)
 
 
 # ---- who is there ----
@@ -270,7 +275,7 @@ def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_aw
     joined = threading.Event()
 
     def pretend() -> socket.socket:
-        port, token = store.clone().get("presence").decode().split()
+        port, token = store.clone().get("membership").decode().split()
         with socket.create_connection(("127.0.0.1", int(port))) as stranger:
             stranger.sendall(b'{"rank": 1, "token": "guessed"}\n')
             assert stranger.recv(1) == b""

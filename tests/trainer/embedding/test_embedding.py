@@ -121,7 +121,7 @@ def test_rows_train_as_torchs_embedding_does(rule: str) -> None:
         if step == 3:
             ids, rows = mine.embedding.initial_rows  # what a server would begin with
             assert torch.equal(rows, values(mine)[ids]) and len(ids) == ROWS
-    assert not mine.embedding.anchor.any() and not torch.equal(values(mine), values(pair()[1]))
+    assert not mine.embedding.proxy.any() and not torch.equal(values(mine), values(pair()[1]))
 
 
 BAGS: dict[str, tuple[Any, ...]] = {
@@ -212,7 +212,7 @@ def test_means_are_what_they_say(pooling: str, weighted: bool) -> None:
         (theirs,) = torch.autograd.grad(torch.stack(expected).square().sum(), weights)
         assert torch.allclose(mine, theirs)
         zeros = embedding(ids, offsets, torch.zeros(6, dtype=torch.float64, requires_grad=True))
-        (gradient,) = torch.autograd.grad(zeros.sum(), embedding.anchor)
+        (gradient,) = torch.autograd.grad(zeros.sum(), embedding.proxy)
         assert not zeros.any() and torch.isfinite(gradient).all()
 
 
@@ -331,8 +331,8 @@ def test_gradients_are_handled_as_a_parameters(
     assert torch.allclose(trained(mine, make, script), trained(theirs, make, script), atol=2e-6)
 
 
-def test_anchor_gradients_are_norms() -> None:
-    """After each backward anchor.grad is the norm of nn.Embedding's gradient, and the rows that
+def test_proxy_gradients_are_norms() -> None:
+    """After each backward proxy.grad is the norm of nn.Embedding's gradient, and the rows that
     wait are its rows.
     """
     theirs, mine = pair()
@@ -341,7 +341,7 @@ def test_anchor_gradients_are_norms() -> None:
             net(some_ids(step)).backward()
         gradient = mine.embedding.gradient()
 
-        assert torch.allclose(mine.embedding.anchor.grad, theirs.embedding.weight.grad.norm())
+        assert torch.allclose(mine.embedding.proxy.grad, theirs.embedding.weight.grad.norm())
         assert torch.equal(gradient.rows, theirs.embedding.weight.grad[gradient.ids])
         gradient.mul_(0.0)
         assert torch.equal(
@@ -355,7 +355,7 @@ def test_anchor_gradients_are_norms() -> None:
     mine.zero_grad(set_to_none=False)
     assert len(mine.embedding.gradient().ids) == 0
     mine.embedding.discard()
-    assert mine.embedding.gradient() is None and mine.embedding.anchor.grad is None
+    assert mine.embedding.gradient() is None and mine.embedding.proxy.grad is None
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}])
@@ -578,7 +578,7 @@ def test_ten_million_ids_in_one_batch() -> None:
 
 
 WHOLE, BAGGED = (
-    DistributedEmbedding(DIM, ROWS, name="words"),
+    DistributedEmbedding(DIM, num_embeddings=ROWS, name="words"),
     DistributedEmbedding(DIM, pooling="sum", name="words"),
 )
 FIVE = torch.arange(5)
@@ -650,8 +650,8 @@ def test_bad_input_is_named(
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"dim": 0}, ValueError, "dim: expected 1 to"),
-        ({"dim": 2.5}, TypeError, "dim: expected a whole number"),
+        ({"embedding_dim": 0}, ValueError, "embedding_dim: expected 1 to"),
+        ({"embedding_dim": 2.5}, TypeError, "embedding_dim: expected a whole number"),
         ({"num_embeddings": 0}, ValueError, "num_embeddings: expected 1 or more"),
         ({"pooling": "max"}, ValueError, "pooling: expected None, sum, mean, sqrtn, got 'max'"),
         ({"dtype": torch.float16}, ValueError, "dtype: expected torch.float32 or torch.float64"),
@@ -679,7 +679,18 @@ def test_bad_settings_are_named(
 ) -> None:
     """A setting that makes no sense is refused when the module is made."""
     with pytest.raises(error, match=message):
-        DistributedEmbedding(**{"dim": DIM, **options})
+        DistributedEmbedding(**{"embedding_dim": DIM, **options})
+
+
+@pytest.mark.parametrize("given", [(1000, 16), (1000, 16, 0)])
+def test_arguments_in_torchs_order_are_refused(given: tuple[Any, ...]) -> None:
+    """nn.Embedding has num_embeddings first: the message says how to write it here."""
+    with pytest.raises(
+        TypeError,
+        match=f"only argument by position, got {len(given)}: write "
+        r"DistributedEmbedding\(16, num_embeddings=1000\)$",
+    ):
+        DistributedEmbedding(*given)
 
 
 @pytest.mark.parametrize(
@@ -750,7 +761,7 @@ def test_a_state_dict_resumes_to_the_bit(tmp_path: Any) -> None:
     steps_of(mine, optimizer, range(3, 6))
 
     resumed, saved = (
-        Net(DistributedEmbedding(DIM, ROWS)),
+        Net(DistributedEmbedding(DIM, num_embeddings=ROWS)),
         torch.load(tmp_path / "saved.pt", weights_only=True),
     )
     resumed.load_state_dict(saved["model"])
@@ -835,7 +846,7 @@ def test_lower_precision_is_that_of_the_output() -> None:
 
     assert (
         torch.equal(mine.bfloat16()(FIVE), theirs.bfloat16()(FIVE))
-        and mine.anchor.dtype == torch.float32
+        and mine.proxy.dtype == torch.float32
     )
     mine(FIVE).float().sum().backward()
     assert mine.gradient().rows.dtype == torch.float32
@@ -853,7 +864,7 @@ def test_a_frozen_table_stays() -> None:
     frozen.requires_grad_(True)
     frozen(FIVE).sum().backward()
 
-    assert frozen.anchor.grad is not None and frozen.gradient().ids.tolist() == FIVE.tolist()
+    assert frozen.proxy.grad is not None and frozen.gradient().ids.tolist() == FIVE.tolist()
 
 
 @pytest.mark.gpu
@@ -901,7 +912,7 @@ def test_connected_rows_are_anothers() -> None:
     embedding.connect(source)
 
     assert torch.equal(embedding.initial_rows[1], rows) and list(embedding.state_dict()) == [
-        "anchor"
+        "proxy"
     ]
     out = embedding(torch.tensor([[4, 4], [9, 2]]))
     assert torch.equal(out[..., 0], torch.tensor([[4.0, 4], [9, 2]])) and source.asked == [
@@ -945,7 +956,9 @@ def test_a_table_is_a_plans() -> None:
     not one table.
     """
     segments = row_optimizers.Segments([(2, row_optimizers.SGD()), (3, row_optimizers.SGD())])
-    embedding = DistributedEmbedding(DIM, ROWS, optimizer=segments, name="words", seed=9, ttl=60.0)
+    embedding = DistributedEmbedding(
+        DIM, num_embeddings=ROWS, optimizer=segments, name="words", seed=9, ttl=60.0
+    )
 
     table = embedding.table(segments=[(0, 2, 4), (2, 5, 6)], lane=1)
 
@@ -959,7 +972,9 @@ def test_a_table_is_a_plans() -> None:
     assert [segment.group for segment in table.segments] == [4, 6]
     assert embedding.differs(copy.deepcopy(embedding)) is None
     assert (
-        embedding.differs(DistributedEmbedding(DIM, ROWS, optimizer=segments, seed=9))
+        embedding.differs(
+            DistributedEmbedding(DIM, num_embeddings=ROWS, optimizer=segments, seed=9)
+        )
         == "ttl 60.0 and None"
     )
     assert "optimizer" in str(

@@ -7,7 +7,6 @@ the process.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -39,7 +38,9 @@ from pserver.errors import (
 from tests.trainer.executor.nccl2_example import STEPS, model_and_data
 from tests.trainer.executor.nccl2_example import step as example_step
 from trainer import Executor, ParallelExecutor
-from trainer.collective.process_groups import World, bring_up, open_store
+from trainer.collective.process_groups import ProcessGroups
+from trainer.collective.rendezvous import connect_store, rendezvous
+from trainer.role import Connection
 from transpiler import (
     ClipGradByGlobalNorm,
     DistributeTranspiler,
@@ -298,20 +299,20 @@ def test_sums_are_on_their_way_while_backward_runs(monkeypatch: pytest.MonkeyPat
     backward ends.
     """
     notes: list[str] = []
-    begin, wait = World.begin, World.wait
+    begin, wait = ProcessGroups.begin, ProcessGroups.wait
 
-    def noted_begin(world: World, operation: Any, what: str) -> Any:
+    def noted_begin(world: ProcessGroups, operation: Any, what: str) -> Any:
         if world.rank == 0 and "allreduce" in what:
             notes.append(f"start {what}")
         return begin(world, operation, what)
 
-    def noted_wait(world: World, work: Any, what: str, device: Any) -> None:
+    def noted_wait(world: ProcessGroups, work: Any, what: str, device: Any) -> None:
         if world.rank == 0 and "allreduce" in what:
             notes.append(f"wait {what}")
         wait(world, work, what, device)
 
-    monkeypatch.setattr(World, "begin", noted_begin)
-    monkeypatch.setattr(World, "wait", noted_wait)
+    monkeypatch.setattr(ProcessGroups, "begin", noted_begin)
+    monkeypatch.setattr(ProcessGroups, "wait", noted_wait)
     endpoints, data = ports(2), batches(2, 1)
     team = [Trainer([], rank, {}) for rank in range(2)]
 
@@ -345,13 +346,13 @@ def test_every_ring_has_its_process_groups(monkeypatch: pytest.MonkeyPatch) -> N
     others.
     """
     found: dict[int, set[str]] = {}
-    group = World.group
+    group = ProcessGroups.group
 
-    def noted(world: World, name: str, ranks: Any, device: Any) -> Any:
+    def noted(world: ProcessGroups, name: str, ranks: Any, device: Any) -> Any:
         found.setdefault(world.rank, set()).add(f"{name} {list(ranks)}")
         return group(world, name, ranks, device)
 
-    monkeypatch.setattr(World, "group", noted)
+    monkeypatch.setattr(ProcessGroups, "group", noted)
     endpoints = ports(4)
     team = [Trainer(endpoints, rank, {**GRAD, **ROWS, "nccl_comm_num": 2}) for rank in range(4)]
     fine(together(4, lambda rank: team[rank].train([])))
@@ -508,15 +509,15 @@ def test_trainers_with_different_programs_are_told_apart() -> None:
 def test_two_processes_with_one_number_are_refused() -> None:
     """The second one is told who the first is."""
     endpoints = ports(2)
-    store = open_store(endpoints[0], 0, 5.0)
-    store.add("pserver/1/claim/0", 1)
-    store.set("pserver/1/come/0", json.dumps({"process": "elsewhere:17"}))
+    host, _, port = endpoints[0].rpartition(":")
+    store = connect_store(host, int(port), 0, Connection())
+    store.set("pserver/1/process/0", "elsewhere:17")
     with pytest.raises(
         Refused,
         match="trainer 0 .*expected one process, got two: elsewhere:17 and this one, "
         f".*:{os.getpid()}$",
     ):
-        bring_up(store, 0, endpoints, patience=1.0)
+        rendezvous(store, 0, endpoints, Connection(start_timeout_seconds=1.0))
 
 
 def test_different_numbers_of_steps_end_in_words() -> None:
@@ -548,9 +549,9 @@ def test_everybody_learns_who_is_lost() -> None:
             if rank < 2:
                 return executor.run(team[rank].main, feed=data[0][rank])
             world = executor._collectives[0]._job.world
-            assert world is not None and world._presence is not None
+            assert world is not None and world.peers.membership is not None
             # as the kernel does for a process that dies
-            world._presence._peers[0].connection.shutdown(socket.SHUT_RDWR)
+            world.peers.membership._peers[0].connection.shutdown(socket.SHUT_RDWR)
             assert over.wait(DEADLINE)
 
     with ThreadPoolExecutor(3) as pool:
@@ -572,7 +573,7 @@ def test_a_long_wait_says_for_whom(
     """The log of a trainer that waits names the one that is behind; nobody is lost by it, however
     long it takes.
     """
-    monkeypatch.setattr("trainer.collective.process_groups.SAY_SECONDS", 0.2)
+    monkeypatch.setattr("pserver.polling.NOTICE_SECONDS", 0.2)
     endpoints, data = ports(2), batches(2, 1)
     team = [Trainer(endpoints, rank, GRAD) for rank in range(2)]
     what = "c_allreduce_sum of 4.bias@GRAD to 0.weight@GRAD (bucket 0, step 1)"

@@ -166,7 +166,7 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
     found = {
         name: parameter.detach().clone()
         for name, parameter in model.named_parameters()
-        if "anchor" not in name
+        if "proxy" not in name
     }
     with torch.no_grad():
         for name, module in model.named_children():
@@ -200,9 +200,7 @@ def run(
         found = values(model)
     return {
         **found,
-        **{
-            name: p.detach().clone() for name, p in model.named_parameters() if "anchor" not in name
-        },
+        **{name: p.detach().clone() for name, p in model.named_parameters() if "proxy" not in name},
     }, pulls
 
 
@@ -226,11 +224,11 @@ def test_a_captured_program_trains_the_models_own_rows(
     """
     mine, reference, data = kind(), kind(), batches(6)
     before, optimizer = values(mine), make(mine)
-    anchor = next(parameter for name, parameter in mine.named_parameters() if "anchor" in name)
-    anchor.grad = waiting = torch.ones(())
+    proxy = next(parameter for name, parameter in mine.named_parameters() if "proxy" in name)
+    proxy.grad = waiting = torch.ones(())
     main, startup = capture(mine, step, optimizer, data[0])
     assert_close(values(mine), before, 0.0)
-    assert anchor.grad is waiting
+    assert proxy.grad is waiting
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
     with Executor() as exe:
         exe.run(startup)

@@ -4,15 +4,20 @@ servers.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from pserver.errors import TrainerLost
 from trainer import DistributedEmbedding, Uniform, fleet
 from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
@@ -61,15 +66,20 @@ def step(
     optimizer.step()
 
 
-def trainer(endpoints: str, rank: int, trainers: int, share: Any) -> Model:
-    """One trainer in a thread of its own: what fleet would make, without its one job a process."""
-    model = Model()
+def distributed(model: Model, endpoints: str, rank: int, trainers: int) -> DistributedOptimizer:
+    """The optimizer of one trainer, whose job is not the one of this process."""
     job = Job(RoleMaker(Role.TRAINER, rank, trainers, tuple(endpoints.split(","))), strategy(MODES))
     job.models.append(model)
     names = {tensor: name for name, tensor in job.tensors().items()}
-    optimizer = DistributedOptimizer(
+    return DistributedOptimizer(
         torch.optim.Adam(model.parameters(), lr=0.05), names, job.connect, tables=job.find_tables()
     )
+
+
+def trainer(endpoints: str, rank: int, trainers: int, share: Any) -> Model:
+    """One trainer in a thread of its own: what fleet would make, without its one job a process."""
+    model = Model()
+    optimizer = distributed(model, endpoints, rank, trainers)
     for ids, y in share:
         step(model, optimizer, ids, y)
     optimizer.barrier("end")
@@ -105,6 +115,47 @@ def test_a_mixed_job_in_sync_mode_equals_a_single_node(servers: Servers, trainer
         assert torch.equal(model.fc.weight, models[0].fc.weight) and torch.equal(
             model.unused.weight, reference.unused.weight
         )
+
+
+def test_the_heartbeat_timeout_holds_among_the_trainers_of_a_mixed_job(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that falls silent is lost to the other after PSERVER_HEARTBEAT_TIMEOUT."""
+    monkeypatch.setenv("PSERVER_HEARTBEAT_TIMEOUT", "0.4")
+    endpoints, over = servers(1), threading.Event()
+
+    def silent_after_joining(rank: int) -> str:
+        optimizer = distributed(Model(), endpoints, rank, 2)
+        assert optimizer.communicator is not None and optimizer.communicator.dense_allreduce is not None
+        groups = optimizer.communicator.averaging._groups
+        assert groups is not None and groups.peers.membership is not None
+        try:
+            if rank == 0:
+                groups.wait(Endless(), "a wait", torch.device("cpu"))
+            with groups.peers.membership._sending:  # no beat leaves
+                assert over.wait(30.0)
+        except TrainerLost as error:
+            return str(error)
+        finally:
+            over.set()
+            optimizer.close()
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(silent_after_joining, range(2)))
+
+    assert said[0].startswith("trainer 1 is lost (silent for 0.4 s), and trainer 0 is in a wait")
+
+
+class Endless(dist.Work):
+    """An operation that never ends."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        time.sleep(timeout.total_seconds())
+        raise RuntimeError("timed out")
+
+    def is_completed(self) -> bool:
+        return False
 
 
 def test_a_table_is_not_averaged_and_servers_are_not_left_without_work(servers: Servers) -> None:

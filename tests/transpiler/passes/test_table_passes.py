@@ -140,7 +140,7 @@ def test_lookups_are_ops_and_each_table_has_one_gradient() -> None:
         "own",
         "word.weight",
     }
-    assert "emb.anchor" not in main.main.variables and "emb.anchor" not in str(main)
+    assert "emb.proxy" not in main.main.variables and "emb.proxy" not in str(main)
 
 
 def test_a_program_with_tables_is_data(tmp_path: Path) -> None:

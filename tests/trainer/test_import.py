@@ -1,0 +1,97 @@
+"""Importing the packages changes nothing in torch, and brings no more than is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+STATE = """
+import sys, torch
+
+def state():
+    optim, module = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
+    tables = {
+        f"{each.__name__}.{name}": list(value)
+        for each in (optim, module)
+        for name, value in vars(each).items()
+        if name.startswith("_global_") and hasattr(value, "__len__")
+    }
+    assert len(tables) >= 10, tables
+    return tables | {
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "defaults": (torch.get_default_dtype(), torch.get_default_device()),
+        "modes": (torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()),
+        "precision": torch.get_float32_matmul_precision(),
+    }
+"""
+IMPORTED = (
+    STATE
+    + """
+import importlib, pkgutil
+from torch.library import Library
+
+registered, before, make = set(), state(), Library.__init__
+
+def noted(self, ns, *rest):
+    frame = sys._getframe(1)
+    while frame.f_globals["__name__"].startswith(("torch.library", "torch._library")):
+        frame = frame.f_back
+    registered.add((frame.f_globals["__name__"].partition(".")[0], ns))
+    make(self, ns, *rest)
+
+Library.__init__ = noted
+for package in ("trainer", "transpiler", "pserver"):
+    found = pkgutil.walk_packages(importlib.import_module(package).__path__, package + ".")
+    for name in [each.name for each in found]:
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
+assert state() == before, (before, state())
+ours = {(package, ns) for package, ns in registered if package != "torch"}
+assert ours == {("transpiler", "pserver")}, ours
+"""
+)
+LIGHT = """
+import sys, trainer
+print(*(name for name in ("numba", "pyarrow", "grpc") if name in sys.modules))
+"""
+PROXIES = (
+    STATE
+    + """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from trainer.embedding.proxy_parameter import ProxyParameter
+
+before, barrier = state(), Barrier(8)
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(lambda _: (barrier.wait(), ProxyParameter()), range(8)))
+changed = {name: len(value) for name, value in state().items() if value != before[name]}
+print(sorted(changed.items()))
+"""
+)
+
+
+def run(script: str) -> str:
+    """What a script prints in a process of its own, which has imported nothing of ours."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_every_module_leaves_torch_as_it_was() -> None:
+    """No hook, thread count, default or mode changes; ops are registered in our namespace alone."""
+    run(IMPORTED)
+
+
+def test_importing_trainer_brings_no_transport_and_no_compiler() -> None:
+    """numba, pyarrow and grpc come with the first name that needs them."""
+    assert run(LIGHT) == ""
+
+
+def test_the_first_proxy_parameter_registers_the_step_hooks_once() -> None:
+    """Two hooks of optimizers, however many threads make one at the same time."""
+    assert run(PROXIES) == str(
+        [
+            ("torch.optim.optimizer._global_optimizer_post_hooks", 1),
+            ("torch.optim.optimizer._global_optimizer_pre_hooks", 1),
+        ]
+    )

@@ -1,0 +1,228 @@
+"""The collective mode of torch's own process group: its beginning, its end, and errors that name a
+trainer.
+
+::
+
+    init_parallel_env()             # one of torchrun's, launch's or spawn's processes; or alone
+    model = DataParallel(Net())
+
+Tensors on GPUs travel by NCCL, those in main memory by gloo.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+
+from pserver.errors import PServerError
+from trainer.collective.rendezvous import Peers, connect_store, rendezvous
+from trainer.role import Connection, World
+
+# how torch's errors of communication read
+_COMMUNICATION = re.compile("gloo|NCCL|TCPStore|Connection|timed out", re.IGNORECASE)
+
+log = logging.getLogger(__name__)
+
+_peers: Peers | None = None
+_rendezvous = 0  # how many this process has begun: each has its own place in the store
+
+
+def init_parallel_env() -> None:
+    """Brings up torch's default process group over all trainers; a second call has no effect.
+
+    Reads torchrun's variables, which ``pserver launch --nccl2``, ``torchrun`` and
+    :func:`trainer.spawn` set; without them this is a world of one.  Where there are GPUs, the one
+    with the number LOCAL_RANK becomes the current device.
+
+    Example::
+
+        init_parallel_env()
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)    # the number of trainers
+
+    Raises:
+        ValueError: a variable is missing, or holds something else than it should.
+        TimedOut: a trainer has not come up within PSERVER_START_TIMEOUT; the message says which.
+        Unreachable: trainer 0, which serves the store, cannot be reached, or cannot listen.
+        TrainerLost: trainer 0 ended while the others waited.
+        Refused: another process has this trainer's number.
+    """
+    global _peers
+    if dist.is_initialized():
+        return
+    world = World.from_environment()
+    peers = _meet(world, Connection.from_environment())
+    has_gpus = torch.cuda.is_available()
+    if has_gpus and world.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(world.local_rank)
+    elif has_gpus:
+        log.warning(
+            "trainer %d: LOCAL_RANK is %d and there are %d GPUs: none is its own",
+            world.rank,
+            world.local_rank,
+            torch.cuda.device_count(),
+        )
+    _peers = peers
+    with naming_trainers():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if has_gpus and dist.is_nccl_available() else "gloo",
+            store=PrefixStore("group", peers.store),
+            rank=world.rank,
+            world_size=world.size,
+        )
+    sys.excepthook = _Hook(sys.excepthook)
+    atexit.register(leave_parallel_env)
+
+
+def _meet(world: World, connection: Connection) -> Peers:
+    """The rendezvous of the processes that torchrun's variables describe."""
+    global _rendezvous
+    _rendezvous += 1
+    store: Store = HashStore()
+    if world.size > 1:
+        address = world.address, world.port
+        store = connect_store(*address, world.rank, connection, served=world.served)
+    return rendezvous(
+        store,
+        world.rank,
+        [""] * world.size,
+        connection,
+        host=world.address,
+        number=f"{world.attempt}/{_rendezvous}",
+    )
+
+
+def leave_parallel_env(text: str = "its script has ended") -> None:
+    """Takes the process group down, and tells the others that this trainer has left.  Done at exit,
+    too.
+
+    Args:
+        text: what others are told who still need this trainer.
+    """
+    global _peers
+    peers, _peers = _peers, None
+    if peers is None:
+        return
+    atexit.unregister(leave_parallel_env)
+    if isinstance(sys.excepthook, _Hook):
+        sys.excepthook = sys.excepthook.before
+    peers.close(text)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def current_peers() -> Peers:
+    """The trainers that :func:`init_parallel_env` has brought together; in a world of one it is
+    called now.
+
+    Raises:
+        RuntimeError: there are other trainers, and it has not been called.
+    """
+    if _peers is not None:
+        return _peers
+    if dist.is_initialized():  # by the script itself: nobody watches its trainers
+        store = dist.distributed_c10d._get_default_store()
+        return Peers(dist.get_rank(), ("",) * dist.get_world_size(), store)
+    if World.from_environment().size > 1:
+        raise RuntimeError("call init_parallel_env() or fleet.init(is_collective=True) first")
+    init_parallel_env()
+    return current_peers()
+
+
+def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
+    """A group of some of the trainers.  Every trainer of the job calls this, in the same order,
+    with the same ranks.
+
+    Example::
+
+        first = new_group([0])
+        model = DataParallel(Net(), group=new_group())
+
+    Args:
+        ranks: which; None: all.
+
+    Returns:
+        The group; on trainers that are not in it, an object that collectives refuse.
+
+    Raises:
+        ValueError: there is no such trainer, or one is named twice.
+    """
+    size = current_peers().size
+    chosen = list(range(size)) if ranks is None else list(ranks)
+    once = len(set(chosen)) == len(chosen)
+    if not chosen or not once or not all(rank in range(size) for rank in chosen):
+        raise ValueError(f"ranks: expected some of 0 to {size - 1}, each once, got {chosen}")
+    with naming_trainers():
+        group: dist.ProcessGroup = dist.new_group(sorted(chosen))
+    return group
+
+
+# ---- errors ----
+
+
+@contextmanager
+def naming_trainers() -> Iterator[None]:
+    """Errors of communication inside are raised anew under the name of the trainer that caused
+    them.
+
+    Raises:
+        PServerError: that trainer is lost, has failed or has left.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        found = cause_of(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def cause_of(error: BaseException) -> PServerError | None:
+    """The end of the trainer that caused an error of communication; None for another error, and
+    where no trainer is known to have ended.
+    """
+    membership = _peers.membership if _peers is not None else None
+    foreign = isinstance(error, PServerError) or not _COMMUNICATION.search(str(error))
+    event = None if membership is None or foreign else membership.cause()
+    return None if event is None else event.error()
+
+
+class _Hook:
+    """sys.excepthook: tells the others the error that ends this trainer, and prints the name of the
+    trainer that caused it, where another did.
+
+    Args:
+        before: the hook that was there, which is called first.
+    """
+
+    def __init__(
+        self, before: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+    ) -> None:
+        self.before = before
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self.before(kind, error, trace)
+        found = cause_of(error)
+        if found is not None:
+            name = f"{type(found).__module__}.{type(found).__name__}"
+            print(f"{name}: {found}", file=sys.stderr, flush=True)
+        elif not isinstance(error, PServerError):
+            fail(error)
+
+
+def fail(error: BaseException) -> None:
+    """Tells the others that this trainer ends with an error of its own."""
+    if _peers is not None and _peers.membership is not None:
+        _peers.membership.tell("failed", f"{type(error).__name__}: {error}")

@@ -1,0 +1,91 @@
+"""The arguments of an embedding's forward, checked: its ids, and how often they were shown and
+clicked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from transpiler.ir.tables import ShowClickEntry, TableEntry
+
+
+def whole_numbers(whose: str, ids: Tensor) -> Tensor:
+    """The ids as int64, without a gradient.
+
+    Args:
+        whose: the table, for the message of an error; also below.
+
+    Raises:
+        TypeError: they are no tensor of whole numbers.
+    """
+    if (
+        not isinstance(ids, Tensor)
+        or ids.is_floating_point()
+        or ids.is_complex()
+        or ids.dtype == torch.bool
+    ):
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"{whose}: ids: expected a tensor of int64, got {kind}")
+    return ids.detach().to(torch.int64)
+
+
+def check_range(whose: str, ids: Tensor, num_embeddings: int | None) -> None:
+    """Checks that ids, int64 of any shape, are 0 to ``num_embeddings`` - 1; None: any id is right.
+
+    Raises:
+        ValueError: one is not; the message has the first and its position.
+    """
+    if num_embeddings is None or not ids.numel():
+        return
+    low, high = (int(bound) for bound in torch.aminmax(ids))
+    if low < 0 or high >= num_embeddings:
+        flat = ids.reshape(-1)
+        at = int(((flat < 0) | (flat >= num_embeddings)).nonzero()[0])
+        raise ValueError(
+            f"{whose}: ids: expected 0 to {num_embeddings - 1}, got {int(flat[at])} at position "
+            f"{at}"
+        )
+
+
+def shows_and_clicks(
+    whose: str, entry: TableEntry | None, ids: Tensor, given: Mapping[str, Tensor]
+) -> Tensor | None:
+    """How often each id was shown and clicked, float32 [n, 2] on the CPU; None where the table
+    does not count.
+
+    Args:
+        entry: the table's; a ShowClickEntry names the two keyword arguments.
+        ids: int64 of any shape, n together.
+        given: forward's further keyword arguments.
+
+    Raises:
+        TypeError: one has another name.
+        ValueError: one has a shape that does not broadcast to the ids'.
+    """
+    names = (entry.show, entry.click) if isinstance(entry, ShowClickEntry) else ()
+    for name in given:
+        if name not in names:
+            known = (
+                f"its entry names {names[0]} and {names[1]}"
+                if names
+                else "it has no ShowClickEntry"
+            )
+            raise TypeError(
+                f"{whose}: forward got an unexpected keyword argument {name!r}: {known}"
+            )
+    if not names:
+        return None
+    columns = []
+    for name, usual in zip(names, (1.0, 0.0), strict=True):
+        counts = torch.as_tensor(given.get(name, usual)).detach().to("cpu", torch.float32)
+        try:
+            columns.append(counts.expand(ids.shape).reshape(-1))
+        except RuntimeError:
+            raise ValueError(
+                f"{whose}: {name}: expected a shape that broadcasts to {list(ids.shape)}, got "
+                f"{list(counts.shape)}"
+            ) from None
+    return torch.stack(columns, 1)
