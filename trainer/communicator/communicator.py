@@ -60,7 +60,8 @@ class Communicator:
         optimizer: whose state, where it has some already, is the servers' initial state.
         connection: deadlines, and which transports to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
-        split_late: steps queue whole, and each lane's sending thread cuts them into slices.
+        runtime_split_send_recv: steps queue whole, and each lane's sending thread cuts them into
+            slices.
 
     Attributes:
         lookups: of rows, where the plan has tables.
@@ -73,7 +74,7 @@ class Communicator:
         optimizer: torch.optim.Optimizer | None = None,
         connection: Connection | None = None,
         start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
-        split_late: bool = False,
+        runtime_split_send_recv: bool = False,
     ) -> None:
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         connection = connection or Connection.from_environment()
@@ -81,7 +82,7 @@ class Communicator:
         self.trainer_id = deployment.trainer_id
         self.step = 0  # closed by the script
         self._plan_only = connection.plan_only
-        self._split_late = split_late
+        self._runtime_split_send_recv = runtime_split_send_recv
         self._tensors = tensors
         self._programs = [
             pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
@@ -283,7 +284,9 @@ class Communicator:
         thread cuts it.
         """
         placement = self.plan.placement(name)
-        if gradient.is_sparse or (self._split_late and self.plan.lane_of(placement).kind.queues):
+        if gradient.is_sparse or (
+            self._runtime_split_send_recv and self.plan.lane_of(placement).kind.queues
+        ):
             self._send(placement, name, gradient, placement.shape)
             return
         for piece, part in self._all.cut({name: gradient.detach().contiguous()}).items():

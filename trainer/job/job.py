@@ -127,9 +127,13 @@ class Job:
             plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait
         )
         start_rows = None if self.tables is None else self.tables.start_rows()
-        late = strategy is not None and strategy.a_sync_configs["runtime_split_send_recv"]
+        runtime_split = strategy is not None and strategy.a_sync_configs["runtime_split_send_recv"]
         communicator = Communicator(
-            deployment, self.tensors(), distributed.inner, start_rows=start_rows, split_late=late
+            deployment,
+            self.tensors(),
+            distributed.inner,
+            start_rows=start_rows,
+            runtime_split_send_recv=runtime_split,
         )
         communicator.start()
         if plan.averaged:
