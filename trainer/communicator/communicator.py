@@ -32,6 +32,7 @@ from trainer.communicator.device_copy import crosses
 from trainer.communicator.initial_values import InitialValues
 from trainer.communicator.kstep_senders import DiLoCoSender, GeoSender
 from trainer.communicator.lane import Hparams, LaneSender
+from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.state_transfer import StateTransfer
 from trainer.communicator.sync_sender import SyncSender
@@ -60,8 +61,7 @@ class Communicator:
         optimizer: whose state, where it has some already, is the servers' initial state.
         connection: deadlines, and which transports to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
-        runtime_split_send_recv: steps queue whole, and each lane's sending thread cuts them into
-            slices.
+        options: of this trainer alone.
 
     Attributes:
         lookups: of rows, where the plan has tables.
@@ -74,7 +74,7 @@ class Communicator:
         optimizer: torch.optim.Optimizer | None = None,
         connection: Connection | None = None,
         start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
-        runtime_split_send_recv: bool = False,
+        options: SendOptions | None = None,
     ) -> None:
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         connection = connection or Connection.from_environment()
@@ -82,14 +82,17 @@ class Communicator:
         self.trainer_id = deployment.trainer_id
         self.step = 0  # closed by the script
         self._plan_only = connection.plan_only
-        self._runtime_split_send_recv = runtime_split_send_recv
+        self._options = options or SendOptions()
         self._tensors = tensors
         self._programs = [
             pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
         ]
         self._all = ParameterSlices(list(self.plan.placements), tensors)
         self._transfer = StateTransfer(self.plan, self._programs, self._all, tensors, optimizer)
-        self.lanes = [_sender(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
+        self.lanes = [
+            _sender(self.plan, index, tensors, self._options)
+            for index in range(len(self.plan.lanes))
+        ]
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         # where trainers share some gradients among themselves
@@ -285,7 +288,7 @@ class Communicator:
         """
         placement = self.plan.placement(name)
         if gradient.is_sparse or (
-            self._runtime_split_send_recv and self.plan.lane_of(placement).kind.queues
+            self._options.runtime_split_send_recv and self.plan.lane_of(placement).kind.queues
         ):
             self._send(placement, name, gradient, placement.shape)
             return
@@ -440,24 +443,26 @@ class Communicator:
 
 
 # Of each update mode: what makes the sender of a lane.
-SENDERS: Mapping[str, Callable[[Plan, Lane, ParameterSlices], LaneSender]] = {
-    "sync": lambda plan, lane, slices: SyncSender(
+SENDERS: Mapping[str, Callable[[Plan, Lane, ParameterSlices, SendOptions], LaneSender]] = {
+    "sync": lambda plan, lane, slices, options: SyncSender(
         slices, plan.clip if plan.clips_on_servers else None
     ),
-    "async": lambda plan, lane, slices: AsyncSender(lane, slices),
-    "half_async": lambda plan, lane, slices: AsyncSender(lane, slices),
-    "geo": lambda plan, lane, slices: GeoSender(lane, slices, plan.trainers),
-    "diloco": lambda plan, lane, slices: DiLoCoSender(lane, slices),
+    "async": lambda plan, lane, slices, options: AsyncSender(lane, slices),
+    "half_async": lambda plan, lane, slices, options: AsyncSender(lane, slices),
+    "geo": lambda plan, lane, slices, options: GeoSender(lane, slices, plan.trainers),
+    "diloco": lambda plan, lane, slices, options: DiLoCoSender(lane, slices),
 }
 
 
-def _sender(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> LaneSender:
+def _sender(
+    plan: Plan, index: int, tensors: Mapping[str, torch.Tensor], options: SendOptions
+) -> LaneSender:
     """The sender for a lane's mode."""
     lane = plan.lanes[index]
     slices = ParameterSlices(
         [p for p in plan.placements if p.lane == index and p.group is not None], tensors
     )
-    return SENDERS[lane.mode](plan, lane, slices)
+    return SENDERS[lane.mode](plan, lane, slices, options)
 
 
 def _lookups(plan: Plan) -> Lookups | None:
