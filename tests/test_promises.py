@@ -27,7 +27,7 @@ KEPT = {
     "dispatch": "test_round_robin_has_one_cursor_over_all_blocks",
     "trainer program, sync": "test_trainer_program_sync",
     "trainer program, async": "test_trainer_program_async_is_the_same_without_barriers",
-    "trainer program, split at run time": "test_split_at_run_time",
+    "trainer program, runtime_split_send_recv": "test_runtime_split_send_recv",
     "trainer program, half-async": "test_half_async_programs",
     "trainer program, geo": "test_geo_programs",
     "trainer startup program": "test_trainer_startup_program",

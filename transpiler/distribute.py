@@ -65,34 +65,38 @@ _log = logging.getLogger("transpiler")
 
 
 def trainer_program(
-    program: Program, deployment: Deployment, split_at_run_time: bool = False
+    program: Program, deployment: Deployment, runtime_split_send_recv: bool = False
 ) -> Program:
     """A trainer's main program, from the single-node one.
 
     Args:
-        split_at_run_time: no split and concat ops; send and recv carry the sections.
+        runtime_split_send_recv: no split and concat ops; send and recv carry the sections.
 
     Raises:
         IllegalProgram: the program breaks a law, or a gradient has no op that produces it.
     """
     return run(
-        replace(program, deployment=deployment), deployment.plan, trainer_passes(split_at_run_time)
+        replace(program, deployment=deployment),
+        deployment.plan,
+        trainer_passes(runtime_split_send_recv),
     )
 
 
 def trainer_startup(
-    startup: Program, deployment: Deployment, split_at_run_time: bool = False
+    startup: Program, deployment: Deployment, runtime_split_send_recv: bool = False
 ) -> Program:
     """A trainer's startup program, from the single-node one.
 
     Args:
-        split_at_run_time: as in :func:`trainer_program`.
+        runtime_split_send_recv: as in :func:`trainer_program`.
 
     Raises:
         IllegalProgram: the startup program initialises other variables than the plan places.
     """
     return run(
-        replace(startup, deployment=deployment), deployment.plan, startup_passes(split_at_run_time)
+        replace(startup, deployment=deployment),
+        deployment.plan,
+        startup_passes(runtime_split_send_recv),
     )
 
 

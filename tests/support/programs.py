@@ -100,7 +100,7 @@ DEPLOYMENTS: dict[str, Callable[[], dict[str, Program]]] = {
     "sync_whole": lambda: deployed(captured(Dense()), slice_var_up=False),
     "sync_clipped": lambda: deployed(captured(Dense(), ClipGradByGlobalNorm(1.0))),
     "async": lambda: deployed(captured(Dense()), **ASYNC),
-    "async_split_at_run_time": lambda: deployed(
+    "async_runtime_split_send_recv": lambda: deployed(
         captured(Dense()), **ASYNC, runtime_split_send_recv=True
     ),
     "half_async": lambda: deployed(captured(Dense()), **ASYNC, half_async=True),
@@ -113,7 +113,7 @@ DEPLOYMENTS: dict[str, Callable[[], dict[str, Program]]] = {
     "local_sgd": lambda: deployed(captured(Dense()), **COLLECTIVE, collective_mode="local_sgd"),
     "tables_sync": lambda: deployed(captured(Tables())),
     "tables_async": lambda: deployed(captured(Tables()), **ASYNC),
-    "tables_async_split_at_run_time": lambda: deployed(
+    "tables_async_runtime_split_send_recv": lambda: deployed(
         captured(Tables()), **ASYNC, runtime_split_send_recv=True
     ),
     "tables_geo": lambda: deployed(captured(Tables()), geo_sgd_mode=True),

@@ -31,7 +31,7 @@ from transpiler.ir.graph import Block, Op, Ref, Role, Storage, Variable, freeze
 from transpiler.ir.ops import check
 from transpiler.ir.rules import RULES, Clip, Rule, rule_of, state_of
 from transpiler.plan.lane_plan import LanePlan, uniform
-from transpiler.plan.placement import Piece
+from transpiler.plan.placement import SliceSize
 from transpiler.plan.plan import Deployment, Lane, Plan
 from transpiler.program import Program
 from transpiler.verify.invariants import IllegalProgram
@@ -393,7 +393,7 @@ def test_clipping_stays_on_trainers_where_a_lane_is_not_sync() -> None:
 @pytest.mark.parametrize(
     "settings", [{"half_async": True}, {"sync_mode": False}, {"completely_not_async": True}]
 )
-def test_split_at_run_time(single: Single, settings: dict[str, Any]) -> None:
+def test_runtime_split_send_recv(single: Single, settings: dict[str, Any]) -> None:
     """No split and no concat op: sends and receives of sliced parameters tell the sections; the
     plan and the servers stay.
     """
@@ -733,7 +733,7 @@ class Last:
     def __init__(self, servers: int) -> None:
         self.servers = servers
 
-    def dispatch(self, pieces: Sequence[Piece]) -> list[int]:
+    def dispatch(self, pieces: Sequence[SliceSize]) -> list[int]:
         """Everything onto the last server."""
         return [self.servers - 1] * len(pieces)
 
@@ -744,7 +744,7 @@ def test_split_methods(single: Single, method: type[Last]) -> None:
     transpiler = transpiled(single, THREE, split_method=method)
     plan = plan_in(transpiler.get_trainer_program())
     pieces = [
-        Piece(s.name, (s.end - s.begin) * (8 if p.dtype == "int64" else 4))
+        SliceSize(s.name, (s.end - s.begin) * (8 if p.dtype == "int64" else 4))
         for p in plan.placements
         for s in p.slices
     ]

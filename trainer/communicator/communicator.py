@@ -32,6 +32,7 @@ from trainer.communicator.connections import clients_of
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
 from trainer.communicator.kstep_senders import GeoSender
+from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.senders import sender_of
 from trainer.communicator.state_transfer import StateTransfer
@@ -60,8 +61,7 @@ class Communicator:
         optimizer: whose state, where it has some already, is the servers' initial state.
         connection: timeouts, and which transports to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
-        runtime_split_send_recv: async and half-async steps queue whole, and each lane's sending
-            thread cuts them into slices.
+        options: of this trainer alone.
 
     Attributes:
         plan: of the job.
@@ -79,7 +79,7 @@ class Communicator:
         optimizer: torch.optim.Optimizer | None = None,
         connection: Connection | None = None,
         start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
-        runtime_split_send_recv: bool = False,
+        options: SendOptions | None = None,
     ) -> None:
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         connection = connection or Connection.from_environment()
@@ -88,14 +88,17 @@ class Communicator:
         self.step = 0
         self.dense_allreduce: DenseAllreduce | None = None
         self._plan_only = connection.plan_only
-        self._runtime_split_send_recv = runtime_split_send_recv
+        self._options = options or SendOptions()
         self._tensors = tensors
         self._programs = [
             pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
         ]
         self._all = ParameterSlices(list(self.plan.placements), tensors)
         self._transfer = StateTransfer(self.plan, self._programs, self._all, tensors, optimizer)
-        self.lanes = [sender_of(self.plan, index, tensors) for index in range(len(self.plan.lanes))]
+        self.lanes = [
+            sender_of(self.plan, index, tensors, self._options)
+            for index in range(len(self.plan.lanes))
+        ]
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         self._barriers = 0
@@ -277,7 +280,7 @@ class Communicator:
         """
         placement = self.plan.placement(name)
         if gradient.is_sparse or (
-            self._runtime_split_send_recv and self.plan.lane_of(placement).kind.queues
+            self._options.runtime_split_send_recv and self.plan.lane_of(placement).kind.queues
         ):
             self._send(placement, name, gradient, placement.shape)
             return

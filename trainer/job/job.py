@@ -14,6 +14,7 @@ from torch import nn
 from pserver.checkpoint.checkpoint import Saved
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
+from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
@@ -127,13 +128,12 @@ class Job:
             plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait
         )
         start_rows = None if self.tables is None else self.tables.start_rows()
-        split = strategy is not None and strategy.a_sync_configs["runtime_split_send_recv"]
         communicator = Communicator(
             deployment,
             self.tensors(),
             distributed.inner,
             start_rows=start_rows,
-            runtime_split_send_recv=split,
+            options=options_of(strategy),
         )
         communicator.start()
         if plan.averaged:

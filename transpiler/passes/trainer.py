@@ -14,7 +14,8 @@ In async mode it is the same without the two barriers; in half_async mode with a
 is this trainer's own.  In geo and diloco mode the optimizer ops stay, and after them there is one
 send of what changes, and nothing else: parameters arrive between steps.  In a job of several lanes
 each parameter is sent in the form of its lane, and there is each barrier that a lane asks for.
-Split at run time means no split and no concat: send and recv tell the sections.
+With ``runtime_split_send_recv`` there is no split and no concat: send and recv carry the
+sections.
 
 Every pass takes a program and returns another: none changes what it was given.
 """
@@ -113,10 +114,10 @@ def _endpoints(placement: Placement, program: Program) -> tuple[str, ...]:
 
 
 def _sending(
-    placement: Placement, gradient: str, program: Program, whole: bool
+    placement: Placement, gradient: str, program: Program, runtime_split_send_recv: bool
 ) -> tuple[list[Op], list[Variable]]:
-    """The ops that send one gradient, and the slices that they define; ``whole`` leaves the cutting
-    to the send.
+    """The ops that send one gradient, and the slices that they define; with
+    ``runtime_split_send_recv`` the send cuts it.
     """
     arguments: dict[str, Argument] = {
         "x": (Ref(gradient),),
@@ -125,7 +126,7 @@ def _sending(
     }
     if not placement.split:
         return [Op("send", arguments)], []
-    if whole:
+    if runtime_split_send_recv:
         return [Op("send", {**arguments, "sections": _sections(placement)})], []
     dtype = program.main.variables[gradient].dtype
     slices = [
@@ -139,7 +140,7 @@ def _sending(
     return [split, Op("send", {**arguments, "x": tuple(map(Ref, names))})], slices
 
 
-def send_gradients(program: Program, plan: Plan, whole: bool = False) -> Program:
+def send_gradients(program: Program, plan: Plan, runtime_split_send_recv: bool = False) -> Program:
     """Right after the last op that writes a gradient, the gradient is split if its parameter is
     sliced, and sent.
     """
@@ -165,7 +166,9 @@ def send_gradients(program: Program, plan: Plan, whole: bool = False) -> Program
         ops.append(op)
         for gradient in dict.fromkeys(op.outputs):
             if final.get(gradient) == index:
-                sending, slices = _sending(placements[updated[gradient]], gradient, program, whole)
+                sending, slices = _sending(
+                    placements[updated[gradient]], gradient, program, runtime_split_send_recv
+                )
                 ops += sending
                 variables += slices
     return program.with_blocks(_with(program.main, ops, variables), *program.blocks[1:])
@@ -234,7 +237,7 @@ def send_changes(program: Program, plan: Plan) -> Program:
 
 
 def _receiving(
-    placements: Iterable[Placement], program: Program, whole: bool
+    placements: Iterable[Placement], program: Program, runtime_split_send_recv: bool
 ) -> tuple[list[Op], list[Op], list[Variable]]:
     """The ops that receive these variables, those that put slices together, and the slices."""
     receives, concats, slices = [], [], []
@@ -244,7 +247,7 @@ def _receiving(
             "endpoints": _endpoints(placement, program),
             "trainer_id": _deployment(program).trainer_id,
         }
-        if whole and placement.split:
+        if runtime_split_send_recv and placement.split:
             receives.append(
                 Op("recv", {**arguments, "sections": _sections(placement)}, (placement.name,))
             )
@@ -262,7 +265,9 @@ def _receiving(
     return receives, concats, slices
 
 
-def receive_parameters(program: Program, plan: Plan, whole: bool = False) -> Program:
+def receive_parameters(
+    program: Program, plan: Plan, runtime_split_send_recv: bool = False
+) -> Program:
     """At the end every parameter that servers update is received, after and before the barriers
     that its lane asks for.
     """
@@ -272,7 +277,7 @@ def receive_parameters(program: Program, plan: Plan, whole: bool = False) -> Pro
         if p.group is not None and not plan.lane_of(p).kind.steps_on_trainer
     ]
     barriers = {lane.kind.send_barrier for lane in plan.lanes}
-    receives, concats, slices = _receiving(updated, program, whole)
+    receives, concats, slices = _receiving(updated, program, runtime_split_send_recv)
     if Barrier.LOCAL in barriers:
         receives = [Op("send_barrier", {**_place(program), "half_async": True}), *receives]
     if Barrier.ALL in barriers:
@@ -283,13 +288,15 @@ def receive_parameters(program: Program, plan: Plan, whole: bool = False) -> Pro
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 
 
-def receive_everything(program: Program, plan: Plan, whole: bool = False) -> Program:
+def receive_everything(
+    program: Program, plan: Plan, runtime_split_send_recv: bool = False
+) -> Program:
     """A trainer initialises nothing: it receives every variable that servers hold, so that all
     start from trainer 0's values.
 
     Tables, which it never holds, are declared.
     """
-    receives, concats, slices = _receiving(plan.placements, program, whole)
+    receives, concats, slices = _receiving(plan.placements, program, runtime_split_send_recv)
     kept = [op for op in program.main.ops if op.type != "init"]
     ops = [
         *receives,
@@ -301,21 +308,25 @@ def receive_everything(program: Program, plan: Plan, whole: bool = False) -> Pro
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 
 
-def trainer_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
+def trainer_passes(runtime_split_send_recv: bool = False) -> tuple[Stage, ...]:
     """The passes that make a trainer's main program."""
-    whole = split_at_run_time
     return (
         Stage(leave_clipping_to_servers),
-        Stage(partial(pull_rows, whole=whole), (rows_pulled_once,)),
-        Stage(partial(send_gradients, whole=whole), (sent_exactly_once, sent_when_final)),
         Stage(
-            partial(send_row_gradients, whole=whole),
+            partial(pull_rows, runtime_split_send_recv=runtime_split_send_recv), (rows_pulled_once,)
+        ),
+        Stage(
+            partial(send_gradients, runtime_split_send_recv=runtime_split_send_recv),
+            (sent_exactly_once, sent_when_final),
+        ),
+        Stage(
+            partial(send_row_gradients, runtime_split_send_recv=runtime_split_send_recv),
             (row_gradients_sent_once, rows_updated_in_one_place),
         ),
         Stage(drop_updates, (updated_in_one_place,)),
         Stage(send_changes, (changes_sent_once,)),
         Stage(
-            partial(receive_parameters, whole=whole),
+            partial(receive_parameters, runtime_split_send_recv=runtime_split_send_recv),
             (
                 parameters_received_once,
                 received_after_sending,
@@ -326,11 +337,11 @@ def trainer_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
     )
 
 
-def startup_passes(split_at_run_time: bool = False) -> tuple[Stage, ...]:
+def startup_passes(runtime_split_send_recv: bool = False) -> tuple[Stage, ...]:
     """The passes that make a trainer's startup program."""
     return (
         Stage(
-            partial(receive_everything, whole=split_at_run_time),
+            partial(receive_everything, runtime_split_send_recv=runtime_split_send_recv),
             (
                 parameters_received_once,
                 barriers_exactly_where_due,

@@ -165,9 +165,9 @@ def _shares(first: Op, other: Op) -> bool:
     ) == other.arguments.get("padding_idx")
 
 
-def pull_rows(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """Lookups become pulls, one for all lookups of a table that can share it; ``whole`` leaves the
-    cutting to the pull.
+def pull_rows(program: Program, plan: Plan, runtime_split_send_recv: bool = False) -> Program:
+    """Lookups become pulls, one for all lookups of a table that can share it; with
+    ``runtime_split_send_recv`` the op itself splits ids.
     """
     if not plan.tables:
         return program
@@ -178,7 +178,11 @@ def pull_rows(program: Program, plan: Plan, whole: bool = False) -> Program:
         name = table_name(ops[pull.leader])
         number = counts[name] = counts.get(name, -1) + 1
         pulling, made = _pulling(
-            [ops[index] for index in pull.members], plan.table(name), number, program, whole
+            [ops[index] for index in pull.members],
+            plan.table(name),
+            number,
+            program,
+            runtime_split_send_recv,
         )
         gone = {*pull.members, *pull.moved}
         before = [*ops[: pull.leader], *(ops[index] for index in pull.moved), *pulling]
@@ -191,7 +195,11 @@ def pull_rows(program: Program, plan: Plan, whole: bool = False) -> Program:
 
 
 def _pulling(
-    lookups: Sequence[Op], table: Table, number: int, program: Program, whole: bool
+    lookups: Sequence[Op],
+    table: Table,
+    number: int,
+    program: Program,
+    runtime_split_send_recv: bool,
 ) -> tuple[list[Op], list[Variable]]:
     """The ops of one pull, and the parts that they define."""
     endpoints, trainer_id = _deployed(program)
@@ -199,7 +207,7 @@ def _pulling(
     ids = tuple(Ref(name) for op in lookups for name in refs(op.arguments["ids"]))
     outputs, line = tuple(op.outputs[0] for op in lookups), lookups[0].location
     place: dict[str, Argument] = {"endpoints": endpoints, "trainer_id": trainer_id}
-    if whole:
+    if runtime_split_send_recv:
         arguments = {"w": Ref(table.name), "ids": ids, **place, **padding}
         return [Op("distributed_lookup_table", arguments, outputs, line)], []
     suffix = f"_{number}" if number else ""
@@ -221,7 +229,9 @@ def _pulling(
 # ---- gradients ----
 
 
-def send_row_gradients(program: Program, plan: Plan, whole: bool = False) -> Program:
+def send_row_gradients(
+    program: Program, plan: Plan, runtime_split_send_recv: bool = False
+) -> Program:
     """Right after the last op that writes it a gradient of rows is split and sent; what updates the
     rows goes.
     """
@@ -250,7 +260,7 @@ def send_row_gradients(program: Program, plan: Plan, whole: bool = False) -> Pro
         for gradient in (name for name in dict.fromkeys(op.outputs) if last.get(name) == index):
             table, (endpoints, trainer_id) = sent[gradient], _deployed(program)
             x: tuple[Ref, ...] = (Ref(gradient),)
-            if not whole:
+            if not runtime_split_send_recv:
                 parts = part_names(gradient, len(endpoints))
                 variables += [gradient_variable(table, part) for part in parts]
                 ops.append(Op("split_ids", {"x": x}, parts))

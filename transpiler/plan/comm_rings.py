@@ -1,11 +1,11 @@
 """Rings: the process groups of a job without servers, by name, and which trainers are in them.
 
-A flat ring has all trainers and the id ``NCCLID``, ``NCCLID_1``, ...  Where trainers stand in rows
-(those of one host, say), ring i has two further ids: ``Hierarchical_inter_NCCLID_i`` of each row by
-itself, ``Hierarchical_exter_NCCLID_i`` of the first of every row.  A sum is reduced within each
-row, then among the first ones, and handed on within each row, so that only one trainer of a row
-talks to other hosts (Jia et al.: Highly scalable deep learning training system with
-mixed-precision, 2018).
+A flat ring has all trainers and the id ``NCCLID``, ``NCCLID_1``, ...  Trainers may form rows, for
+example the trainers of one host.  Ring i then has two further ids: ``Hierarchical_inter_NCCLID_i``
+of the trainers of each row, and ``Hierarchical_exter_NCCLID_i`` of the heads, the first trainers of
+all rows.  A sum is reduced within each row, then among the heads, then broadcast within each row,
+so that only one trainer of a row talks to other hosts (Jia et al.: Highly scalable deep learning
+training system with mixed-precision, 2018).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def row_id(ring: int) -> str:
 
 
 def heads_id(ring: int) -> str:
-    """The id of a ring's first trainers of every row."""
+    """The id of a ring's heads."""
     return f"Hierarchical_exter_NCCLID_{ring}"
 
 
@@ -45,7 +45,7 @@ def all_ids(collective: Collective) -> tuple[str, ...]:
 
 
 def row_of(rank: int, inner: int) -> tuple[int, ...]:
-    """The trainers of this trainer's row."""
+    """The trainers of the row of trainer ``rank``; ``inner`` of them are in a row."""
     return tuple(range(rank - rank % inner, rank - rank % inner + inner))
 
 
@@ -55,15 +55,15 @@ def heads(trainers: int, inner: int) -> tuple[int, ...]:
 
 
 def row_length(asked: int, endpoints: Sequence[str]) -> int:
-    """How many trainers stand in a row.
+    """The number of trainers in a row.
 
     Args:
-        asked: ``hierarchical_allreduce_inter_nranks``; 0 or 1: as many as stand on each host.
-        endpoints: the trainers', by number.
+        asked: ``hierarchical_allreduce_inter_nranks``; 0 or 1: as many as run on each host.
+        endpoints: HOST:PORT of each trainer, by its number.
 
     Raises:
-        ValueError: hosts have different numbers of trainers, or these are not in a row; or the
-            trainers do not divide into several rows of this length.
+        ValueError: hosts have different numbers of trainers, or the trainers of a host do not have
+            consecutive numbers; or the trainers do not divide into several rows of this length.
     """
     name, trainers = "hierarchical_allreduce_inter_nranks", len(endpoints)
     if asked <= 1:
@@ -82,8 +82,7 @@ def row_length(asked: int, endpoints: Sequence[str]) -> int:
     if not 1 < asked < trainers:
         raise ValueError(
             f"{name}: expected from 2 to less than the number of trainers, {trainers}, got "
-            f"{asked}; "
-            "leave use_hierarchical_allreduce off"
+            f"{asked}; leave use_hierarchical_allreduce off"
         )
     if trainers % asked:
         raise ValueError(

@@ -1,8 +1,7 @@
-"""Cuts variables into slices and gives each slice to a server: arithmetic on names, shapes and
-bytes only.
+"""Cuts variables into slices and gives each slice to a server.
 
-The same input gives the same placement in every process: no ``hash()``, no clock, no random
-numbers.
+This is arithmetic on names, shapes and bytes only, without ``hash()``, a clock or random numbers:
+the same input gives the same placement in every process.
 """
 
 from __future__ import annotations
@@ -19,15 +18,27 @@ from transpiler.plan.plan import Placement, Slice
 
 
 def slice_variable(shape: Sequence[int], servers: int, min_block_size: int) -> list[int]:
-    """Elements of each slice of a variable: at most one per server, none (but a last one) below
-    ``min_block_size``.
+    """The number of elements of each slice of a variable.
 
-    A variable with two or more dimensions is cut between rows only; one without elements is one
-    slice of 0.
+    There is at most one slice for each server, and only the last may be smaller than
+    ``min_block_size``.  A variable with two or more dimensions is cut between rows only; one
+    without elements is one slice of 0 elements.
+
+    Args:
+        shape: of the variable.
+        servers: how many there are.
+        min_block_size: elements.
+
+    Returns:
+        Elements by slice, in the order of the flattened variable.
 
     Raises:
         ValueError: ``servers`` or ``min_block_size`` is below 1, or a dimension is negative.
         TypeError: one of the two is no whole number.
+
+    Example:
+        >>> slice_variable((1000, 1000), servers=4, min_block_size=8192)
+        [250000, 250000, 250000, 250000]
     """
     for name, value in (("servers", servers), ("min_block_size", min_block_size)):
         if not isinstance(value, int) or isinstance(value, bool):
@@ -49,55 +60,70 @@ def slice_variable(shape: Sequence[int], servers: int, min_block_size: int) -> l
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What a dispatcher sees of a slice."""
+class SliceSize:
+    """A slice's name and size, from which a split method chooses its server.
 
-    name: str  # "fc.weight.block0"
+    Attributes:
+        name: ``fc.weight.block0``.
+        nbytes: of its elements.
+    """
+
+    name: str
     nbytes: int
 
 
 class Dispatcher(Protocol):
-    """A split method: a class that is made with the number of servers and asked once, for all
-    slices of a job in order.
+    """A split method: the interface of RoundRobin, HashName, SizeBalanced and a user's own class.
 
-    A user's own class is as good as ours if it answers the same in every process.
+    It is constructed with the number of servers and called once, with all slices of a job in order.
+    It must answer the same in every process.
     """
 
     def __init__(self, servers: int) -> None: ...
 
-    def dispatch(self, pieces: Sequence[Piece]) -> Sequence[int]:
-        """The server (from 0) of each piece."""
+    def dispatch(self, slices: Sequence[SliceSize]) -> Sequence[int]:
+        """Chooses servers.
+
+        Args:
+            slices: of all variables, in the order of the plan.
+
+        Returns:
+            The index of a server for each slice.
+        """
         ...
 
 
 class RoundRobin:
-    """One cursor over all slices, in the order in which the optimizer ops appear."""
+    """A split method that deals slices out in turn, in the order of the optimizer ops."""
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
 
-    def dispatch(self, pieces: Sequence[Piece]) -> list[int]:
+    def dispatch(self, slices: Sequence[SliceSize]) -> list[int]:
         """0, 1, ..., servers - 1, 0, ..."""
-        return [index % self.servers for index in range(len(pieces))]
+        return [index % self.servers for index in range(len(slices))]
 
 
 class HashName:
-    """By the name of the slice alone, so that adding a layer moves no other slice.
+    """A split method that hashes the name of a slice, so that a new layer moves no other slice.
 
-    The hash is blake2b: stable everywhere.
+    The hash is blake2b, which is the same in every process.
     """
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
 
-    def dispatch(self, pieces: Sequence[Piece]) -> list[int]:
+    def dispatch(self, slices: Sequence[SliceSize]) -> list[int]:
         """The first 8 bytes of each name's digest, modulo the number of servers."""
-        digests = (hashlib.blake2b(piece.name.encode(), digest_size=8).digest() for piece in pieces)
+        digests = (
+            hashlib.blake2b(slice_.name.encode(), digest_size=8).digest() for slice_ in slices
+        )
         return [int.from_bytes(digest, "big") % self.servers for digest in digests]
 
 
 class SizeBalanced:
-    """By bytes: the largest slice first, each onto the server that has the fewest bytes so far.
+    """A split method that balances bytes: the largest slice first, each to the server that has the
+    fewest bytes so far.
 
     Graham's LPT rule (SIAM J. Appl. Math. 1969): the fullest server holds at most 4/3 of the best
     possible.  Among equal slices the earlier comes first, among equal servers the one with fewer
@@ -107,13 +133,13 @@ class SizeBalanced:
     def __init__(self, servers: int) -> None:
         self.servers = servers
 
-    def dispatch(self, pieces: Sequence[Piece]) -> list[int]:
-        """The server of each piece, in the order of the pieces."""
+    def dispatch(self, slices: Sequence[SliceSize]) -> list[int]:
+        """The server of each slice, in the order of the slices."""
         loads = [(0, 0, server) for server in range(self.servers)]  # bytes, slices, server
-        chosen = [0] * len(pieces)
-        for index in sorted(range(len(pieces)), key=lambda i: -pieces[i].nbytes):
+        chosen = [0] * len(slices)
+        for index in sorted(range(len(slices)), key=lambda i: -slices[i].nbytes):
             held, count, server = min(loads)
-            loads[server] = (held + pieces[index].nbytes, count + 1, server)
+            loads[server] = (held + slices[index].nbytes, count + 1, server)
             chosen[index] = server
         return chosen
 
@@ -131,7 +157,7 @@ def element_bytes(dtype: str) -> int:
 
 
 def _cut(name: str, shape: tuple[int, ...], servers: int, min_block_size: int) -> list[Slice]:
-    """The slices of one variable; server 0 stands in until they are dispatched."""
+    """The slices of one variable; all are on server 0 until they are dispatched."""
     sizes = slice_variable(shape, servers, min_block_size)
     if len(sizes) == 1:
         return [Slice(name, 0, sizes[0], shape, 0)]
@@ -143,13 +169,13 @@ def _cut(name: str, shape: tuple[int, ...], servers: int, min_block_size: int) -
     return slices
 
 
-def _dispatch(method: type[Dispatcher], pieces: Sequence[Piece], servers: int) -> list[int]:
-    """What the method answers, checked: it may be a user's own."""
-    answer = list(method(servers).dispatch(pieces))
+def _dispatch(method: type[Dispatcher], slices: Sequence[SliceSize], servers: int) -> list[int]:
+    """The checked answer of a split method, which may be a user's own."""
+    answer = list(method(servers).dispatch(slices))
     valid = all(isinstance(server, int) and 0 <= server < servers for server in answer)
-    if len(answer) != len(pieces) or not valid:
+    if len(answer) != len(slices) or not valid:
         raise ValueError(
-            f"{method.__name__}.dispatch: expected {len(pieces)} server numbers from 0 to "
+            f"{method.__name__}.dispatch: expected {len(slices)} server numbers from 0 to "
             f"{servers - 1}, got {answer[:8]}"
             f"{' ...' if len(answer) > 8 else ''} ({len(answer)} of them)"
         )
@@ -163,14 +189,18 @@ def place(
     slice_var_up: bool = True,
     method: type[Dispatcher] = RoundRobin,
 ) -> tuple[Placement, ...]:
-    """Slices and servers of variables ``(name, shape, dtype, group)``, in their order.
+    """Cuts variables into slices and chooses their servers.
 
     Args:
-        variables: ``group`` is the index of the update rule, None for a variable that is held and
-            never updated.
+        variables: (name, shape, dtype, group); ``group`` is the index of the update rule, None for
+            a variable that servers hold and never update.
+        servers: how many there are.
         min_block_size: elements.
         slice_var_up: False leaves every variable whole.
         method: the split method.
+
+    Returns:
+        One placement for each variable, in their order.
 
     Raises:
         ValueError: two slices would have one name, a dtype is unknown, or the method's answer is no
@@ -181,18 +211,15 @@ def place(
         _cut(name, shape, servers if slice_var_up else 1, min_block_size)
         for name, shape, _, _ in listed
     ]
-    names = [piece.name for cut in cuts for piece in cut]
+    flat = [(s, dtype) for cut, (_, _, dtype, _) in zip(cuts, listed, strict=True) for s in cut]
+    names = [slice_.name for slice_, _ in flat]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(
             f"expected different names for all variables and slices, got {', '.join(twice)} twice"
         )
-    pieces = [
-        Piece(piece.name, (piece.end - piece.begin) * element_bytes(dtype))
-        for cut, (_, _, dtype, _) in zip(cuts, listed, strict=True)
-        for piece in cut
-    ]
-    owners = iter(_dispatch(method, pieces, servers))
+    sizes = [SliceSize(s.name, (s.end - s.begin) * element_bytes(dtype)) for s, dtype in flat]
+    owners = iter(_dispatch(method, sizes, servers))
     return tuple(
         Placement(
             name,
@@ -205,6 +232,12 @@ def place(
     )
 
 
-def name_beside(placement: Placement, piece: Slice, mark: str) -> str:
-    """The name of what belongs to a slice: ``fc.weight@GRAD.block0`` for the mark ``GRAD``."""
-    return f"{placement.name}@{mark}{piece.name.removeprefix(placement.name)}"
+def name_beside(placement: Placement, slice_: Slice, mark: str) -> str:
+    """The name of a tensor that belongs to a slice.
+
+    Args:
+        placement: of the slice's variable.
+        slice_: of this variable.
+        mark: says which tensor: ``GRAD`` gives ``fc.weight@GRAD.block0``.
+    """
+    return f"{placement.name}@{mark}{slice_.name.removeprefix(placement.name)}"

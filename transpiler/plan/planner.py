@@ -1,5 +1,12 @@
-"""What transpiling decides, written down once: a :class:`~transpiler.plan.plan.Plan` from a program, or
-from bare parameters.
+"""Makes the plan of a job with servers: lanes, placements and tables, from the variables, their
+update rules and the user's choices.
+
+::
+
+    plan_parameters   checks, then
+      _laned          the lane of each updated variable and each table     (lane_plan.py)
+      place           slices and their servers                             (placement.py)
+      compressed      how each parameter's gradients travel
 """
 
 from __future__ import annotations
@@ -19,8 +26,11 @@ from transpiler.plan.table_planner import check_table, rules_of
 
 
 class Named(NamedTuple):
-    """A variable that servers hold: ``group`` is the index of its update rule, None if it is handed
-    out and never updated.
+    """A variable that servers hold.
+
+    Attributes:
+        name, shape, dtype: of the whole variable.
+        group: the index of its update rule; None if servers never update it.
     """
 
     name: str
@@ -64,46 +74,44 @@ def plan_parameters(
     compression: Mapping[str, str] | None = None,
     tables: Sequence[Table] = (),
 ) -> Plan:
-    """The plan for variables ``(name, shape, dtype, group)``: the updated ones first, in their
-    order, then the held ones.
+    """The plan for variables and tables.
 
     Args:
-        named: what the servers hold.
+        named: (name, shape, dtype, group) of what the servers hold; ``group`` is the index of the
+            update rule, None for a variable that is never updated.
         rules: one for each parameter group.
-        mode: of all parameters, for modes that need no further numbers: "sync", "async" or
-            "half_async".
-        lanes: what :func:`transpiler.strategy.from_strategy.lanes_of` made of a strategy, in place of ``mode``.
-        trainers, servers: how many processes of each kind.
-        min_block_size: elements; slice_var_up: False leaves variables whole; split_method: who gets
-            which slice.
-        clip: how gradients are clipped, if the system does it.
+        mode: of all parameters, for modes without settings: "sync", "async" or "half_async".
+        lanes: the lanes that a strategy asks for, in place of ``mode``.
+        trainers, servers: how many processes of each role.
+        min_block_size: the least number of elements of a slice.
+        slice_var_up: False leaves variables whole.
+        split_method: chooses the server of each slice.
+        clip: how the system clips gradients, if it does.
         graph: fingerprint of the single-node program; "" for an eager script.
-        compression: by pattern of parameter names, the first that matches: how gradients travel;
-            see :class:`Placement`.
-        tables: sparse ones, whose segments name groups; their lanes are found here, by name, as
-            those of parameters.
+        compression: by pattern of parameter names, of which the first that matches counts: how
+            gradients travel; see :class:`Placement`.
+        tables: sparse ones, whose segments name groups.  Their lanes are found by name, as those of
+            parameters are.
+
+    Returns:
+        The plan: the placements of updated variables first, in the order of ``named``, then those
+        of the others.
 
     Raises:
-        ValueError: a number is out of range, a mode, rule or group unknown, a name given twice, or
-            a lane's pattern is of no use.
+        ValueError: a number is out of range; a mode, rule or group is unknown; a name comes twice;
+            or a lane's pattern decides for no parameter.
     """
     if mode not in MODES:
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
-    if lanes is None:
-        lanes = uniform(Lane(mode, merge=AUTO))
+    lanes = lanes or uniform(Lane(mode, merge=AUTO))
     listed = [Named(name, tuple(shape), dtype, group) for name, shape, dtype, group in named]
     _check(listed, rules, trainers=trainers, servers=servers)
-    averaged = lanes.collective(
-        [variable.name for variable in listed if variable.group is not None]
-    )
-    listed = [
-        variable._replace(group=None) if variable.name in averaged else variable
-        for variable in listed
-    ]
-    listed.sort(key=lambda variable: variable.group is None)  # stable
+    averaged = lanes.collective([each.name for each in listed if each.group is not None])
+    listed = [each._replace(group=None) if each.name in averaged else each for each in listed]
+    listed.sort(key=lambda each: each.group is None)  # stable
     made, indices, placed_tables = _laned(lanes, listed, rules, tables)
     placed = place(listed, servers, min_block_size, slice_var_up, split_method)
-    # what is only held is in the first lane, and no step has it
+    # a variable that is never updated is in the first lane, and no step has it
     of_each = [*indices, *[0] * (len(listed) - len(indices))]
     placements = tuple(
         replace(placement, lane=lane) for placement, lane in zip(placed, of_each, strict=True)
@@ -159,10 +167,14 @@ def compressed(
 ) -> tuple[Placement, ...]:
     """The placements with the compression that the first matching pattern asks for.
 
+    Args:
+        placements: without compression.
+        lanes: of the plan.
+        patterns: pattern of parameter names -> scheme, one of ``COMPRESSIONS``.
+
     Raises:
         ValueError: an unknown scheme, a pattern that decides for no parameter, or one for a
-            parameter whose gradients do not travel or are no wider than what they would be
-            compressed to.
+            parameter whose gradients do not travel or have no dtype to compress.
     """
     names = [placement.name for placement in placements if placement.group is not None]
     chosen = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}

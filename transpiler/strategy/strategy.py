@@ -1,16 +1,15 @@
-"""``DistributedStrategy``: which of a distributed job's switches a user sets, as plain data.
+"""``DistributedStrategy``: the switches and settings of a distributed job, as plain data.
 
-Assignment checks name, type and range, and nothing else: the order of assignments never matters,
-and what a switch does, or that it does nothing here, is said by who reads it (``fleet.init``,
-``distributed_optimizer``, ``transpile``), naming what :meth:`DistributedStrategy.unsupported`
-found.
+Assignment checks name, type and range, and nothing else, so the order of assignments never matters.
+``fleet.init`` and ``distributed_optimizer`` raise for a setting that has no effect in their job;
+:meth:`DistributedStrategy.unsupported` finds such settings.
 
-[Note: defaults]  Where the documentation and the code that it described differed, the
-documentation's default holds: ``amp_configs["decr_ratio"]`` 0.5, ``dgc_configs["sparsity"]``
+[Note: defaults]  Where the documentation of this strategy and the code that it described differed,
+the documentation's default holds: ``amp_configs["decr_ratio"]`` 0.5, ``dgc_configs["sparsity"]``
 [0.999], ``lars_configs["lars_coeff"]`` 0.001 (one page's example writes 0.01, the other page names
 the default), ``cudnn_exhaustive_search`` and ``cudnn_batchnorm_spatial_persistent`` True,
 ``conv_workspace_size_limit`` 4000, an ``order`` without "cp". The number of ranks of a hierarchical
-all-reduce is documented as the machine's number of GPUs, which data cannot know: 0 stands for it.
+all-reduce is documented as the machine's number of GPUs, which a strategy cannot know: 0 means it.
 ``a_sync_configs["k_steps"]`` has no documented default and is 0. ``checkpoints`` is a list of names
 (one page types it as a number), ``avg`` a bool that may be written "avg" or "sum".
 """
@@ -40,8 +39,8 @@ def _refuse_change(self: object, *args: object, **kwargs: object) -> NoReturn:
 
 
 class Settings(dict[str, Any]):
-    """The settings of one switch, as read from a strategy: a dict that refuses changes, because
-    nothing would see them.
+    """The settings of one switch, as read from a strategy: a dict that refuses changes, which would
+    have no effect.
     """
 
     __setitem__ = __delitem__ = __ior__ = _refuse_change
@@ -52,7 +51,7 @@ class Settings(dict[str, Any]):
 
 
 class Items(list[Any]):
-    """A list among settings; it refuses changes as :class:`Settings` does."""
+    """A list in :class:`Settings`, which refuses changes in the same way."""
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse_change
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse_change
@@ -91,19 +90,19 @@ def _read(message: Message, name: str, default: Any) -> Any:
 
 
 def _shown(value: Any) -> Any:
-    """A setting as a reader gets it."""
+    """A setting as a user reads it."""
     if isinstance(value, tuple):
         return Items(value)
     return Settings(value) if isinstance(value, Mapping) else value
 
 
 class DistributedStrategy:
-    """The switches of a distributed job; see the module's docstring.
+    """The switches and settings of a distributed job.
 
-    ``strategy.amp = True`` turns a switch on, ``strategy.amp_configs = {"incr_ratio": 4.0}``
-    replaces its settings as a whole: keys that the dict does not name return to their defaults, and
-    the dict itself is neither kept nor changed.  What is read is a copy that refuses changes.  All
-    names, types and ranges: ``transpiler/strategy/fields.py``.
+    ``strategy.amp = True`` turns a switch on.  ``strategy.amp_configs = {"incr_ratio": 4.0}``
+    replaces the settings of a switch as a whole: keys that the dict lacks return to their defaults,
+    and the dict itself is neither kept nor changed.  Reading gives a copy that refuses changes.
+    transpiler/strategy/fields.py lists all names, types and ranges.
 
     Two strategies are equal if every switch and setting is.
 
@@ -112,6 +111,13 @@ class DistributedStrategy:
             message has the closest ones.
         TypeError: a value of another type than the switch's, or settings that are no dict.
         ValueError: a value out of range, or two spellings of one key that contradict each other.
+
+    Example:
+        >>> strategy = DistributedStrategy()
+        >>> strategy.a_sync_configs = {"k_steps": 100}
+        >>> print(strategy)
+        DistributedStrategy: defaults, but
+          a_sync_configs.k_steps  100
     """
 
     __slots__ = ("_message",)
@@ -157,7 +163,7 @@ class DistributedStrategy:
     # ---- what differs from the defaults ----
 
     def _differences(self) -> Iterator[tuple[str, Any]]:
-        """The dotted name and the value of everything that is not as it is by default."""
+        """The full name and the value of each setting that differs from its default."""
         for name, setting in SWITCHES.items():
             if getattr(self, name) != setting.default:
                 yield name, getattr(self, name)
@@ -169,11 +175,20 @@ class DistributedStrategy:
                     yield f"{name}.{key}", value
 
     def unsupported(self, supported: Collection[str]) -> list[str]:
-        """The switches and settings that are not as by default and have no effect where only
-        ``supported`` have one.
+        """Finds settings without effect.
 
         Args:
-            supported: names as ``"a_sync"`` and ``"a_sync_configs.k_steps"``.
+            supported: full names of the settings that have an effect: ``"a_sync"``,
+                ``"a_sync_configs.k_steps"``.
+
+        Returns:
+            The full names of all others that differ from their defaults.
+
+        Example:
+            >>> strategy = DistributedStrategy()
+            >>> strategy.amp = True
+            >>> strategy.unsupported({"a_sync"})
+            ['amp']
         """
         return [name for name, _ in self._differences() if name not in supported]
 
@@ -202,7 +217,7 @@ class DistributedStrategy:
     # ---- files and copies ----
 
     def _compact(self) -> pb.DistributedStrategy:
-        """The message with nothing in it but what differs from the defaults."""
+        """The message with only the settings that differ from their defaults."""
         message = pb.DistributedStrategy()
         for name, value in self._differences():
             owner, _, key = name.rpartition(".")
@@ -216,8 +231,10 @@ class DistributedStrategy:
         object.__setattr__(self, "_message", pb.DistributedStrategy.FromString(state))
 
     def save_to_prototxt(self, output: str | Path) -> None:
-        """Writes what differs from the defaults as protobuf text
-        (``protos/transpiler/strategy.proto``).
+        """Writes the settings that differ from their defaults as protobuf text.
+
+        Args:
+            output: a path; the message is that of ``protos/transpiler/strategy.proto``.
 
         Raises:
             OSError: the file cannot be written.
@@ -225,13 +242,16 @@ class DistributedStrategy:
         Path(output).write_text(text_format.MessageToString(self._compact()), encoding="utf-8")
 
     def load_from_prototxt(self, pb_file: str | Path) -> None:
-        """Becomes what the file says: what it does not name returns to its default.  A file that is
-        refused changes nothing.
+        """Takes over the settings of a file; settings that it does not name return to their
+        defaults.  A file that is refused changes nothing.
+
+        Args:
+            pb_file: a path, of a file that :meth:`save_to_prototxt` or a person has written.
 
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: an unknown field, a value of another type or out of range; the message names
-                the file, and the line of what is no protobuf text of a strategy.
+                the file, and the line that is no protobuf text of a strategy.
         """
         content = Path(pb_file).read_bytes()
         try:
@@ -258,7 +278,7 @@ def _plain(value: Any) -> Any:
 
 
 def _checked(message: pb.DistributedStrategy) -> DistributedStrategy:
-    """The strategy of a message that someone else wrote, through every check."""
+    """The strategy of a message, every value of which is checked."""
     strategy = DistributedStrategy()
     for field, value in message.ListFields():
         if field.name in SWITCHES:

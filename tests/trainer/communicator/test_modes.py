@@ -24,6 +24,7 @@ from pserver.service.server import Server
 from pserver.wire_pb2 import StatusRequest
 from trainer import fleet
 from trainer.communicator.communicator import Communicator
+from trainer.communicator.options import options_of
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler import DistributedStrategy
 from transpiler.distribute import plan_parameters
@@ -227,7 +228,9 @@ class Bare:
             min_block_size=4,
         )
         self.communicator = Communicator(
-            Deployment(plan, tuple(endpoints.split(",")), trainer_id=trainer), {"w": self.w}
+            Deployment(plan, tuple(endpoints.split(",")), trainer_id=trainer),
+            {"w": self.w},
+            options=options_of(strategy),
         )
         self.communicator.start()
 

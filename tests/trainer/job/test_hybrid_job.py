@@ -126,7 +126,10 @@ def test_the_heartbeat_timeout_holds_among_the_trainers_of_a_mixed_job(
 
     def silent_after_joining(rank: int) -> str:
         optimizer = distributed(Model(), endpoints, rank, 2)
-        assert optimizer.communicator is not None and optimizer.communicator.dense_allreduce is not None
+        assert (
+            optimizer.communicator is not None
+            and optimizer.communicator.dense_allreduce is not None
+        )
         groups = optimizer.communicator.dense_allreduce._groups
         assert groups is not None and groups.peers.membership is not None
         try:

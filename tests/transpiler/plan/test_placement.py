@@ -11,9 +11,9 @@ import pytest
 
 from transpiler.plan.placement import (
     HashName,
-    Piece,
     RoundRobin,
     SizeBalanced,
+    SliceSize,
     place,
     slice_variable,
 )
@@ -91,8 +91,8 @@ def test_hashing_is_stable_across_processes() -> None:
     only.
     """
     code = (
-        "from transpiler.plan.placement import HashName, Piece;"
-        "print(HashName(7).dispatch([Piece(f'layer{i}.weight', i) for i in range(20)]))"
+        "from transpiler.plan.placement import HashName, SliceSize;"
+        "print(HashName(7).dispatch([SliceSize(f'layer{i}.weight', i) for i in range(20)]))"
     )
     answers = set()
     for salt in ("1", "2"):
@@ -106,7 +106,7 @@ def test_hashing_is_stable_across_processes() -> None:
                 [sys.executable, "-c", code], env=environment, check=True, capture_output=True
             ).stdout
         )
-    here = HashName(7).dispatch([Piece(f"layer{i}.weight", 0) for i in range(20)])
+    here = HashName(7).dispatch([SliceSize(f"layer{i}.weight", 0) for i in range(20)])
     assert answers == {f"{here}\n".encode()}
     assert set(here) == set(range(7))
 
@@ -115,9 +115,15 @@ def test_size_balanced_balances_bytes() -> None:
     """The largest slice goes first, each onto the least loaded server; ties go to the earlier slice
     and the lower server.
     """
-    pieces = [Piece("a", 10), Piece("b", 70), Piece("c", 30), Piece("d", 30), Piece("e", 0)]
+    pieces = [
+        SliceSize("a", 10),
+        SliceSize("b", 70),
+        SliceSize("c", 30),
+        SliceSize("d", 30),
+        SliceSize("e", 0),
+    ]
     assert SizeBalanced(2).dispatch(pieces) == [1, 0, 1, 1, 0]
-    assert SizeBalanced(3).dispatch([Piece(name, 8) for name in "abcd"]) == [0, 1, 2, 0]
+    assert SizeBalanced(3).dispatch([SliceSize(name, 8) for name in "abcd"]) == [0, 1, 2, 0]
     uneven = [(f"w{i}", (100, 10 * (i % 7) + 1), "float32", 0) for i in range(40)]
     loads = dict.fromkeys(range(3), 0)
     for placement in place(uneven, 3, method=SizeBalanced):
@@ -169,7 +175,7 @@ class Last:
     def __init__(self, servers: int) -> None:
         self.servers = servers
 
-    def dispatch(self, pieces: Sequence[Piece]) -> list[int]:
+    def dispatch(self, pieces: Sequence[SliceSize]) -> list[int]:
         """Everything onto the last server."""
         return [self.servers - 1 for _ in pieces]
 
@@ -177,7 +183,7 @@ class Last:
 class Wrong(Last):
     """A user's own method with a mistake."""
 
-    def dispatch(self, pieces: Sequence[Piece]) -> list[int]:
+    def dispatch(self, pieces: Sequence[SliceSize]) -> list[int]:
         """One answer too many, and no such server."""
         return [self.servers for _ in range(len(pieces) + 1)]
 
