@@ -111,7 +111,7 @@ def test_a_table_of_any_ids_lists_them(tmp_path: Path, name: str, rows: int | No
         str(tmp_path / name),
         {},
         {"a.emb": TableRows(table(rows), chunks([listed[1]], [], [listed[2], listed[0]]))},
-        most_bytes=999,
+        max_bytes=999,
     )
     state = read(tmp_path / name)
 

@@ -1,17 +1,17 @@
-"""A trained model as one file that torch alone can read: names and tensors, and nothing of the
+"""A trained model as one file that torch alone can read: names and tensors, without a trace of the
 cluster that trained it.
 
 [Note: an exported table]  A table of a declared range becomes what nn.Embedding has:
 ``NAME.weight`` [num_embeddings, dim]; rows that were never touched have their initial values there.
-Where that would be larger than ``MOST_BYTES``, or where ids are any int64, the file has::
+Where that would be larger than ``MAX_BYTES``, or where ids are any int64, the file has::
 
     NAME.ids       int64 [n], in ascending order
     NAME.weight    [n, dim], the row of each of these ids
     NAME.initial   uint8 [m], JSON in ASCII: how the rows of all other ids begin
 
-What the module itself has in a state_dict (its anchor, its padding's row, rows of its own) is in
-neither.  trainer/serving.py looks rows up in both.  Rows are gathered in files beside the target,
-so that memory holds no table.
+What the module itself has in a state_dict (its proxy parameter, its padding's row, rows of its own)
+is in neither.  trainer/serving.py looks rows up in both.  Rows are gathered in files beside the
+target, so that no table has to fit into memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 
 from transpiler.ir.tables import Table
 
-MOST_BYTES = 1 << 32
+MAX_BYTES = 1 << 32
 _BLOCK = 1 << 16  # rows that are handled at a time
 
 
@@ -88,7 +88,7 @@ def export(
     path: str,
     tensors: Mapping[str, torch.Tensor],
     tables: Mapping[str, TableRows] | None = None,
-    most_bytes: int = MOST_BYTES,
+    max_bytes: int = MAX_BYTES,
 ) -> None:
     """Writes a state_dict to the file ``path``: whole, or not at all.
 
@@ -96,7 +96,7 @@ def export(
         path: "NAME.safetensors" is written for ``safetensors.torch.load_file``, any other name for
             ``torch.load``.
         tables: by the name of their module.  See [Note: an exported table].
-        most_bytes: of a table's weight that has all rows of its range; where it would be larger,
+        max_bytes: of a table's weight that has all rows of its range; where it would be larger,
             its ids are listed.
 
     Raises:
@@ -113,7 +113,7 @@ def export(
     }
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
         for index, (name, rows) in enumerate((tables or {}).items()):
-            for key, tensor in _tensors_of(rows, Path(scratch) / str(index), most_bytes).items():
+            for key, tensor in _tensors_of(rows, Path(scratch) / str(index), max_bytes).items():
                 full = _prefix(name) + key
                 if full in plain:
                     raise ValueError(
@@ -150,10 +150,10 @@ def _write(target: Path, plain: dict[str, torch.Tensor]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _tensors_of(rows: TableRows, scratch: Path, most_bytes: int) -> dict[str, torch.Tensor]:
+def _tensors_of(rows: TableRows, scratch: Path, max_bytes: int) -> dict[str, torch.Tensor]:
     table = rows.table
     itemsize = np.dtype(table.dtype).itemsize
-    if table.rows is not None and table.rows * table.dim * itemsize <= most_bytes:
+    if table.rows is not None and table.rows * table.dim * itemsize <= max_bytes:
         return {"weight": _whole(rows, table.rows, scratch)}
     return _listed(rows, scratch)
 
@@ -199,8 +199,8 @@ def _listed(rows: TableRows, scratch: Path) -> dict[str, torch.Tensor]:
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """A tensor whose memory is a file, all of which has its place on the disk: a full one raises,
-    and is not noticed later.
+    """A tensor whose memory is a file, allocated whole: a full disk raises here and not at a later
+    write.
     """
     count = math.prod(shape)
     if not count:

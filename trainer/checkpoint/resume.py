@@ -1,5 +1,5 @@
-"""A job's checkpoint, from the trainers' side: parameters, buffers, optimizer state,
-hyper-parameters and step.
+"""A job's checkpoint on the trainers' side: parameters, buffers, optimizer state, hyper-parameters
+and step.
 
 Tensors are named ``model/NAME`` and ``state/STATE/NAME``.  They are whole, never slices, so that
 any number of servers can go on.
@@ -31,7 +31,18 @@ def save(
     tables chunk by chunk.
 
     Args:
+        path: the checkpoint's directory.
+        tensors: parameters and buffers, by name.
+        scheduler: whose state is written too.
+        tables: of the job, if it has some.
         base: the checkpoint that this one continues: of tables it has what changed since.
+
+    Returns:
+        The checkpoint, as the base of a later one.
+
+    Raises:
+        OSError: the directory cannot be written; the checkpoint that was there stays.
+        ValueError: ``base`` was removed or replaced.
     """
     states = optimizer.state_dict()["state"]
     order = [
@@ -117,6 +128,8 @@ def load(
     scheduler, and the tables.
 
     Args:
+        tensors: the live ones, by name.
+        tables: of the job, if it has some.
         loads_tables: whether this trainer gives servers their rows; one of all does.
 
     Raises:
@@ -163,7 +176,7 @@ def load(
 
 
 def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None) -> None:
-    """Whether a checkpoint has the job's tables, and they fit."""
+    """Raises ValueError if a checkpoint's tables are not the job's."""
     mine, theirs = set() if tables is None else set(tables.names()), set(meta.get("tables", {}))
     if mine != theirs:
         odd = ", ".join(sorted(mine ^ theirs)[:3])
@@ -183,7 +196,7 @@ def _check(
     meta: Mapping[str, Any],
     optimizer: DistributedOptimizer,
 ) -> None:
-    """A checkpoint fits the job, or is refused before anything is changed."""
+    """Raises ValueError if a checkpoint does not fit the job, before anything is changed."""
     if set(present) != set(values):
         odd = sorted(set(present) ^ set(values))
         raise ValueError(

@@ -1,8 +1,9 @@
-"""Tables as a checkpoint has them, wherever their rows are: on servers, or in this process.
+"""The tables of a job as a checkpoint reads and writes them, with rows on servers or in this
+process.
 
-A table's metadata in a checkpoint are its width and dtype, its rules by columns, and what
-:class:`pserver.table.sparse_table.SparseTable` says of itself besides its rows.  Rows come and go in chunks, so
-that nobody needs to hold a table.
+A table's metadata in a checkpoint are its width and dtype, its rules by columns, and the metadata
+that :class:`pserver.table.sparse_table.SparseTable` has besides its rows.  Rows travel in chunks,
+so that no process holds a table.
 """
 
 from __future__ import annotations
@@ -26,27 +27,30 @@ Chunk = dict[str, np.ndarray]
 
 
 class TableStore(Protocol):
-    """Where the rows of a job's tables are."""
+    """The rows of a job's tables, on servers or in this process."""
 
     def names(self) -> list[str]:
-        """Of the tables."""
+        """The names of the tables."""
 
     def chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
-        """A table's rows, or those that changed since :meth:`mark_saved`; ``metadata`` are filled in before
-        the end.
+        """A table's rows, with their states.
+
+        Args:
+            changed: only rows that changed since :meth:`mark_saved`.
+            metadata: the table's are written into it before the last chunk.
         """
 
     def materialized(self, name: str) -> Iterator[Chunk]:
-        """A table's rows as lookups read them: ids and values."""
+        """A table's rows as lookups read them: "ids" and "values"."""
 
     def mark_saved(self, name: str) -> None:
-        """All that has changed until now has been saved."""
+        """Notes that all that has changed until now has been saved."""
 
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Returns if a table is as these metadata say.
+        """Compares a table with the metadata of a saved one.
 
         Raises:
-            ValueError: it is not.
+            ValueError: the rows would not fit.
         """
 
     def load(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
@@ -54,14 +58,14 @@ class TableStore(Protocol):
 
 
 class ServedTableStore:
-    """Tables whose rows servers hold."""
+    """The tables of a job with servers."""
 
     def __init__(self, lookups: Lookups, plan: Plan) -> None:
         self._lookups = lookups
         self._plan = plan
 
     def names(self) -> list[str]:
-        """See :class:`TableStore`, here and below."""
+        """See :class:`TableStore`, here and in the methods below."""
         return list(self._lookups.tables)
 
     def chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
@@ -100,13 +104,13 @@ class ServedTableStore:
 
 
 class LocalTableStore:
-    """Tables whose rows are in this process."""
+    """The tables of a process that trains alone."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     def names(self) -> list[str]:
-        """See :class:`TableStore`, here and below."""
+        """See :class:`TableStore`, here and in the methods below."""
         return self._tables.names
 
     def _rows(self, name: str) -> LocalRows:
@@ -144,7 +148,7 @@ class LocalTableStore:
 
 
 def store_of(tables: Tables | None, communicator: Communicator | None) -> TableStore | None:
-    """Where a job's tables are; None where it has none."""
+    """The rows of a job's tables; None where it has no tables."""
     if communicator is not None:
         return (
             None

@@ -1,4 +1,4 @@
-"""A trainer's side of a job with servers: gradients leave, parameters come back, rows are looked up.
+"""A trainer's side of a job with servers: it sends gradients, receives parameters, looks rows up.
 
 In reading order::
 
@@ -18,6 +18,6 @@ In reading order::
     lookups            rows of tables on servers (imports numba)
     geo_rows           rows that a k-step trainer steps by itself (imports numba)
 
-Only this room uses ``pserver.client``, but for the rendezvous of a dense all-reduce.  It imports
-``collective`` and ``embedding``; it imports no generated message.
+Requests to servers start here (but for the rendezvous of a dense all-reduce).  This room imports
+``collective``, ``embedding`` and ``pserver.client``, and no generated message.
 """

@@ -1,8 +1,8 @@
-"""fleet's job without servers: gradients are averaged among the trainers while backward runs, and
-each steps by itself.
+"""fleet's job without servers: the trainers average their gradients while backward runs, and each
+steps by itself.
 
-The model stays the module that it is; what DataParallel does around a forward is done by hooks.  A
-forward without gradients, as in an evaluation, needs no other trainer.
+The model stays the module that it is: hooks do what DataParallel does around a forward.  A forward
+without gradients, as in an evaluation, needs no other trainer.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ from transpiler.clip import GradClip
 from transpiler.strategy.fields import supported_without_servers
 from transpiler.strategy.strategy import DistributedStrategy
 
-# ``a_sync`` is on in every new strategy, so that it says nothing here: trainers without servers
-# always step together.
+# ``a_sync`` is on in every new strategy, so it says nothing here: trainers without servers always
+# step together.
 SUPPORTED = supported_without_servers("collective")
-END = object()
+END = object()  # of a trainer's batches
 
 log = logging.getLogger(__name__)
 
 
 def check(strategy: DistributedStrategy | None, supported: Collection[str] = SUPPORTED) -> None:
-    """Raises where a strategy asks for what has no effect without servers.
+    """Refuses a strategy with a switch that has no effect without servers.
+
+    Args:
+        supported: the switches that have one.
 
     Raises:
         ValueError: the message names the switch.
@@ -54,7 +57,10 @@ def check(strategy: DistributedStrategy | None, supported: Collection[str] = SUP
 
 
 class CollectiveJob(Job):
-    """One trainer's part of a job without servers; alone it is a world of one.
+    """One trainer's part of a job without servers; a process that trains alone is the only trainer.
+
+    Args:
+        role: COLLECTIVE, or SINGLE.
 
     Raises:
         ValueError: the role is one among servers, or a switch of the strategy has no effect here.
@@ -79,7 +85,7 @@ class CollectiveJob(Job):
 
     @property
     def transport(self) -> str:
-        """How tensors travel: "nccl" where a model is on a GPU, "gloo" from main memory."""
+        """The backend: "nccl" where a model is on a GPU, otherwise "gloo"."""
         return "nccl" if any(tensor.is_cuda for tensor in self.tensors().values()) else "gloo"
 
     def distribute(
@@ -88,7 +94,7 @@ class CollectiveJob(Job):
         grad_clip: GradClip | None,
         compression: Mapping[str, str] | None,
     ) -> DistributedOptimizer:
-        """Makes the models' values trainer 0's, and every backward through them average its
+        """Gives the models trainer 0's values, and makes every backward through them average its
         gradients.
 
         Raises:
@@ -124,7 +130,7 @@ class CollectiveJob(Job):
             wrapped = DataParallel(model, None, *sizes, self.strategy.find_unused_parameters)
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            # a copy of the model has these hooks too
+            # a copy of the model has these hooks, too
             if module is model and torch.is_grad_enabled():
                 return wrapped.before_forward(*args, **kwargs)
             return None
@@ -161,9 +167,12 @@ class CollectiveJob(Job):
 
 
 class CollectiveOptimizer(DistributedOptimizer):
-    """Steps on this trainer, with gradients that are the same on all.
+    """The optimizer of a job without servers: steps on this trainer, with gradients that are the
+    same on all.
 
     Args:
+        optimizer: the script's.
+        names: of the parameters.
         grad_clip: applied to the mean gradient.
     """
 
@@ -177,7 +186,11 @@ class CollectiveOptimizer(DistributedOptimizer):
         self._barriers = 0
 
     def barrier(self, name: str) -> None:
-        """Waits for every trainer, of which none may have left."""
+        """Waits for every trainer.
+
+        Raises:
+            TrainerLost: one has left.
+        """
         self._barriers += 1
         peers = current_peers()
         peers.exchange(f"{name} (barrier {self._barriers})", "", range(peers.size))
@@ -190,10 +203,14 @@ class CollectiveOptimizer(DistributedOptimizer):
 
 
 class LockstepBatches:
-    """Batches of this trainer, for as long as every trainer has one.
+    """A trainer's batches, up to the first step for which some trainer has none.
 
-    Trainers whose data differ would otherwise stop after different numbers of steps, and the others
-    wait for the next in vain.
+    Before each batch the trainers tell one another whether they have one.  Without this a trainer
+    with fewer batches would end, and the others would block in their next all-reduce.
+
+    Args:
+        batches: this trainer's, of any iterable.
+        trainers, trainer_id: how many take part, and which one this is.
     """
 
     def __init__(self, batches: Iterable[Any], trainers: int, trainer_id: int) -> None:
@@ -211,12 +228,12 @@ class LockstepBatches:
             with naming_trainers():
                 dist.all_reduce(have)
             if not bool(have.all()):
-                self._say(have, count)
+                self._warn(have, count)
                 return
             yield batch
             count += 1
 
-    def _say(self, have: torch.Tensor, count: int) -> None:
+    def _warn(self, have: torch.Tensor, count: int) -> None:
         without = [rank for rank, has in enumerate(have.tolist()) if not has]
         if len(without) < self._trainers:
             log.warning(

@@ -1,4 +1,4 @@
-"""The job that this process takes part in: one at a time."""
+"""The present job of this process: at most one at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _job: Job | None = None
 
 
 def present() -> Job:
-    """The job under way.
+    """The present job.
 
     Raises:
         RuntimeError: ``fleet.init()`` has not been called.
@@ -20,15 +20,15 @@ def present() -> Job:
 
 
 def is_present(job: Job) -> bool:
-    """Whether this is the job under way."""
+    """Whether this is the present job."""
     return job is _job
 
 
 def begin(job: Job) -> None:
-    """The job is under way.
+    """Makes a job the present one.
 
     Raises:
-        RuntimeError: another one is.
+        RuntimeError: there is one already.
     """
     global _job
     if _job is not None:
@@ -39,7 +39,11 @@ def begin(job: Job) -> None:
 
 
 def end() -> Job | None:
-    """The job is over; the one that was, if any."""
+    """Ends the present job.
+
+    Returns:
+        The job that was present, if any.
+    """
     global _job
     job, _job = _job, None
     return job

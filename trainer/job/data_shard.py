@@ -1,10 +1,10 @@
-"""This trainer's part of the data: the same split in every process, nobody's twice, everybody's
-number of batches equal.
+"""This trainer's part of the data: every process computes the same split, no sample is in two
+parts, and all trainers have equally many batches.
 
 [Note: equal numbers of batches]  A sync step needs every trainer.  If one had a batch less than the
 others, its next step would be theirs of the last one, and a barrier at the end of an epoch would
 wait for ever.  So the data set is cut into joint batches of ``trainers * batch_size`` samples, each
-trainer takes its part of each, and the last, smaller one is shared out evenly.
+trainer takes its part of each, and the last, smaller one is divided evenly.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 log = logging.getLogger(__name__)
 
-# by loader: how often it has been gone through
+# by loader: epochs that have begun
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class JointBatches:
     """A batch sampler: one trainer's part of each joint batch.
+
+    See [Note: equal numbers of batches].
 
     Args:
         order: of the samples in this epoch, the same on every trainer.
@@ -50,7 +52,7 @@ class JointBatches:
         self._bounds = [(index * joint, (index + 1) * joint) for index in range(full)]
         if rest >= trainers and not drop_last:
             self._bounds.append((full * joint, samples))
-        # too few for everybody to have one: they join the batch before
+        # too few for every trainer to have one: they join the batch before
         elif rest and not drop_last:
             begin = self._bounds[-1][0]
             self._bounds[-1] = (begin, samples)
@@ -76,9 +78,16 @@ def shard(
     everywhere.  Of any other iterable the trainer gets every ``trainers``-th batch.
 
     Args:
-        loader: what a single-node script would go through.
+        loader: what a single-node script would iterate over.
+        trainers, trainer_id: how many share the data, and which one this is.
         seed: of the shuffling; with None a loader that shuffles uses 0 and one that does not keeps
             its order.
+
+    Returns:
+        An iterable of batches.
+
+    Raises:
+        ValueError: there are fewer samples than trainers.
     """
     if trainers == 1 and seed is None:
         return loader
@@ -107,7 +116,7 @@ def shard(
 
 
 def _order(loader: DataLoader[Any], seed: int | None, epoch: int) -> Sequence[int]:
-    """Which samples an epoch has, in which order: the same in every process."""
+    """The samples of an epoch, in their order: the same in every process."""
     sampler, samples = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]  # a data set with a length
     permutes = (
         isinstance(sampler, RandomSampler)

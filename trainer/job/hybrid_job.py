@@ -6,7 +6,8 @@ optimizer steps this rank's parts.
     strategy.hybrid_configs = {"dp_degree": -1, "mp_degree": 2}
     fleet.init(is_collective=True, strategy=strategy)
     model = fleet.distributed_model(Net(), tensor_plan={"*.up": "colwise", "*.down": "rowwise"})
-    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters()))     # made after distributed_model
+    optimizer = torch.optim.Adam(model.parameters())  # made after distributed_model
+    optimizer = fleet.distributed_optimizer(optimizer)
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ SUPPORTED = supported_without_servers("hybrid")
 
 
 class HybridJob(CollectiveJob):
-    """One trainer's part of a job in several directions.
+    """One trainer's part of a job that is parallel in several directions of a mesh.
+
+    Args:
+        strategy: with ``hybrid_configs``.
 
     Raises:
         ValueError: the degrees' product is not the number of trainers, or a switch has no effect
@@ -112,16 +116,16 @@ class HybridJob(CollectiveJob):
 
 
 class HybridOptimizer(CollectiveOptimizer):
-    """What fleet returns: the sharded optimizer, with fleet's calls.
+    """The optimizer that fleet returns in a hybrid job: the sharded one, with fleet's calls.
 
     With AMP use ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler``: an overflow on
     one rank is then everybody's.
     """
 
-    _step_supports_amp_scaling = False  # the scaler unscales, and asks the others
+    _step_supports_amp_scaling = False  # the scaler unscales, and all ranks agree on an overflow
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients of the pieces, and the model's own."""
+        """Drops the gradients of the shards, and the model's own."""
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""What ``fleet.init`` begins and ``fleet.finish`` ends: a process's role, its models, its
-optimizer, its connection.
-"""
+"""A job: what ``fleet.init`` begins and ``fleet.finish`` ends."""
 
 from __future__ import annotations
 
@@ -32,13 +30,21 @@ log = logging.getLogger(__name__)
 
 
 class Job:
-    """See the module's docstring.
+    """A process's part of a job with servers, or of one that trains alone: its role, its models,
+    its optimizer, its connection.
+
+    The script's thread uses it.
 
     Attributes:
+        divided: whether no trainer has a whole model.
         compression: how gradients travel, by pattern of parameter names; None: as they are.
+        models: that were registered, in order.
+        optimizer: once it is distributed.
+        saved: the last checkpoint that was written or read here.
+        tables: once the optimizer is distributed, where a model has embeddings of ours.
     """
 
-    divided = False  # whether no trainer has a whole model
+    divided = False
 
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
         self.role = role
@@ -46,8 +52,7 @@ class Job:
         self.compression: Mapping[str, str] | None = None
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
-        self.saved: Saved | None = None  # the last checkpoint that was written or read here
-        # once the optimizer is distributed, where a model has embeddings of ours
+        self.saved: Saved | None = None
         self.tables: Tables | None = None
 
     @property
@@ -59,7 +64,7 @@ class Job:
 
     @property
     def transport(self) -> str:
-        """How tensors travel; "local" in a process that trains alone."""
+        """The transport in use; "local" in a process that trains alone."""
         return "local" if self.communicator is None else self.communicator.transport
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -80,24 +85,22 @@ class Job:
             for parameter in model.parameters()
         ):
             return None
-        from trainer.communicator.tables import (
-            Tables,  # which imports what compiles the kernels of rows
-        )
+        from trainer.communicator.tables import Tables  # imports numba
 
         self.tables = Tables(self.modules()) or None
         return self.tables
 
     def register(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
-        """Makes a model what this job trains, where it is ``divided``."""
+        """Divides a model among the trainers; only where the job is ``divided``."""
         raise NotImplementedError
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """The model's, whole; where the job is ``divided`` every trainer calls this."""
+        """The model's state_dict, whole; where the job is ``divided`` every trainer calls this."""
         return {name: value for name, value in model.state_dict().items() if torch.is_tensor(value)}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of every registered model, by name, but the anchors of tables;
-        several models are numbered.
+        """Parameters and buffers of every registered model, by name, without the proxy parameters
+        of tables; several models are numbered.
         """
         found: dict[str, torch.Tensor] = {}
         for index, model in enumerate(self.models):
@@ -113,8 +116,13 @@ class Job:
         return found
 
     def connect(self, distributed: DistributedOptimizer) -> Communicator | None:
-        """Joins the servers, with the plan for the optimizer as it is now; None in a process that
-        trains alone.
+        """Joins the servers, with the plan for the optimizer as it is now.
+
+        Returns:
+            The connection; None in a process that trains alone.
+
+        Raises:
+            PServerError: a server cannot be reached, or says no.
         """
         plan = self._plan(distributed)
         if self.role.role is Role.SINGLE:
@@ -202,9 +210,8 @@ class Job:
 
 
 def _refresh(communicator: Communicator) -> None:
-    """At the entry of a forward: parameters that have arrived by themselves.
-
-    Not in a backward that calls a forward again.
+    """Takes in parameters that have arrived without a step, at the entry of a forward; not in a
+    backward that calls a forward again.
     """
     if torch._C._current_graph_task_id() == -1:
         communicator.refresh()

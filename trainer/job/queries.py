@@ -1,6 +1,12 @@
-"""What a script may ask about its job: which process this is, how many there are, what was counted.
+"""What a script may ask about its job: the role of this process, the job's processes, counters.
 
-See trainer/fleet.py.
+``trainer/fleet.py`` offers these calls.  In a process that trains alone::
+
+    fleet.init()
+    fleet.is_worker()                           # True
+    fleet.worker_index(), fleet.worker_num()    # 0, 1
+    fleet.server_num(), fleet.transport()       # 0, "local"
+    fleet.finish()
 """
 
 from __future__ import annotations
@@ -10,37 +16,64 @@ from trainer.role import Role
 
 
 def is_worker() -> bool:
-    """Whether this process trains."""
+    """The role of this process, as a truth.
+
+    Returns:
+        Whether it trains.
+    """
     return present().role.role is not Role.PSERVER
 
 
 def is_server() -> bool:
-    """Whether this process is a parameter server."""
+    """The role of this process, as a truth.
+
+    Returns:
+        Whether it is a parameter server.
+    """
     return present().role.role is Role.PSERVER
 
 
 def is_first_worker() -> bool:
-    """Whether this is trainer 0."""
+    """The role of this process, as a truth.
+
+    Returns:
+        Whether it is trainer 0.
+    """
     return is_worker() and present().role.trainer_id == 0
 
 
 def worker_index() -> int:
-    """This trainer's number."""
+    """The place of this process among the trainers.
+
+    Returns:
+        This trainer's number, from 0.
+    """
     return present().role.trainer_id
 
 
 def worker_num() -> int:
-    """Trainers of the job."""
+    """The size of the job.
+
+    Returns:
+        How many trainers it has.
+    """
     return present().role.trainers
 
 
 def server_num() -> int:
-    """Servers of the job; 0 where the process trains alone."""
+    """The size of the job.
+
+    Returns:
+        How many servers it has; 0 where the process trains alone.
+    """
     return len(present().role.server_endpoints)
 
 
 def server_index() -> int:
-    """This server's place in the list of endpoints.
+    """The place of this process among the servers.
+
+    Returns:
+        This server's place in the list of endpoints, from 0.
 
     Raises:
         RuntimeError: the process is no server.
@@ -51,19 +84,29 @@ def server_index() -> int:
 
 
 def server_endpoints() -> list[str]:
-    """HOST:PORT of every server's control endpoint."""
+    """The servers' control endpoints.
+
+    Returns:
+        HOST:PORT of every server.
+    """
     return list(present().role.server_endpoints)
 
 
 def worker_endpoints() -> list[str]:
-    """Always empty: trainers listen on no port.  Their number is ``worker_num()``."""
+    """The trainers' endpoints, of which there are none: trainers listen on no port.
+
+    Returns:
+        Always an empty list.  The number of trainers is :func:`worker_num`.
+    """
     return []
 
 
 def metrics() -> dict[str, float]:
-    """Counters of this trainer; see :meth:`trainer.communicator.communicator.Communicator.metrics`.
+    """Counters of this trainer.
 
-    Alone, there are only its steps.
+    Returns:
+        By name: see :meth:`trainer.communicator.communicator.Communicator.metrics`.  In a process
+        that trains alone there is only "steps".
     """
     job = present()
     if job.communicator is not None:
@@ -72,15 +115,21 @@ def metrics() -> dict[str, float]:
 
 
 def variable_bytes() -> dict[str, dict[str, int]]:
-    """Payload "bytes_in" and "bytes_out" of each variable since the start, after compression;
-    nothing where no servers are.
+    """The traffic of each variable since the start.
+
+    Returns:
+        By variable: payload "bytes_in" and "bytes_out", after compression.  Empty in a job without
+        servers.
     """
     job = present()
     return {} if job.communicator is None else job.communicator.variable_bytes()
 
 
 def transport() -> str:
-    """How tensors travel: "shm", "flight", "grpc"; "gloo" or "nccl" without servers; "local" where
-    the process trains alone.
+    """How tensors travel.
+
+    Returns:
+        "shm", "flight", "grpc"; "gloo" or "nccl" without servers; "local" where the process trains
+        alone.
     """
     return present().transport

@@ -1,4 +1,7 @@
-"""A job's files: saved and gone on from, or exported for plain PyTorch.  See trainer/fleet.py."""
+"""A job's files: checkpoints to go on from, and exports for plain PyTorch.
+
+``trainer/fleet.py`` offers these calls.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pserver.checkpoint import checkpoint
 from trainer.checkpoint import resume
+from trainer.checkpoint.export import TableRows
 from trainer.checkpoint.export import export as _export
 from trainer.job.current import distributed, present
 from trainer.job.job import Job
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.export import TableRows
     from trainer.checkpoint.table_store import TableStore
     from trainer.communicator.tables import Tables
 
@@ -20,8 +23,8 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     """Writes parameters, buffers, tables, optimizer state and step to the directory ``path``:
     whole, or not at all.
 
-    Every trainer calls this, between steps; trainer 0 writes.  What is written is one point of each
-    trainer: all steps before its call have been applied, and none after it.
+    Every trainer calls this, between steps; trainer 0 writes.  All steps of a trainer before its
+    call are in the checkpoint, and none after it.
 
     Args:
         scheduler: of torch.optim.lr_scheduler, whose state is written too.
@@ -32,6 +35,12 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     Raises:
         OSError: the directory cannot be written; the checkpoint that was there stays.
         ValueError: ``delta``, and the checkpoint before was removed or replaced.
+
+    ::
+
+        fleet.save("checkpoint", scheduler=scheduler)
+        ...  # in a later run, after the same fleet.distributed_optimizer:
+        step = fleet.load("checkpoint", scheduler=scheduler)
     """
     job = _whole(present())
     optimizer = distributed(job)
@@ -45,8 +54,10 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
 
 
 def load(path: str, scheduler: Any | None = None) -> int:
-    """Reads what :func:`save` wrote; the job goes on from there.  Every trainer calls this, between
-    steps, and can read ``path``.
+    """Reads what :func:`save` wrote; the job goes on from there.
+
+    Every trainer calls this, between steps, and must be able to read ``path``.  For an example see
+    :func:`save`.
 
     Args:
         scheduler: takes up the state that was saved with it.
@@ -80,10 +91,10 @@ def load(path: str, scheduler: Any | None = None) -> int:
 
 
 def _store(job: Job) -> TableStore | None:
-    """Where the rows of the job's tables are."""
+    """The rows of the job's tables, on servers or here; None where it has none."""
     if job.tables is None:
         return None
-    from trainer.checkpoint.table_store import store_of
+    from trainer.checkpoint.table_store import store_of  # imports numba
 
     return store_of(job.tables, job.communicator)
 
@@ -116,6 +127,11 @@ def export(path: str) -> None:
     Raises:
         RuntimeError: no model is registered.
         OSError: the file cannot be written; the one that was there stays.
+
+    ::
+
+        fleet.export("model.safetensors")
+        Net().load_state_dict(safetensors.torch.load_file("model.safetensors"))
     """
     job = present()
     if not job.models:
@@ -138,8 +154,6 @@ def export(path: str) -> None:
 
 def _table_rows(job: Job, tables: Tables) -> dict[str, TableRows]:
     """The tables to export, by the names of the modules that look them up."""
-    from trainer.checkpoint.export import TableRows
-
     store = _store(job)
     assert store is not None, "a job with tables has a place for them"
     return {

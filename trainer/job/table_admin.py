@@ -1,6 +1,6 @@
-"""What a script asks of its tables between steps: how they are, and to forget what nobody needs.
+"""What a script asks of its tables between steps: their status, and to drop rows.
 
-See trainer/fleet.py.
+``trainer/fleet.py`` offers these calls.
 """
 
 from __future__ import annotations
@@ -12,13 +12,25 @@ from trainer.job.current import distributed, present
 
 
 def table_status() -> dict[str, dict[str, int]]:
-    """Of every table, over all servers: rows, bytes_held, and what was counted since the start
-    (admitted, evicted, ...).
+    """The status of every table, over all servers.
 
-    Any trainer may ask at any time; nobody waits for others.  Empty where there are no tables.
+    Any trainer may ask at any time, without waiting for others.
+
+    Returns:
+        By table: "rows", "bytes_held", and what was counted since the start ("admitted",
+        "evicted", ...).  Empty where there are no tables.
 
     Raises:
         PServerError: a server does not answer.
+
+    ::
+
+        fleet.init()
+        model = fleet.distributed_model(DistributedEmbedding(8, name="emb"))
+        optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.tensor([3, 5])).sum().backward()
+        optimizer.step()
+        fleet.table_status()["emb"]["rows"]  # 2
     """
     job = present()
     if job.tables is None:
@@ -36,23 +48,26 @@ def table_status() -> dict[str, dict[str, int]]:
 def shrink(
     threshold: float | None = None, days: float = 1.0, tables: Sequence[str] = ()
 ) -> dict[str, int]:
-    """Days pass: rows that score too low, were not seen for too long or have outlived their time
-    are forgotten.
+    """Applies time decay, then drops rows below the score threshold or past their TTL.
 
     Every trainer calls this, between steps; when it returns, all servers have done it.
 
     Args:
         threshold: in place of each table's own ``delete_threshold``.
         days: that have passed since the last call.
-        tables: only these.
+        tables: only these; none means all.
 
     Returns:
-        How many rows went, by table (on trainer 0; elsewhere none).
+        How many rows were dropped, by table (on trainer 0; elsewhere none).
 
     Raises:
         TypeError: ``tables`` is no list.
         ValueError: a table that the job does not have, or fewer than 0 days.
         PServerError: a server is lost.
+
+    ::
+
+        fleet.shrink(days=1.0)  # {"emb": 120} where 120 rows of the table "emb" were dropped
     """
     job = present()
     known = [] if job.tables is None else job.tables.names
