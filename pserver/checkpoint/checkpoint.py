@@ -1,18 +1,18 @@
-"""Tensors, tables and their metadata on a disk, such that what is read is whole or refused.
+"""Tensors, tables and their metadata on a disk: a reader gets a whole checkpoint, or an error.
 
 A checkpoint is a directory::
 
     checkpoint.json                      format, metadata, and each other file's size and checksum
     tensors-0f3a9c....safetensors        the tensors
-    rows-77d01e....safetensors           a chunk of a table's rows; as many files as it takes
+    rows-77d01e....safetensors           a chunk of a table's rows; one file for each chunk
 
 [Note: what makes a checkpoint complete]  ``checkpoint.json`` is written last, under another name,
 and renamed; that rename is the only moment at which anything changes for a reader.  Before it the
-old ``checkpoint.json`` still lists the old files, which are removed only afterwards; so whenever
-the process or the machine stops, a reader finds the old checkpoint or the new one. (Renaming whole
-directories can't do that: one that is not empty can't be replaced in one step.)  Every file is
-flushed to the disk before the rename that refers to it, and the directory before and after it.
-What a stopped save leaves, the next one removes.
+old ``checkpoint.json`` still lists the old files, which are removed only afterwards.  Whenever the
+process or the machine stops, a reader therefore finds the old checkpoint or the new one.  (Renaming
+whole directories cannot do that: a directory that is not empty cannot be replaced in one step.)
+Every file is flushed to the disk before the rename that refers to it, and the directory before and
+after it.  The next save removes the files that a stopped save has left.
 
 A checkpoint may hold only what changed of its tables since another one, its base: see [Note: chains
 of checkpoints] in pserver/checkpoint/manifest.py.
@@ -41,9 +41,11 @@ from pserver.checkpoint.table_files import Chunk, Layer
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that was written: its directory, and the identity that no other has.
+    """A checkpoint that was written.  A delta names it as its base.
 
-    A delta names it as its base.
+    Attributes:
+        path: its directory.
+        identity: no other checkpoint has the same.
     """
 
     path: str
@@ -53,11 +55,17 @@ class Saved:
 def save(
     path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]
 ) -> Saved:
-    """Writes a checkpoint of tensors to the directory ``path``, in place of the one that may be
-    there.
+    """Writes a checkpoint of tensors, in place of the one that may be there.
 
-    Tensors may be on any device and of any dtype and layout of strides; ``meta`` is whatever JSON
-    holds.  One process at a time writes to a directory.
+    One process at a time writes to a directory.
+
+    Args:
+        path: the checkpoint's directory.
+        tensors: by name, on any device and of any dtype and strides.
+        meta: values that JSON can hold, by key.
+
+    Returns:
+        The checkpoint, to be named as a base.
 
     Raises:
         TypeError: ``meta`` holds something that is not JSON.
@@ -71,7 +79,10 @@ def save(
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors, on the CPU, and the metadata of the checkpoint in the directory ``path``.
+    """Reads the checkpoint in the directory ``path``.
+
+    Returns:
+        The tensors by name, on the CPU, and the metadata.
 
     Raises:
         FileNotFoundError: there is no complete checkpoint.
@@ -83,16 +94,16 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[st
 
 @contextmanager
 def writing(path: str | os.PathLike[str], base: Saved | None = None) -> Iterator[Writer]:
-    """Writes a checkpoint piece by piece; what is there before :meth:`Writer.commit` returns stays
-    what a reader finds.
+    """Writes a checkpoint part by part.  Until :meth:`Writer.commit` returns, a reader finds the
+    checkpoint that was there before.
 
     Args:
         path: the checkpoint's directory.  With a base it may be the base's own.
-        base: the checkpoint that this one continues: tables' chunks then hold rows that changed
-            since, and "removed" ids.
+        base: the checkpoint that this one continues: the chunks of tables then hold the rows that
+            have changed since, and "removed" ids.
 
     Raises:
-        ValueError: the base is missing, or was replaced since; nothing is written.
+        ValueError: the base is missing, or was replaced; nothing is written.
     """
     writer = Writer(Path(path).resolve(), base)
     try:
@@ -102,8 +113,7 @@ def writing(path: str | os.PathLike[str], base: Saved | None = None) -> Iterator
 
 
 def reading(path: str | os.PathLike[str]) -> Reader:
-    """Opens a checkpoint, with all that it continues.  Every file is checked before anything is
-    given out.
+    """Opens a checkpoint and those that it continues, and checks every file of them.
 
     Raises:
         FileNotFoundError: there is no complete checkpoint.
@@ -116,8 +126,8 @@ def reading(path: str | os.PathLike[str]) -> Reader:
     return Reader(links)
 
 
-def present(path: str | os.PathLike[str]) -> Saved:
-    """The checkpoint that is in a directory, to be named as a base.
+def saved_in(path: str | os.PathLike[str]) -> Saved:
+    """The checkpoint in a directory, to be named as a base.
 
     Raises:
         FileNotFoundError: there is none.
@@ -127,11 +137,14 @@ def present(path: str | os.PathLike[str]) -> Saved:
 
 
 def compact(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Saved:
-    """Writes the state at the end of a chain as one checkpoint that continues nothing.  ``target``
-    may be ``path``.
+    """Writes the state at the end of a chain as one checkpoint that continues no other.
 
-    Memory holds the tensors, one chunk and, up to a bound, the ids that changed.  See [Note:
+    Memory holds the tensors, one chunk and, up to a bound, the ids that have changed.  See [Note:
     merging a chain] in pserver/checkpoint/table_files.py.
+
+    Args:
+        path: the directory of the chain's last checkpoint.
+        target: the new checkpoint's directory; it may be ``path``.
 
     Raises:
         FileNotFoundError, ValueError: as :func:`reading` does; ``target`` is left as it was.
@@ -146,7 +159,12 @@ def compact(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Sav
 
 
 class Writer:
-    """Writes one checkpoint.  See :func:`writing`."""
+    """Writes one checkpoint.  One thread uses it, inside :func:`writing`.
+
+    Args:
+        directory: of the checkpoint.
+        base: the checkpoint that this one continues.
+    """
 
     def __init__(self, directory: Path, base: Saved | None) -> None:
         self._directory = directory
@@ -156,7 +174,7 @@ class Writer:
         self._content: bytes | None = None
 
     def tensors(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Adds tensors, on any device and of any dtype and layout of strides.
+        """Adds tensors, by name, on any device and of any dtype and strides.
 
         Raises:
             OSError: the disk is full, or refuses.
@@ -166,20 +184,24 @@ class Writer:
         partial = self._directory / f"{manifest.PARTIAL}{secrets.token_hex(8)}"
         partial.mkdir(parents=True)
         try:
-            # which writes to a name of its own at first
+            # in a directory of its own, because safetensors first writes under a name of its own
             safetensors.torch.save_file(_detached(named), partial / data.name)
             os.replace(partial / data.name, data)
         finally:
             shutil.rmtree(partial)
-        data.chmod(0o644)  # as the manifest beside it: safetensors keeps its files to their owner
+        data.chmod(0o644)  # like the manifest: safetensors makes files that only their owner reads
         manifest.flush(data)
         self._files[data.name] = {"size": data.stat().st_size, "blake2b": manifest.checksum(data)}
 
     def chunks(self, table: str, chunks: Iterable[Mapping[str, np.ndarray]]) -> int:
-        """Adds a table, chunk by chunk as they come; chunks are as pserver/checkpoint/table_files.py says.
+        """Adds a table, one chunk at a time.
+
+        Args:
+            table: its name.
+            chunks: in the form that pserver/checkpoint/table_files.py describes.
 
         Returns:
-            How many ids they name.
+            How many ids the chunks name.
 
         Raises:
             ValueError: the table was written before, or a chunk's columns differ in length.
@@ -211,8 +233,8 @@ class Writer:
         return Saved(str(self._directory), manifest.commit(self._directory, self._content).identity)
 
     def close(self) -> None:
-        """Removes what was written, if no checkpoint refers to it: a full disk gets its space
-        back.
+        """Removes the files that were written, if no checkpoint lists them, so that a full disk
+        gets its space back.
         """
         if not manifest.refers(self._directory, self._content):
             for name in self._files:
@@ -220,10 +242,10 @@ class Writer:
 
 
 class Reader:
-    """A checkpoint whose files are all as they were written.
+    """An open checkpoint, all of whose files have passed the check.
 
     Attributes:
-        meta: as it was given to :meth:`Writer.commit`.
+        meta: the metadata that :meth:`Writer.commit` was given.
         tables: the names of its tables.
         saved: the checkpoint, to be named as a base.
     """
@@ -244,13 +266,13 @@ class Reader:
                 found.update(safetensors.torch.load_file(newest.directory / name))
         return found
 
-    def chunks(self, table: str, most_ids: int = table_files.MOST_IDS) -> Iterator[Chunk]:
+    def chunks(self, table: str, max_ids: int = table_files.MAX_IDS) -> Iterator[Chunk]:
         """A table's rows, a chunk at a time: each id once, as it is at the end of the chain, and
         none that was removed.
 
         Args:
-            most_ids: of the checkpoints that continue another one, to hold in memory (8 bytes
-                each); the chain is read more than once where there are more.
+            max_ids: how many ids of the checkpoints that continue another one memory may hold (8
+                bytes each); if there are more, the chain is read more than once.
 
         Raises:
             KeyError: there is no such table.
@@ -262,7 +284,7 @@ class Reader:
                 f"{', '.join(self.tables) or 'none'}"
             )
         return table_files.merged(
-            [_layer(link, link.tables.get(table, [])) for link in self._links], most_ids
+            [_layer(link, link.tables.get(table, [])) for link in self._links], max_ids
         )
 
 
@@ -274,7 +296,11 @@ def _layer(link: Manifest, names: list[str]) -> Layer:
 
 
 def _named(directory: Path, base: Saved) -> Base:
-    """A base as a manifest in this directory names it, if it is there."""
+    """A base in the form in which a manifest in this directory names it.
+
+    Raises:
+        ValueError: it is missing, or was replaced.
+    """
     named = Base(os.path.relpath(Path(base.path).resolve(), directory), base.identity)
     for _ in manifest.chain(manifest.resolve(directory, named)):
         pass
@@ -282,7 +308,7 @@ def _named(directory: Path, base: Saved) -> Base:
 
 
 def _detached(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors on the CPU, no two of which share memory: what safetensors writes."""
+    """Contiguous tensors on the CPU, no two of which share memory, as safetensors needs them."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():

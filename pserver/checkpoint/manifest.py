@@ -1,5 +1,5 @@
-"""``checkpoint.json``: what a checkpoint consists of, which other checkpoint it continues, and what
-may be tidied away.
+"""``checkpoint.json``: the files of a checkpoint, the other checkpoint that it continues, and which
+old files may be removed.
 
 [Note: chains of checkpoints]  A delta holds all tensors, and of the tables only the rows that
 changed since another checkpoint, its base, was saved.  It names the base by a directory, relative
@@ -7,12 +7,12 @@ to its own, and by the base's identity: the checksum of the base's ``checkpoint.
 the checksums of everything else.  So a base that was replaced is noticed.  A base may be a delta
 itself.
 
-A save into a directory whose present checkpoint is needed as a base (a delta may be saved into the
-same directory, or names it from elsewhere) first gives that checkpoint's manifest a second name,
-``checkpoint-IDENTITY.json``; what it lists stays.  For the deltas elsewhere the base's directory
-holds a note, ``needed-by-....json``, with the delta's directory, relative to its own.  When what
-lies there does not continue this directory's checkpoint any more, the note goes, and with the next
-save the files.
+A save may replace a checkpoint that is needed as a base: by the new delta in the same directory, or
+by a delta in another directory.  It first gives the old manifest a second name,
+``checkpoint-IDENTITY.json``, and the files that it lists stay.  For a delta in another directory
+the base's directory holds a note, ``needed-by-....json``, with the delta's directory, relative to
+its own.  When the checkpoint in that directory no longer continues a checkpoint of this one, the
+note is removed, and the next save removes the files.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "checkpoint.json"
-PLAIN, FORMAT = 1, 2  # what holds neither tables nor a base is written in the first format
-PARTIAL = "writing-"  # of a directory for files that are being written
+PLAIN, FORMAT = 1, 2  # without tables and a base a manifest is written in the first format
+PARTIAL = "writing-"  # begins the name of a directory for files that are being written
 _CHUNK = 1 << 20
 _WRITTEN = ("tensors-*.safetensors", "rows-*.safetensors", f"{MANIFEST}.*", "checkpoint-*.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The checkpoint that a delta continues: its directory, relative to the delta's, and its
-    identity.
+    """The checkpoint that a delta continues.
+
+    Attributes:
+        path: its directory, relative to the delta's.
+        identity: see :class:`Manifest`.
     """
 
     path: str
@@ -50,10 +53,11 @@ class Manifest:
 
     Attributes:
         directory: where its files are.
-        identity: that no other checkpoint has.
-        files: name -> size (bytes), blake2b and, of a table's file, the number of ids that it
-            names.
+        identity: the checksum of ``checkpoint.json``; no other checkpoint has the same.
+        meta: the caller's metadata.
+        files: name -> size (bytes), blake2b and, for a table's file, the number of ids in it.
         tables: name -> names of its files, in order.
+        base: the checkpoint that this one continues, if any.
     """
 
     directory: Path
@@ -70,7 +74,7 @@ def encode(
     tables: Mapping[str, list[str]],
     base: Base | None,
 ) -> bytes:
-    """A manifest as it is written.
+    """The bytes of a ``checkpoint.json``.
 
     Raises:
         TypeError: ``meta`` holds something that is not JSON.
@@ -84,13 +88,12 @@ def encode(
 
 
 def identity_of(content: bytes) -> str:
-    """The identity of the checkpoint whose manifest these bytes are."""
+    """The identity of the checkpoint with these bytes as its ``checkpoint.json``."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def read(directory: Path) -> Manifest:
-    """The complete checkpoint in this directory, as its manifest tells it; directories are resolved
-    paths everywhere here.
+    """The complete checkpoint in this directory.  Every directory in this file is a resolved path.
 
     Raises:
         FileNotFoundError: there is none.
@@ -116,7 +119,7 @@ def chain(manifest: Manifest) -> Iterator[Manifest]:
 
 
 def resolve(directory: Path, base: Base) -> Manifest:
-    """The checkpoint that one in this directory continues.
+    """The base of a checkpoint in this directory.
 
     Raises:
         ValueError: it is missing, was replaced, or is damaged.
@@ -147,8 +150,10 @@ def check(manifest: Manifest) -> None:
 
 
 def check_file(path: Path, metadata: Any) -> None:
-    """Raises:
-    ValueError: the file is missing, torn or changed.
+    """Returns if a file has the size and the checksum that a manifest lists.
+
+    Raises:
+        ValueError: the file is missing, torn or changed.
     """
     if not isinstance(metadata, dict):
         raise ValueError(
@@ -165,6 +170,7 @@ def check_file(path: Path, metadata: Any) -> None:
 
 
 def checksum(path: Path) -> str:
+    """BLAKE2b of a file, 16 bytes in hexadecimal."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -173,7 +179,7 @@ def checksum(path: Path) -> str:
 
 
 def flush(path: Path) -> None:
-    """Returns when the file, or the directory's list of names, is on the disk."""
+    """Returns when a file, or a directory's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -182,9 +188,9 @@ def flush(path: Path) -> None:
 
 
 def commit(directory: Path, content: bytes) -> Manifest:
-    """Makes this manifest the directory's: from here on its checkpoint is the one that is there.
+    """Makes this the directory's manifest, and thereby its checkpoint the one that readers find.
 
-    What a chain needs stays: see [Note: chains of checkpoints].
+    The files that a chain needs stay: see [Note: chains of checkpoints].
 
     Raises:
         OSError: the disk is full, or refuses.
@@ -200,12 +206,12 @@ def commit(directory: Path, content: bytes) -> Manifest:
     flush(directory)  # the names of the files that the manifest lists
     _replace(directory / MANIFEST, content)
     flush(directory)
-    _tidy(directory, manifest, needed)
+    _remove_old(directory, manifest, needed)
     return manifest
 
 
 def refers(directory: Path, content: bytes | None) -> bool:
-    """Whether the directory's checkpoint is the one with this manifest."""
+    """Whether ``content`` is the directory's present manifest."""
     return (
         content is not None
         and (directory / MANIFEST).is_file()
@@ -218,7 +224,10 @@ def _kept(directory: Path, identity: str) -> Path:
 
 
 def _note(base: Path, delta: Path) -> None:
-    """Tells a base's directory who needs it; one that takes no files can't lose any either."""
+    """Leaves a note in a base's directory that a delta needs it.
+
+    A directory that cannot be written to gets none, and cannot lose files either.
+    """
     if os.access(base, os.W_OK):
         by = os.path.relpath(delta, base)
         _replace(
@@ -229,8 +238,9 @@ def _note(base: Path, delta: Path) -> None:
 
 
 def _needed_elsewhere(directory: Path) -> set[str]:
-    """Identities of this directory's checkpoints that deltas in other directories continue; notes
-    without cause are removed.
+    """Identities of this directory's checkpoints that deltas in other directories continue.
+
+    Removes the notes that no delta needs any more.
     """
     needed = set()
     for path in directory.glob("needed-by-*.json"):
@@ -250,7 +260,7 @@ def _needed_elsewhere(directory: Path) -> set[str]:
 
 
 def _keep(directory: Path, needed: set[str]) -> None:
-    """Gives the manifest that is about to be replaced its second name, where it is needed."""
+    """Gives the manifest that is about to be replaced its second name, if a chain needs it."""
     present = directory / MANIFEST
     if not present.is_file():
         return
@@ -272,9 +282,9 @@ def _replace(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _tidy(directory: Path, manifest: Manifest, needed: set[str]) -> None:
-    """Removes the files of older saves and of stopped ones, but what a chain needs; nothing that a
-    save has not written.
+def _remove_old(directory: Path, manifest: Manifest, needed: set[str]) -> None:
+    """Removes the files of older saves and of stopped ones, except those that a chain needs, and
+    no file that a save has not written.
     """
     keep = {MANIFEST, *manifest.files}
     for identity in needed:

@@ -1,16 +1,15 @@
-"""Rows of a table as files, a chunk each; and the rows that stand at the end of a chain of
-checkpoints.
+"""A table's rows as files, one for each chunk; and the rows at the end of a chain of checkpoints.
 
-A chunk is a mapping of arrays, as ``SparseTable.scan`` gives it: ``ids`` int64[m] with columns of m
-entries beside it ("values", "state.NAME", ...), ``waiting.ids`` int64[w] with columns
-"waiting.NAME" for ids that are not admitted yet, and in a delta ``removed`` int64[r], ids without a
-row.  It is one safetensors file; nothing larger than a chunk is ever in memory.
+A chunk is a mapping of arrays, as ``SparseTable.scan`` returns it: ``ids`` int64[m] with columns of
+m rows beside it ("values", "state.NAME", ...), ``waiting.ids`` int64[w] with columns "waiting.NAME"
+for ids that are not admitted yet, and in a delta ``removed`` int64[r], ids without a row.  It is
+one safetensors file; nothing larger than a chunk is ever in memory.
 
-[Note: merging a chain]  A later checkpoint's word about an id counts: its row, that it waits, or
-that it was removed.  So the checkpoints are read from the newest to the oldest, and what a newer
-one named is left out of the older ones.  That takes memory for the ids that all but the oldest
-name, 8 bytes each.  Where these are more than ``MOST_IDS``, they are divided by a hash of the id,
-and the chain is read once for each part.
+[Note: merging a chain]  The newest checkpoint that names an id decides about it: its row, that it
+is not admitted yet, or that it was removed.  So the checkpoints are read from the newest to the
+oldest, and ids that a newer one names are left out of the older ones.  That takes memory for the
+ids that all but the oldest name, 8 bytes each.  If there are more than ``MAX_IDS`` of them, they
+are divided by a hash of the id, and the chain is read once for each part.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import safetensors.numpy
 
 from pserver.checkpoint.manifest import flush
 
-MOST_IDS = 1 << 25
+MAX_IDS = 1 << 25
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NAMES = ("ids", "waiting.ids", "removed")
 
@@ -37,8 +36,11 @@ Chunk = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one checkpoint of a chain holds of a table: a way to read its chunks, and how many ids
-    they name.
+    """One checkpoint's part of a table.
+
+    Attributes:
+        chunks: reads its chunks, from the first on.
+        ids: how many ids they name.
     """
 
     chunks: Callable[[], Iterator[Chunk]]
@@ -49,8 +51,8 @@ def write(directory: Path, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[s
     """Writes a chunk to a new file of the directory.
 
     Returns:
-        Its name, and its metadata for the manifest: "size" (bytes), "blake2b", and "ids", the number
-            of ids that it names.
+        The file's name, and its description in the manifest: "size" (bytes), "blake2b", and "ids", the
+        number of ids in it.
 
     Raises:
         ValueError: a column's length is not that of its ids.
@@ -99,15 +101,16 @@ def read(path: Path, metadata: Mapping[str, Any]) -> Chunk:
     return chunk
 
 
-def merged(layers: Sequence[Layer], most_ids: int = MOST_IDS) -> Iterator[Chunk]:
-    """The rows that stand at the end of a chain: each id once, none that was removed.  See [Note:
-    merging a chain].
+def merged(layers: Sequence[Layer], max_ids: int = MAX_IDS) -> Iterator[Chunk]:
+    """The rows at the end of a chain: each id once, none that was removed.
+
+    See [Note: merging a chain].
 
     Args:
         layers: the newest first.
-        most_ids: that may be held in memory.
+        max_ids: how many ids memory may hold.
     """
-    parts = max(1, -(-sum(layer.ids for layer in layers[:-1]) // most_ids))
+    parts = max(1, -(-sum(layer.ids for layer in layers[:-1]) // max_ids))
     for part in range(parts):
         later = np.empty(0, np.int64)
         for layer in layers:
@@ -125,7 +128,7 @@ def merged(layers: Sequence[Layer], most_ids: int = MOST_IDS) -> Iterator[Chunk]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Wants the ids of one part of all ids."""
+    """Selects the ids of one part: a hash of the id divides all ids into ``parts``."""
 
     part: int
     parts: int
@@ -138,28 +141,28 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Without:
-    """Wants ids that are not among these, which are in order."""
+    """Selects the ids that are not among ``ordered``, which is sorted."""
 
     ordered: np.ndarray
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
-        places = np.minimum(np.searchsorted(self.ordered, ids), len(self.ordered) - 1)
-        return np.asarray(self.ordered[places] != ids)
+        positions = np.minimum(np.searchsorted(self.ordered, ids), len(self.ordered) - 1)
+        return np.asarray(self.ordered[positions] != ids)
 
 
 def rows(chunk: Mapping[str, np.ndarray]) -> int:
-    """How many ids a chunk names."""
+    """How many ids are in a chunk."""
     return sum(len(chunk[name]) for name in _NAMES if name in chunk)
 
 
-def _select(chunk: Chunk, wanted: Callable[[np.ndarray], np.ndarray]) -> Chunk:
-    """The part of a chunk that is about wanted ids."""
-    masks = {name: wanted(chunk[name]) for name in _NAMES if name in chunk}
+def _select(chunk: Chunk, selects: Callable[[np.ndarray], np.ndarray]) -> Chunk:
+    """The part of a chunk whose ids are selected."""
+    masks = {name: selects(chunk[name]) for name in _NAMES if name in chunk}
     return {name: column[masks[_ids_of(name)]] for name, column in chunk.items()}
 
 
 def _ids_of(column: str) -> str:
-    """The array of ids that a column stands beside."""
+    """The name of the ids that a column belongs to."""
     if column == "removed":
         return column
     return "waiting.ids" if column.startswith("waiting.") else "ids"
@@ -175,7 +178,7 @@ def _check(chunk: Mapping[str, np.ndarray]) -> None:
             )
         if column.ndim < 1 or len(column) != len(ids):
             raise ValueError(
-                f"a table's rows: {name}: expected {len(ids)} entries, one for each id, got "
+                f"a table's rows: {name}: expected {len(ids)} values, one for each id, got "
                 f"{list(column.shape)}"
             )
 

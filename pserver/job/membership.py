@@ -36,7 +36,7 @@ class Watermark:
     [Note: exactly once]  A trainer numbers its steps from 1 and sends a step until the server has
     answered it.  A step that arrives is therefore the next one, the one in progress, or one that
     was applied: the server takes it, joins it, or only answers it.  Watermarks move together with
-    the slices, while nobody reads the two between steps (quiesce.py), and are saved with them.  A
+    the slices, before a pause can begin (quiesce.py), and are saved with them.  A
     watermark belongs to one start of a trainer's process, its incarnation: another incarnation
     counts its steps from 1 again.
 

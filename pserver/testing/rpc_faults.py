@@ -1,17 +1,16 @@
-"""A fault injector for control calls: what the network may do to Join, Leave, Barrier and the
-others.
+"""Injects faults of the network into control calls: Join, Leave, Barrier and the others.
 
-Only tests and the history checker use it, beside :mod:`pserver.testing.stream_faults`, which does the same to
-streams.
+Only tests and the history checker use it, together with :mod:`pserver.testing.stream_faults`, which
+injects faults into streams.
 
-===========  =====================================================================
+===========  ====================================================
 action       what happens to a call
-===========  =====================================================================
+===========  ====================================================
 lost         the request does not arrive
 unanswered   the server acts on it, and its reply is lost
-twice        it arrives twice; the caller has the first reply
+twice        it arrives twice; the caller gets the first reply
 slow         it arrives later
-===========  =====================================================================
+===========  ====================================================
 """
 
 from __future__ import annotations
@@ -38,9 +37,12 @@ SLOW_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class CallPoint:
-    """One fault: what happens, to which call ("Join", ...).
+    """One fault at a named point.
 
-    ``occurrence`` counts such calls from 1, of all trainers.
+    Attributes:
+        action: what happens.
+        call: to which call: "Join", ...
+        occurrence: to which of them: counts such calls from 1, of all trainers.
     """
 
     action: str
@@ -49,17 +51,17 @@ class CallPoint:
 
 
 class CallInjector:
-    """Decides what happens to each control call.
+    """Decides what happens to each control call.  Any thread may ask.
 
     Args:
-        points: named faults.
-        seed: of the random ones; the same seed decides the same for the n-th call of a kind to a
+        points: faults at named points.
+        seed: of the random faults: the same seed decides the same for the n-th call of a kind to a
             server.
-        rate: the part of the calls that something happens to at random.
+        rate: the part of the calls that get a random fault.
         names: port -> the server's name.
 
     Attributes:
-        done: (action, "call", name of the call) of each fault that happened, counted.
+        done: how often each fault happened, by (action, "call", name of the call).
     """
 
     def __init__(
@@ -99,23 +101,28 @@ class CallInjector:
 
 
 class Lost(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """What a caller sees of a call that did not arrive, or whose reply did not."""
+    """The error of a call that did not arrive, or whose reply did not."""
 
     def code(self) -> grpc.StatusCode:
-        """As gRPC says it of a connection that breaks."""
+        """The status of a call whose connection breaks."""
         return grpc.StatusCode.UNAVAILABLE
 
     def details(self) -> str:
-        """For messages."""
+        """The text of the status."""
         return "the connection broke"
 
     def trailing_metadata(self) -> tuple[()]:
-        """The server has said nothing."""
+        """Nothing: the server has not answered."""
         return ()
 
 
 class FaultyControl(ControlClient):
-    """A client whose calls may get lost."""
+    """A control client whose calls may get lost.
+
+    Args:
+        injector: decides what happens to each call.
+        endpoint, timeout_seconds: as ControlClient has them.
+    """
 
     def __init__(self, injector: CallInjector, endpoint: str, timeout_seconds: float) -> None:
         super().__init__(endpoint, timeout_seconds)
@@ -150,7 +157,7 @@ class FaultyControl(ControlClient):
 
 @contextmanager
 def faulty_calls(injector: CallInjector) -> Iterator[CallInjector]:
-    """While it lasts, control calls of trainers that this process starts are faulty."""
+    """While it lasts, the control calls of trainers that this process starts are faulty."""
     before = vars(client)["ControlClient"]
     vars(client)["ControlClient"] = partial(FaultyControl, injector)
     try:

@@ -1,23 +1,24 @@
-"""A fault injector between a trainer and its servers: what the network may do to a stream, at named
-points or at random.
+"""Injects faults of the network into the streams between a trainer and its servers, at named points
+or at random.
 
-Only tests and the history checker use it.  It stands at the connecting end, where both directions
-pass::
+Only tests and the history checker use it.  It works at the connecting end, through which both
+directions pass::
 
     with injected(Injector(points=[Point("drop", "in", Kind.DONE, step=2)]), "flight"):
         ...                        # the first DONE of step 2 is lost; the trainer asks again
 
-==========  ==========================================================================================
+==========  ================================================================================
 action      what happens to a frame
-==========  ==========================================================================================
+==========  ================================================================================
 drop        it is lost
-duplicate   it comes twice
-delay       it, and what follows it, comes later
-reorder     it comes after the next one
+duplicate   it arrives twice
+delay       it arrives later, and so do the frames behind it
+reorder     it arrives after the next one
 reset       the connection breaks, for both ends, and the frame is lost
-late        the trainer sees the connection break; what it had sent, with this frame, reaches the server
-            later, a second time, when another stream may have taken its place
-==========  ==========================================================================================
+late        the trainer sees the connection break; all that it had sent on it, and this
+            frame, reaches the server later, a second time, when another stream may have
+            replaced this one
+==========  ================================================================================
 """
 
 from __future__ import annotations
@@ -38,20 +39,25 @@ from pserver.wire_pb2 import Frame, Kind
 
 ACTIONS = ("drop", "duplicate", "delay", "reorder", "reset", "late")
 DELAY_SECONDS = 0.004
-# until late frames come, one of these; and then until their connection ends
+# before late frames arrive one of these passes, and again before their connection ends
 LATE_SECONDS = (0.0, 0.002, 0.02)
-WHOLE_AFTER = 5  # a lane's streams from this number on are left alone, so that every story ends
+FAULTLESS_FROM = 5  # a lane's streams from this number on get no faults, so that every trial ends
 
 Message = tuple[Frame, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One fault: what happens, to which frame.  ``direction`` is "out" (to the server) or "in";
-    None fits every frame.
+    """One fault at a named point: what happens, and to which frame.  None fits every frame.
 
-    ``occurrence`` counts the frames that fit, over all streams, from 1: a request that is sent
-    again comes twice.  ``tables``: whether the stream is the one on which rows are looked up.
+    Attributes:
+        action: what happens.
+        direction: "out" (to the server) or "in".
+        kind, step: of the frame.
+        trainer, lane, server: of the stream.
+        occurrence: counts the frames that fit, over all streams, from 1; a request that is sent
+            again counts again.
+        tables: whether the stream is the one on which rows are looked up.
     """
 
     action: str
@@ -65,7 +71,7 @@ class Point:
     tables: bool | None = None
 
     def fits(self, direction: str, header: Frame, place: Place) -> bool:
-        """Whether the point is about this frame."""
+        """Whether this frame is the kind of frame that the point names."""
         pairs = (
             (self.kind, header.kind),
             (self.step, header.step),
@@ -81,7 +87,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which stream: the server's name, and what HELLO said."""
+    """A stream: the server's name, and the fields of its HELLO."""
 
     server: str
     trainer: int = 0
@@ -91,17 +97,17 @@ class Place:
 
 
 class Injector:
-    """Decides what happens to each frame.
+    """Decides what happens to each frame.  Any thread may ask.
 
     Args:
-        points: named faults.
-        seed: of the random ones; the same seed decides the same for the same frames of the same
+        points: faults at named points.
+        seed: of the random faults: the same seed decides the same for the same frames of the same
             streams.
-        rate: the part of the frames that something happens to at random.
+        rate: the part of the frames that get a random fault.
         names: port -> the server's name, so that decisions do not depend on ports.
 
     Attributes:
-        done: (action, direction, kind) of each fault that happened, counted.
+        done: how often each fault happened, by (action, direction, kind).
     """
 
     def __init__(
@@ -137,9 +143,9 @@ class Injector:
         return action
 
     def _random(self, direction: str, header: Frame, place: Place) -> str:
-        if not self._rate or place.stream >= WHOLE_AFTER:
+        if not self._rate or place.stream >= FAULTLESS_FROM:
             return ""
-        # how many there are depends on time; they must not move the other draws
+        # how many PROBEs there are depends on time: they draw from a generator of their own
         timed = header.kind == Kind.PROBE
         key = (place, direction, timed)
         draw = self._draws.setdefault(key, random.Random(f"{self._seed} {key}"))
@@ -147,20 +153,25 @@ class Injector:
 
 
 class FaultyStream:
-    """A stream's connecting end, with faults.
+    """The connecting end of a stream, with faults.
 
-    A thread of its own receives, so that it can break for the trainer alone.
+    A thread of its own receives, so that the stream can break for the trainer alone.
+
+    Args:
+        stream: the one below.
+        injector: decides what happens to each frame.
+        server: the server's name.
     """
 
     def __init__(self, stream: Stream, injector: Injector, server: str) -> None:
         self.transport, self.peer = stream.transport, stream.peer
         self._stream, self._injector = stream, injector
         self._place = Place(server)
-        self._sent: list[Message] = []  # for what comes late
-        # for what comes after the next
+        self._sent: list[Message] = []  # to be sent again by "late"
+        # by direction: a frame that waits until the next one has passed
         self._held: dict[str, Message | None] = {"out": None, "in": None}
         self._broken = ""
-        self._lingers = False  # broken for the trainer, not yet for the server
+        self._lingers = False  # broken for the trainer, and not yet for the server
         self._arrived: queue.SimpleQueue[Message | None | PServerError] = queue.SimpleQueue()
         self._pump = threading.Thread(target=self._pump_in, name=f"faults {self.peer}", daemon=True)
 
@@ -206,7 +217,7 @@ class FaultyStream:
         self._arrived.put(Unreachable(f"{self.peer}: the stream {self._broken}"))
 
     def _after(self, direction: str, message: Message) -> list[Message]:
-        """What goes on in place of a frame."""
+        """The frames that pass in place of this one."""
         action = self._injector.decide(direction, message[0], self._place)
         held, self._held[direction] = self._held[direction], None
         if action == "reorder" and held is None:
@@ -231,8 +242,8 @@ class FaultyStream:
             self._stream.cancel()
 
     def _linger(self) -> None:
-        """What had been sent arrives, the last of it for the first time, and then the connection
-        ends for the server too.
+        """Sends again all that had been sent, and the last frame for the first time; then ends the
+        connection for the server, too.
         """
         seconds = random.Random(str(self._place)).choice(LATE_SECONDS)
         time.sleep(seconds)
@@ -257,7 +268,7 @@ def _copy(header: Frame) -> Frame:
 
 
 class FaultyTransport:
-    """A transport whose connecting ends are faulty."""
+    """A transport whose connecting ends inject faults."""
 
     def __init__(self, transport: Transport, injector: Injector) -> None:
         self._transport, self._injector = transport, injector
@@ -274,8 +285,11 @@ class FaultyTransport:
 
 @contextmanager
 def injected(injector: Injector, *transports: str) -> Iterator[Injector]:
-    """While it lasts, streams of these transports (all if none is named) that this process opens are
-    faulty.
+    """While it lasts, the streams that this process opens over these transports are faulty.
+
+    Args:
+        injector: decides what happens to each frame.
+        transports: names; none means all.
     """
     before = {name: TRANSPORTS[name] for name in transports or TRANSPORTS}
     TRANSPORTS.update(

@@ -1,8 +1,8 @@
-"""Named arrays of one request as they arrive over a stream: rows of tables, whose number no plan
-knows.  Pure bookkeeping.
+"""Assembles the named arrays of one request as they arrive over a stream: rows of tables, whose
+number no plan knows.  Pure bookkeeping.
 
-A request's frames may come again from the beginning, on another stream, which has an object of its
-own.
+A request may be sent again from the beginning, on another stream.  Each stream has an assembler of
+its own.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ IDS, ROWS, STATISTICS = "@ids", "@rows", "@statistics"
 
 
 class ArrayAssembler:
-    """Arrays of any shape, by name, until they are taken."""
+    """The arrays of one request, of any shape, by name.  One thread uses it."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, torch.Tensor] = {}
         self._received: dict[str, int] = {}
 
     def take_in(self, header: Frame, payload: Buffer) -> None:
-        """Copies a frame's parts to their places.
+        """Copies a frame's parts into their arrays.
 
         Raises:
-            CorruptFrame: a part does not fit the one before it of its name, or no tensor has its
-                shape.
+            CorruptFrame: a part does not begin where the one before it of its name ended, or no
+                tensor has its shape.
         """
         codec.scatter(header, payload, self._destination)
         for part in header.parts:
@@ -51,7 +51,7 @@ class ArrayAssembler:
         return self._arrays[part.name]
 
     def take_out(self) -> dict[str, torch.Tensor]:
-        """All arrays; the next request may begin.
+        """All arrays, by name.  The next request may begin.
 
         Raises:
             CorruptFrame: one is not whole.
@@ -67,7 +67,7 @@ class ArrayAssembler:
 
 
 def row_parts(name: str, gradient: RowGradient) -> list[tuple[str, torch.Tensor]]:
-    """A table's gradient as it travels."""
+    """The named arrays that a table's gradient travels as."""
     parts = [(name + IDS, gradient.ids), (name + ROWS, gradient.rows)]
     return (
         parts if gradient.statistics is None else [*parts, (name + STATISTICS, gradient.statistics)]
@@ -77,11 +77,11 @@ def row_parts(name: str, gradient: RowGradient) -> list[tuple[str, torch.Tensor]
 def row_gradients(
     arrays: Mapping[str, torch.Tensor], tables: Sequence[Table]
 ) -> dict[str, RowGradient]:
-    """The gradients that have arrived, by table.
+    """The row gradients that the arrays of one step hold, by table.
 
     Raises:
         Unprepared: an array belongs to no table of this lane.
-        CorruptFrame: a gradient lacks a part, or a part has another form than its table.
+        CorruptFrame: a gradient lacks an array, or one has another dtype or shape than its table.
     """
     found: dict[str, RowGradient] = {}
     left = dict(arrays)

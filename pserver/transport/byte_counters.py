@@ -1,6 +1,4 @@
-"""Payload bytes by name on the wire, counted at one end of streams: as they travel, after
-compression.
-"""
+"""Counts payload bytes by name on the wire, at one end of streams, after compression."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ Bytes = tuple[int, int]  # received, sent
 
 
 class ByteCounters:
-    """Counts over all streams of a process with one peer, or of a job; any thread counts."""
+    """Byte counts of all streams of a process with one peer, or of a job.  Any thread may count."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the two below
@@ -22,11 +20,11 @@ class ByteCounters:
         self._sent: dict[str, int] = {}
 
     def received(self, header: Frame) -> None:
-        """A frame has come."""
+        """Counts a frame that has arrived."""
         self._count(self._received, header)
 
     def sent(self, header: Frame) -> None:
-        """A frame has left; one that is sent again counts again."""
+        """Counts a frame that has left; one that is sent again counts again."""
         self._count(self._sent, header)
 
     def _count(self, counts: dict[str, int], header: Frame) -> None:
@@ -36,7 +34,7 @@ class ByteCounters:
                     counts[part.name] = counts.get(part.name, 0) + part.size
 
     def by_name(self) -> dict[str, Bytes]:
-        """The counts by name on the wire."""
+        """The counts: (received, sent) by name on the wire."""
         with self._lock:
             return {
                 n: (self._received.get(n, 0), self._sent.get(n, 0))
@@ -50,11 +48,11 @@ class ByteCounters:
 
 
 def by_variable(counts: Mapping[str, Bytes], plan: Plan) -> dict[str, Bytes]:
-    """The counts of a variable's slices and of what goes with them (scales, ids) together; states
-    by their own names.
+    """Counts by variable: those of its slices and of their companions (scales, ids) are added up.
+    Optimizer states keep their own names.
     """
     variables = {
-        piece.name: placement.name for placement in plan.placements for piece in placement.slices
+        slice_.name: placement.name for placement in plan.placements for slice_ in placement.slices
     }
     total: dict[str, Bytes] = {}
     for name, (received, sent) in counts.items():
@@ -66,7 +64,7 @@ def by_variable(counts: Mapping[str, Bytes], plan: Plan) -> dict[str, Bytes]:
 
 
 def totals(counts: Iterable[ByteCounters], plan: Plan) -> dict[str, dict[str, int]]:
-    """Several counts together: "bytes_in" and "bytes_out" of each variable."""
+    """The sum of several counts: "bytes_in" and "bytes_out" of each variable."""
     total: dict[str, dict[str, int]] = {}
     for traffic in counts:
         for name, (received, sent) in by_variable(traffic.by_name(), plan).items():

@@ -1,16 +1,15 @@
-"""Tensors <-> bytes: the only file that touches a buffer.
+"""Tensors to frames and back: the only file that touches a buffer.
 
-On the way out :func:`frames` turns named tensors into headers and views of the tensors' own memory;
-on the way in :func:`scatter` checks every part of a header and copies its bytes to where they
-belong.  Between the two, :func:`encode_header` and :func:`decode` are what a transport needs that
-moves one run of bytes per frame.
+:func:`frames` turns named tensors into headers and views of the tensors' own memory.
+:func:`scatter` checks every part of a header and copies its bytes to their destination.  A
+transport that moves one run of bytes per frame uses :func:`encode_header` and :func:`decode`.
 
 [Note: the payload stands behind the header]  Protobuf copies a ``bytes`` field when it serialises
-and again when it parses, at a tenth of memory's speed.  So nobody sets ``Frame.payload``: field 15
-is the highest, hence the last that a serialiser writes, and what we write by hand (the serialised
-header, field 15's tag, the length, then the bytes) is what the generated class would write.
-Reading, we walk over the message's top level, cut field 15 out as a view and parse only the rest.
-A peer that uses generated classes notices nothing.
+and again when it parses, at a tenth of memory's speed.  So no code sets ``Frame.payload``.  Field
+15 is the highest, and a serialiser writes it last: the serialised header, field 15's tag, the
+length and the bytes, which we write by hand, are what the generated class would write.  On the way
+in we walk over the message's top level, cut field 15 out as a view and parse only the rest.  A peer
+that uses generated classes notices nothing.
 
 Bytes are row-major and little-endian, as on every machine that torch runs on.
 """
@@ -29,10 +28,11 @@ from pserver.transport.stream import Buffer
 from pserver.wire_pb2 import Frame, Kind, Part
 
 CHUNK_BYTES = 2**21
-# not gathered from here on; measured no different from 2**21 in time, and it saves the copy
+# a tensor of at least this size has frames of its own: measured no slower than gathering up to
+# 2**21, and it saves the copy
 ALONE_BYTES = 2**18
-# of small tensors that come one by one, while others are being computed: what need not wait for
-# more
+# small tensors that are added one by one, while others are being computed, share a frame of up to
+# this size; then it leaves
 EAGER_BYTES = 2**16
 NOGIL_BYTES = 2**14  # below, copying takes less time than letting the GIL go
 ALIGNMENT = 16  # the widest element (complex128): a cut at a multiple of it splits no element
@@ -115,21 +115,25 @@ def buffer_of(tensor: Tensor) -> memoryview:
         and not tensor.is_neg()
         and tensor.numel()
     ):
-        # the same in a third of the time, for most tensors
+        # the same memory in a third of the time, for most tensors
         return tensor.detach().numpy().data.cast("B")
     return flat_bytes(tensor).numpy().data
 
 
-Packed = tuple[Frame, list[Buffer]]
+Packed = tuple[Frame, list[Buffer]]  # a header, and the payload's buffers
 
 
 class Packer:
-    """Packs tensors, as they come, into frames of at most ``chunk_bytes`` of payload.
+    """Packs tensors into frames as they are added.  One thread uses it.
 
-    Small tensors wait until they fill ``shared_bytes`` together, or until :meth:`flush`.  One of as
-    many, or of ``ALONE_BYTES``, has frames of its own, cut at ``chunk_bytes``, which a transport
-    sends without gathering; it does not wait, and so may overtake small ones.  An empty tensor has
-    one part of size 0.  The buffers are views of the tensors.
+    Small tensors wait until they fill a frame of ``shared_bytes``, or until :meth:`flush`.  A
+    tensor of that size, or of ``ALONE_BYTES``, has frames of its own, cut at ``chunk_bytes``, which
+    a transport sends without gathering.  It does not wait, so it may overtake small ones.  An empty
+    tensor has one part of size 0.  The buffers are views of the tensors.
+
+    Args:
+        chunk_bytes: the largest payload of a frame.
+        shared_bytes: the payload of a frame of small tensors.
 
     Raises:
         ValueError: ``chunk_bytes`` is below 16.
@@ -146,7 +150,7 @@ class Packer:
     def add(
         self, kind: Kind, step: int, named_tensors: Iterable[tuple[str, Tensor]]
     ) -> Iterator[Packed]:
-        """The frames that are complete with these.
+        """Adds tensors, by name; yields the frames that are complete with them.
 
         Raises:
             ValueError: a tensor is none that :func:`flat_bytes` accepts.
@@ -171,18 +175,18 @@ class Packer:
     def _cut(self, name: str, tensor: Tensor, whole: memoryview) -> Iterator[Packed]:
         kind, step = self._header.kind, self._header.step
         for offset in range(0, whole.nbytes, self._chunk):
-            piece = whole[offset : offset + self._chunk]
+            chunk = whole[offset : offset + self._chunk]
             part = Part(
                 name=name,
                 dtype=NAMES[tensor.dtype],
                 shape=tensor.shape,
                 offset=offset,
-                size=piece.nbytes,
+                size=chunk.nbytes,
             )
-            yield Frame(kind=kind, step=step, parts=[part]), [piece]
+            yield Frame(kind=kind, step=step, parts=[part]), [chunk]
 
     def flush(self) -> Iterator[Packed]:
-        """The frame of small tensors that still waits, if one does."""
+        """The frame of small tensors that still waits, if there is one."""
         header, payload = self._header, self._payload
         self._header, self._payload, self._filled = Frame(kind=header.kind, step=header.step), [], 0
         if header.parts:
@@ -250,8 +254,8 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
 
 
 def blank(part: Part) -> Tensor:
-    """A new tensor, not initialised, for the variable that a part belongs to: a destination for
-    whoever expects none.
+    """A new tensor, not initialised, of the whole variable that a part belongs to: a destination
+    where the plan has none.
 
     Raises:
         CorruptFrame: no tensor has such a dtype or shape.

@@ -1,5 +1,5 @@
-"""HOST:PORT, seen from below: is somebody there, is it free, and who is at the other end of a
-connection.
+"""HOST:PORT as the operating system sees it: whether a process listens there, whether it is free,
+and which peer a connection leads to.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ def spell(host: str, port: int) -> str:
 
 
 def of_peer(peer: str) -> str:
-    """What gRPC calls ``"ipv4:10.0.0.1:5000"`` or ``"ipv6:%5B::1%5D:5000"``, as HOST:PORT."""
+    """gRPC's name of a peer (``"ipv4:10.0.0.1:5000"``, ``"ipv6:%5B::1%5D:5000"``) as HOST:PORT."""
     return unquote(peer.partition(":")[2])
 
 
 def reach(host: str, port: int, timeout_seconds: float) -> None:
-    """Returns if somebody accepts a connection there.  Asked before gRPC is, which retries in
-    silence and says less.
+    """Returns if a process accepts a connection there.  Called before gRPC connects, which retries
+    without a word and says less.
 
     Raises:
-        Unreachable: naming HOST:PORT and the system's reason, within the deadline.
+        Unreachable: none does within ``timeout_seconds``; the message names HOST:PORT and the
+            system's reason.
     """
     try:
         socket.create_connection((host, port), timeout=timeout_seconds).close()
@@ -49,8 +50,8 @@ def is_here(host: str) -> bool:
 
 
 def check_free(host: str, port: int) -> None:
-    """Returns if this process may listen there.  Asked before gRPC is, which answers with a line in
-    the log.
+    """Returns if this process may listen there.  Called before gRPC listens, which only logs a
+    failure.
 
     Raises:
         OSError: one sentence that names HOST:PORT and the system's reason.
@@ -65,11 +66,13 @@ def check_free(host: str, port: int) -> None:
 
 
 def cut(peer: str) -> bool:
-    """Shuts this process's connection to ``peer`` (HOST:PORT) down, whoever owns it; False if there
-    is none.
+    """Shuts down this process's connection to ``peer`` (HOST:PORT), which gRPC owns.
 
-    pyarrow gives the accepting end of an exchange nothing to cancel it with, so the line itself is
-    cut: gRPC sees the connection end and every call on it fails at once.
+    pyarrow has no call that cancels an exchange at its accepting end.  When the connection is shut
+    down, gRPC sees it end, and every call on it fails at once.
+
+    Returns:
+        False if there is no such connection.
     """
     port, found = int(peer.rpartition(":")[2]), False
     for name in os.listdir("/dev/fd"):
@@ -87,7 +90,7 @@ def cut(peer: str) -> bool:
 
 
 def _socket_of(descriptor: int) -> socket.socket | None:
-    """A second handle on an open socket; None if it is none, or was closed in the meantime."""
+    """A second handle on an open socket; None if it is no socket, or was closed meanwhile."""
     try:
         copy = os.dup(descriptor)
     except OSError:

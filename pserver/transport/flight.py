@@ -1,21 +1,22 @@
 """Arrow Flight's DoExchange: payloads handled in C++, outside the GIL.  The default between hosts.
 
 A frame is one message: its header in ``app_metadata``, its payload as the single uint8 column of a
-record batch, or no batch if there is no payload.  A frame with one buffer is sent from where the
-buffer lies.  One with several is gathered first: a record batch has one body, and 500 columns of a
-few KB cost more than a copy of 2 MB between warm buffers.
+record batch, or no batch if there is no payload.  A frame with one buffer is sent from that
+buffer's memory.  One with several is gathered first: a record batch has one body, and 500 columns
+of a few KB cost more than a copy of 2 MB between warm buffers.
 
 [Note: ending an exchange]
-- ``shutdown()`` waits for open exchanges, for ever.  So it runs beside the roster, which ends them.
-- The accepting end has nothing to cancel an exchange with, and may not return while a thread reads.
-  It cuts the connection instead (:func:`pserver.transport.endpoint.cut`), which every stream has for
-  itself alone; reads and writes then fail at once.
+- ``shutdown()`` waits for open exchanges, without a timeout.  So it runs in a thread, while
+  OpenStreams ends the exchanges.
+- The accepting end has no call that cancels an exchange, and its handler may not return while a
+  thread reads.  It cuts the connection instead (:func:`pserver.transport.endpoint.cut`), of which
+  each stream has one of its own; reads and writes then fail at once.
 - A client that was killed reads as a clean end.  ``context.is_cancelled()`` tells the two apart.
 - No read or write has a timeout; ``reader.cancel()`` from another thread ends both at the
   connecting end.
 - ``writer.done_writing()`` and ``writer.close()`` may finish the call, which reads what is left:
-  beside another thread's read gRPC aborts the process.  So an end closes with a message without
-  header or payload, and whoever reads last finishes the call.
+  while another thread reads, gRPC then aborts the process.  So an end closes with a message without
+  header or payload, and the thread that reads last finishes the call.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ _GONE = (fl.FlightError, pa.ArrowException, OSError)
 
 
 class FlightStream:
-    """One end of an exchange; the two kinds below differ in how it breaks and ends."""
+    """One end of an exchange.  The two subclasses differ in how an exchange breaks and ends."""
 
     transport = "flight"
 
     def __init__(self, peer: str, reader: Any, writer: Any) -> None:
         self.peer = peer
         self._reader, self._writer = reader, writer
-        # one call into the writer at a time; guards _closed.  A broken call leaves it at once
+        # held during a call into the writer; guards _closed.  A broken call releases it at once
         self._writing = Lock()
         self._cancelled = False
         self._closed = False  # no call into the writer any more
@@ -119,8 +120,8 @@ class FlightStream:
         return Unreachable(f"{self.peer}: the stream {reason}")
 
 
-class _Accepted(FlightStream):
-    """The server's end."""
+class _AcceptedStream(FlightStream):
+    """The server's end of an exchange."""
 
     def __init__(self, context: Any, reader: Any, writer: Any) -> None:
         super().__init__(of_peer(context.peer()), reader, writer)
@@ -143,8 +144,8 @@ class _Accepted(FlightStream):
             raise self._broken(ConnectionError("the peer is gone"))
 
 
-class _Connected(FlightStream):
-    """The client's end.
+class _ConnectedStream(FlightStream):
+    """The client's end of an exchange.
 
     The peer's last frame, or ``cancel``, releases the connection: see [Note: ending an exchange].
     """
@@ -191,8 +192,11 @@ class _Connected(FlightStream):
             raise self._broken(error or ConnectionError())
 
     def _release(self, reading: bool = False) -> Exception | None:
-        """Takes the call's status, once, and lets the connection go; left to the thread that reads
-        (``reading``), if one does.
+        """Finishes the call and closes the connection, once.  If a thread reads, only that thread
+        does it (``reading``).
+
+        Returns:
+            The error that the call ended with, if any.
         """
         with self._state:
             if self._released or self._reading != reading:
@@ -209,41 +213,45 @@ class _Connected(FlightStream):
         return None
 
 
-class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Turns calls into streams."""
+class _FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """A Flight server that turns DoExchange calls into streams."""
 
-    def __init__(self, location: str, roster: OpenStreams) -> None:
+    def __init__(self, location: str, streams: OpenStreams) -> None:
         super().__init__(location)
-        self._roster = roster
+        self._streams = streams
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
-        """Nothing: the answer tells a client that it has reached a Flight server."""
+        """No flights: an answer tells a client that it has reached a Flight server."""
         return iter(())
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """One exchange, in a thread that Flight made for it."""
+        """Serves one exchange, in a thread that Flight has made for it."""
         if descriptor.command != DESCRIPTOR.command:
             raise fl.FlightServerError(
                 f"expected an exchange {DESCRIPTOR.command!r}, got {descriptor.command!r}"
             )
         writer.begin(SCHEMA)
-        self._roster.run(_Accepted(context, reader, writer))
+        self._streams.run(_AcceptedStream(context, reader, writer))
 
 
 class FlightListener:
-    """A Flight server whose only call is the exchange."""
+    """A Flight server whose only call is the exchange.
+
+    Attributes:
+        port: the one that it is bound to.
+    """
 
     def __init__(self, handle: Handler, host: str, port: int) -> None:
         check_free(host, port)
-        self._roster = OpenStreams(handle)
-        self._server = _Server(f"grpc+tcp://{spell(host, port)}", self._roster)
+        self._streams = OpenStreams(handle)
+        self._server = _FlightServer(f"grpc+tcp://{spell(host, port)}", self._streams)
         self.port: int = self._server.port
 
     def close(self, grace_seconds: float) -> None:
         """See :class:`pserver.transport.stream.Listener`."""
         stop = Thread(target=self._server.shutdown, name="flight shutdown", daemon=True)
         stop.start()  # refuses new calls from here on
-        self._roster.close(grace_seconds)
+        self._streams.close(grace_seconds)
         stop.join(CANCEL_SECONDS)
         if stop.is_alive():
             _log.error("Flight's server on port %d did not stop", self.port)
@@ -262,11 +270,11 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> FlightStream:
     """Opens a stream, on a connection of its own.
 
     Raises:
-        Unreachable: nobody answered within the deadline.
+        Unreachable: no server answered within ``timeout_seconds``.
     """
     reach(host, port, timeout_seconds)
     client = fl.FlightClient(f"grpc+tcp://{spell(host, port)}", generic_options=OPTIONS)
-    # an exchange has no deadline, so let a call that has one find out whether the connection works
+    # an exchange has no timeout: a call that has one finds out first whether the connection works
     try:
         list(client.list_flights(options=fl.FlightCallOptions(timeout=timeout_seconds)))
         writer, reader = client.do_exchange(DESCRIPTOR)
@@ -278,15 +286,15 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> FlightStream:
         ) from error
     with suppress(*_GONE):  # the peer has ended the stream already: what it sent can still be read
         writer.begin(SCHEMA)
-    return _Connected(spell(host, port), client, reader, writer)
+    return _ConnectedStream(spell(host, port), client, reader, writer)
 
 
 def _gathered(payload: Sequence[Buffer]) -> Buffer | None:
-    """One run of bytes; None if there are none."""
-    pieces = [piece for piece in payload if memoryview(piece).nbytes]
-    if len(pieces) > 1:
-        return b"".join(pieces)
-    return pieces[0] if pieces else None
+    """The payload as one run of bytes; None if it is empty."""
+    buffers = [buffer for buffer in payload if memoryview(buffer).nbytes]
+    if len(buffers) > 1:
+        return b"".join(buffers)
+    return buffers[0] if buffers else None
 
 
 def _batch(body: Buffer) -> Any:

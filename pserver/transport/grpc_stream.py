@@ -1,13 +1,13 @@
 """``ParameterServer.Exchange`` over plain grpcio, on the control port: for one-port deployments and
 clients in other languages.
 
-grpcio hands a message over as ``bytes`` and no other way, so sending joins header and payload once;
-receiving copies nothing.
+grpcio takes a message only as ``bytes``, so sending joins header and payload once; receiving copies
+nothing.
 
-[Note: two threads a stream, on the accepting end]  grpcio pulls what we send out of an iterator in
-a thread of its pool, and the handler wants to send whenever it likes, so the handler has a thread
-of its own and a :class:`Pipe` stands between.  The pool must have a thread for every stream besides
-those for control calls: see ``POOL_THREADS``.
+[Note: two threads a stream, on the accepting end]  grpcio pulls outgoing messages from an iterator,
+in a thread of its pool.  A handler sends when it has something to send.  So the handler runs in a
+thread of its own, and a :class:`Pipe` connects the two.  The pool needs a thread for every stream
+besides those for control calls: see ``POOL_THREADS``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pserver.transport.stream import Buffer, Handler
 from pserver.wire_pb2 import Frame
 
 SERVICE = "pserver.ParameterServer"
-POOL_THREADS = 512  # made only when needed; as many streams and waiting calls at once
-SETTLE_SECONDS = 0.05
+POOL_THREADS = 512  # the limit of streams and waiting calls at once; made when needed
+CANCEL_NOTICE_SECONDS = 0.05  # grpcio may tell the end of input so long before the cancellation
 # frames are a few MB; a program with many slices may be larger than grpcio's default of 4 MB
 MESSAGE_BYTES = 2**26
 OPTIONS = [
@@ -37,13 +37,17 @@ OPTIONS = [
     # a cluster's hosts are not behind the proxy that fetches packages
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),  # two servers on one port are a mistake
-    # a connection for each stream: see architecture, tensors never starve a heartbeat
+    # a connection for each stream, so that tensors never delay a heartbeat
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
 class GrpcStream:
-    """One end of an Exchange call."""
+    """One end of an Exchange call.
+
+    Attributes:
+        outgoing: the frames that grpcio is to send.
+    """
 
     transport = "grpc"
 
@@ -54,7 +58,7 @@ class GrpcStream:
         self._incoming: Iterator[bytes] = iter(())
         self._end: Callable[[], object] = lambda: None
         self._release: Callable[[], object] = lambda: None
-        self._over = Event()  # the call has ended, for whatever reason
+        self._over = Event()  # the call has ended, for any reason
         self._cancelled = False
 
     def attach(
@@ -63,15 +67,19 @@ class GrpcStream:
         end: Callable[[], object],
         release: Callable[[], object] | None,
     ) -> None:
-        """Gives the stream its call: what arrives, how to cancel it, and (connecting end only) what
-        to do last.
+        """Gives the stream its call.
+
+        Args:
+            incoming: the messages that arrive.
+            end: cancels the call.
+            release: closes the connection; None at the accepting end.
         """
         self._incoming, self._end, self._accepting = incoming, end, release is None
         self._release = release or (lambda: None)
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
-        head = encode_header(header, sum(memoryview(piece).nbytes for piece in payload))
+        head = encode_header(header, sum(memoryview(buffer).nbytes for buffer in payload))
         self.outgoing.put(b"".join((head, *payload)))
 
     def receive(self) -> tuple[Frame, memoryview] | None:
@@ -83,8 +91,7 @@ class GrpcStream:
             raise self._broken(_reason(error)) from error
         if message is not None:
             return decode(message)
-        # grpcio may tell the end of input before the cancellation
-        if self._accepting and self._over.wait(SETTLE_SECONDS):
+        if self._accepting and self._over.wait(CANCEL_NOTICE_SECONDS):
             raise self._broken("the peer is gone or has cancelled it")
         self._release()
         return None
@@ -96,13 +103,13 @@ class GrpcStream:
     def cancel(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
         self._cancelled = True
-        # before the pipe breaks: the accepting end's call must not end as if all were well
+        # before the pipe breaks: otherwise the accepting end's call would end like a clean one
         self._end()
         self.ended()
         self._release()
 
     def ended(self) -> None:
-        """The call is over: nothing can be sent any more."""
+        """Breaks the pipe, because the call is over and nothing can be sent any more."""
         self._over.set()
         reason = "the stream was cancelled" if self._cancelled else "the peer has ended the stream"
         self.outgoing.break_(f"{self.peer}: {reason}")
@@ -115,13 +122,13 @@ class GrpcStream:
 
 
 class Exchanges:
-    """The Exchange method of one ``grpc.Server``."""
+    """The Exchange method of one ``grpc.Server``, and its open streams."""
 
     def __init__(self, handle: Handler) -> None:
-        self._roster = OpenStreams(handle)
+        self._streams = OpenStreams(handle)
 
     def add_to(self, server: grpc.Server) -> None:
-        """Adds the method, beside whatever else the server has of the service."""
+        """Adds the method to a server, which may have others of the same service."""
         # no serializers: bytes in and out
         method = grpc.stream_stream_rpc_method_handler(self.exchange)
         server.add_generic_rpc_handlers(
@@ -129,25 +136,29 @@ class Exchanges:
         )
 
     def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """One call.  See [Note: two threads a stream, on the accepting end]."""
+        """Serves one call.  See [Note: two threads a stream, on the accepting end]."""
         stream = GrpcStream(of_peer(context.peer()))
         stream.attach(requests, context.cancel, None)
         if not context.add_callback(stream.ended):
             return
         Thread(
-            target=self._roster.run, args=(stream,), name=f"exchange {stream.peer}", daemon=True
+            target=self._streams.run, args=(stream,), name=f"exchange {stream.peer}", daemon=True
         ).start()
         yield from stream.outgoing.drain()
 
     def close(self, grace_seconds: float) -> None:
-        """Ends all open exchanges as :meth:`pserver.transport.stream.Listener.close` says; the server itself
-        goes on.
+        """Ends all open exchanges, as :meth:`pserver.transport.stream.Listener.close` says; the
+        server itself goes on.
         """
-        self._roster.close(grace_seconds)
+        self._streams.close(grace_seconds)
 
 
 class GrpcListener:
-    """A server with nothing but Exchange."""
+    """A gRPC server whose only method is Exchange.
+
+    Attributes:
+        port: the one that it is bound to.
+    """
 
     def __init__(self, handle: Handler, host: str, port: int) -> None:
         check_free(host, port)
@@ -179,7 +190,7 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> GrpcStream:
     """Opens a stream, on a connection of its own.
 
     Raises:
-        Unreachable: nobody answered within the deadline.
+        Unreachable: no server answered within ``timeout_seconds``.
     """
     reach(host, port, timeout_seconds)
     channel = grpc.insecure_channel(spell(host, port), options=OPTIONS)
@@ -199,7 +210,7 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> GrpcStream:
 
 
 def _reason(error: grpc.RpcError) -> str:
-    """A client's call says why it ended, a server's does not."""
+    """Why a call ended: a client's call says it, a server's does not."""
     if isinstance(error, grpc.Call):
         return f"{error.code().name}, {error.details()}"
     return "the peer is gone or has cancelled it"

@@ -1,7 +1,7 @@
-"""The twin for tests: streams between threads of one process, with the semantics of the transports
+"""Streams between threads of one process, for tests.  Their semantics are those of the transports
 that cross a network.
 
-A "port" is a number in a table of this module.  Payloads are copied on sending, as a network does.
+A "port" is a number in a table of this module.  ``send`` copies payloads, as a network does.
 """
 
 from __future__ import annotations
@@ -61,11 +61,15 @@ class InprocessStream:
 
 
 class InprocessListener:
-    """The accepting end."""
+    """The accepting end.  Any thread may call it.
+
+    Attributes:
+        port: its number in the table of this module.
+    """
 
     def __init__(self, handle: Handler, host: str) -> None:
         self.host = host
-        self._roster = OpenStreams(handle)
+        self._streams = OpenStreams(handle)
         with _lock:
             self.port = next(_ports)
             _listeners[self.port] = self
@@ -76,7 +80,7 @@ class InprocessListener:
         up, down = Pipe(), Pipe()
         stream = InprocessStream(here, up, down, accepting=True)
         Thread(
-            target=self._roster.run, args=(stream,), name=f"exchange {here}", daemon=True
+            target=self._streams.run, args=(stream,), name=f"exchange {here}", daemon=True
         ).start()
         return InprocessStream(here, down, up, accepting=False)
 
@@ -84,14 +88,14 @@ class InprocessListener:
         """See :class:`pserver.transport.stream.Listener`."""
         with _lock:
             _listeners.pop(self.port, None)
-        self._roster.close(grace_seconds)
+        self._streams.close(grace_seconds)
 
 
 def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> InprocessListener:
     """Accepts streams; the port is always a new one.
 
     Raises:
-        ValueError: a certain port is asked for.
+        ValueError: the caller asks for a certain port.
     """
     if port:
         raise ValueError(
@@ -104,13 +108,13 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> InprocessStream:
     """Opens a stream.
 
     Raises:
-        Unreachable: nobody listens there.
+        Unreachable: nothing listens there.
     """
     with _lock:
         listener = _listeners.get(port)
     if listener is None:
         raise Unreachable(
-            f"no answer at {spell(host, port)} within {timeout_seconds:g} s: nobody in this "
+            f"no answer at {spell(host, port)} within {timeout_seconds:g} s: nothing in this "
             "process listens there"
         )
     return listener.accept()

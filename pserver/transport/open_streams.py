@@ -1,4 +1,4 @@
-"""Which streams an accepting end has open, so that it can end them all."""
+"""The open streams of an accepting end, so that it can end them all."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from pserver.errors import PServerError
 from pserver.transport.stream import Handler, Stream
 
 _log = logging.getLogger(__name__)
-CANCEL_SECONDS = 2.0  # how long a handler may take to notice that its stream is cancelled
+CANCEL_SECONDS = 2.0  # for a handler to notice that its stream is cancelled
 
 
 class OpenStreams:
-    """Runs a handler for each stream and knows which are running."""
+    """Runs a handler for each stream and knows which are running.  Any thread may call it.
+
+    Args:
+        handle: called with each stream, in the thread that calls :meth:`run`.
+    """
 
     def __init__(self, handle: Handler) -> None:
         self._handle = handle
         # guards the two below; neither handlers nor cancel run under it
-        self._changed = Condition()
+        self._condition = Condition()
         self._open: set[Stream] = set()
         self._closing = False
 
     def run(self, stream: Stream) -> None:
-        """The handler, to its end, in this thread; what it raises is logged and breaks the stream.
+        """Runs the handler to its end, in this thread; logs what it raises, and breaks the stream.
 
-        Nothing runs once closing.
+        After :meth:`close` it only breaks the stream.
         """
-        with self._changed:
+        with self._condition:
             refused = self._closing
             if not refused:
                 self._open.add(stream)
@@ -45,21 +49,21 @@ class OpenStreams:
             stream.cancel()
         finally:
             stream.close()
-            with self._changed:
+            with self._condition:
                 self._open.discard(stream)
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def close(self, grace_seconds: float) -> None:
-        """Refuses new streams, waits this long for the open ones, then cancels them and waits
-        ``CANCEL_SECONDS`` more.
+        """Refuses new streams, waits ``grace_seconds`` for the open ones, then cancels them and
+        waits ``CANCEL_SECONDS`` more.
         """
-        with self._changed:
+        with self._condition:
             self._closing = True
             self._wait_until_empty(grace_seconds)
             late = list(self._open)
         for stream in late:
             stream.cancel()
-        with self._changed:
+        with self._condition:
             if not self._wait_until_empty(CANCEL_SECONDS if late else 0):
                 _log.error(
                     "handlers still running after cancel: %s",
@@ -68,4 +72,4 @@ class OpenStreams:
 
     def _wait_until_empty(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        return self._changed.wait_for(lambda: not self._open, deadline - time.monotonic())
+        return self._condition.wait_for(lambda: not self._open, deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""A bounded queue between two threads that either of them, or a third, can break."""
+"""A bounded queue between two threads, which any thread can break."""
 
 from __future__ import annotations
 
@@ -16,47 +16,46 @@ class Pipe:
     """One direction of a stream: messages of bytes in order, then an end (``close``) or a break
     (``break_``).
 
-    ``put`` waits while ``LIMIT_BYTES`` or ``LIMIT_ITEMS`` are waiting, ``get`` while nothing is;
-    there is no deadline, because whoever owns the stream breaks it when a peer has been silent for
-    too long.
+    ``put`` blocks while ``LIMIT_BYTES`` or ``LIMIT_ITEMS`` are waiting, ``get`` while nothing is.
+    Neither has a timeout: the owner of the stream breaks it when the peer is lost.
     """
 
     def __init__(self) -> None:
-        self._changed = Condition()  # guards everything below; nothing blocks under it
+        self._condition = Condition()  # guards everything below; nothing blocks under it
         self._items: deque[tuple[bytes, ...]] = deque()
         self._bytes = 0
         self._closed = False
         self._broken = ""  # why; "" while whole
 
     def put(self, *item: bytes) -> None:
-        """Adds one message, in pieces.
+        """Adds one message, given as one or more buffers.
 
         Raises:
             Unreachable: the pipe is broken, or closed.
         """
-        with self._changed:
-            self._changed.wait_for(self._may_put)
+        with self._condition:
+            self._condition.wait_for(self._may_put)
             if self._broken or self._closed:
                 raise Unreachable(self._broken or "this side of the stream is closed")
             self._items.append(item)
             self._bytes += sum(map(len, item))
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def get(self) -> tuple[bytes, ...] | None:
         """The next message, or None after the last.
 
         Raises:
-            Unreachable: the pipe is broken.  What waited in it is lost.
+            Unreachable: the pipe is broken.  The messages in it are lost.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._items or self._closed or self._broken)
+        with self._condition:
+            self._condition.wait_for(lambda: self._items or self._closed or self._broken)
             if self._broken:
                 raise Unreachable(self._broken)
             if not self._items:
                 return None
             item = self._items.popleft()
             self._bytes -= sum(map(len, item))
-            self._changed.notify_all()
+            self._condition.notify_all()
             return item
 
     def drain(self) -> Iterator[bytes]:
@@ -71,18 +70,18 @@ class Pipe:
             yield item[0] if len(item) == 1 else b"".join(item)
 
     def close(self) -> None:
-        """No more messages; those that wait still arrive."""
-        with self._changed:
+        """Ends the pipe; the messages in it still arrive."""
+        with self._condition:
             self._closed = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def break_(self, reason: str) -> None:
-        """Everyone who waits, or comes later, gets ``Unreachable(reason)``; the first reason
-        stays.
+        """Makes every blocked or later ``put`` and ``get`` raise ``Unreachable(reason)``; the first
+        reason stays.
         """
-        with self._changed:
+        with self._condition:
             self._broken = self._broken or reason
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _may_put(self) -> bool:
         room = self._bytes < LIMIT_BYTES and len(self._items) < LIMIT_ITEMS

@@ -1,13 +1,9 @@
-"""What moves an exchange's frames: one module per transport, each with ``listen`` and ``connect`` as
-in :mod:`pserver.transport.stream`.
+"""All transports by name, and the choice among them.
 
 - ``flight``       Arrow Flight on a port of its own: the fastest between hosts
-- ``grpc_stream``  plain grpcio on the control port
+- ``grpc``         plain grpcio on the control port
 - ``shm``          shared memory between processes of one host: the fastest there
 - ``inprocess``    between threads of one process, for tests
-
-Below them: ``endpoint.py`` (HOST:PORT as the system sees it), ``pipe.py`` (a queue that breaks),
-``open_streams.py`` (open streams), ``shm_ring.py`` (shared slots).
 """
 
 from __future__ import annotations
@@ -22,16 +18,21 @@ from pserver.transport.stream import Handler, Listener, Stream
 
 
 class Transport(Protocol):
-    """What a transport's module holds."""
+    """The two functions of a transport's module."""
 
     def listen(self, handle: Handler, host: str = ..., port: int = ...) -> Listener:
         """Accepts streams; port 0 is any free one.
 
-        Raises OSError, one sentence, where it cannot listen.
+        Raises:
+            OSError: it cannot listen there; one sentence.
         """
 
     def connect(self, host: str, port: int, *, timeout_seconds: float) -> Stream:
-        """Opens a stream.  Raises Unreachable where nobody answers within the deadline."""
+        """Opens a stream.
+
+        Raises:
+            Unreachable: no server answers within ``timeout_seconds``.
+        """
 
 
 TRANSPORTS: dict[str, Transport] = {
@@ -40,12 +41,12 @@ TRANSPORTS: dict[str, Transport] = {
     "shm": shm,
     "inprocess": inprocess,
 }
-"""By the names that Join negotiates (``inprocess`` is never offered)."""
+"""The transports by the names that Join negotiates (``inprocess`` is never offered)."""
 
 
 def suited(names: Sequence[str], host: str) -> list[str]:
     """Those of a trainer's transports that can reach a server at ``host``: "shm" only where that is
-    here, or the only one named.
+    this host, or where no other is named.
     """
     return [name for name in names if name != "shm" or len(names) == 1 or is_here(host)]
 
@@ -55,7 +56,7 @@ def connect(transport: str, host: str, port: int, *, timeout_seconds: float) -> 
 
     Raises:
         Refused: there is no such transport here.
-        Unreachable: nobody answered within the deadline.
+        Unreachable: no server answered within ``timeout_seconds``.
     """
     if transport not in TRANSPORTS:
         raise Refused(f"expected one of the transports {', '.join(TRANSPORTS)}, got {transport!r}")

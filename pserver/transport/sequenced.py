@@ -1,12 +1,12 @@
-"""A stream whose frames are counted in both directions, so that whoever receives notices what is
-missing and what came twice.
+"""A stream whose frames are numbered in both directions: the receiving end notices a missing frame
+and a repeated one.
 
-[Note: a loss shows]  A transport delivers frames in order, or breaks; this layer does not trust that.
-Both ends number what they send.  A number that has been seen is ignored; one that leaves out
-another breaks the stream, and the connecting end asks again (:mod:`pserver.client.channel`).  What nothing
-follows cannot be missed: so a trainer that waits sends PROBE behind it, and the server answers
-PROBE.  A frame that is slow arrives before the PROBE behind it, so slowness is never taken for a
-loss.
+[Note: a loss shows]  A transport delivers frames in order, or breaks; this layer does not trust
+that.  Both ends number the frames that they send.  The receiving end ignores a number that it has
+seen.  A gap in the numbers breaks the stream, and the connecting end sends its request again
+(:mod:`pserver.client.channel`).  A lost last frame leaves no gap.  A waiting trainer therefore
+sends PROBE, which the server answers with PROBE; the next frame that arrives reveals the gap.  A
+frame that is slow arrives before the PROBE behind it, so slowness is never taken for a loss.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from pserver.wire_pb2 import Frame
 
 
 class SequencedStream:
-    """A :class:`~pserver.transport.stream.Stream` over another.  Frames of a peer that does not count
-    (``sequence`` 0) pass as they are.
+    """A :class:`~pserver.transport.stream.Stream` over another, with numbered frames.
+
+    Any thread may send, one thread receives.  Frames of a peer that does not number them
+    (``sequence`` 0) pass unchanged.
 
     Args:
-        traffic: where the bytes of its frames are counted, by name.
+        stream: the one below.
+        traffic: counts the bytes of its frames by name; None: nothing does.
+
+    Attributes:
+        sent, received: the number of the last frame in each direction.
     """
 
     def __init__(self, stream: Stream, traffic: ByteCounters | None = None) -> None:
@@ -34,7 +40,8 @@ class SequencedStream:
         self.received = 0
         self._stream = stream
         self._traffic = traffic or ByteCounters()
-        # so that frames leave in the order of their numbers; never held by ``cancel``
+        # held while a frame is sent, so that frames leave in the order of their numbers; ``cancel``
+        # does not take it
         self._sending = threading.Lock()
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
@@ -49,7 +56,11 @@ class SequencedStream:
         self._traffic.sent(header)
 
     def receive(self) -> tuple[Frame, memoryview] | None:
-        """See :class:`pserver.transport.stream.Stream`; also Unreachable where a frame is missing."""
+        """See :class:`pserver.transport.stream.Stream`.
+
+        Raises:
+            Unreachable: also where a frame is missing.
+        """
         while (received := self._stream.receive()) is not None:
             number, expected = received[0].sequence, self.received + 1
             if number == 0 or number == expected:

@@ -3,19 +3,20 @@ else over unix sockets.
 
 ::
 
-    sender      copies a payload into the next slot; says so on the socket, with the frame's header
-    receiver    reads the header, gives out a view of the slot; says that the slot is free when it is asked for the next frame
+    sender      copies a payload into the next slot, then sends the header over the socket
+    receiver    reads the header, returns a view of the slot; frees the slot when it is asked for
+                the next frame
 
-A stream has two sockets, one a direction: frames go down a socket and free slots come back up it,
-so that a thread that sends and a thread that receives never read each other's news.  Whoever waits
-waits in the kernel, for a socket: the sender for a free slot, the receiver for a frame.  A peer
-that dies closes its sockets, which ends every wait at once.  A payload too small for a slot to be
-worth its while travels behind its header.
+A stream has two sockets, one for each direction: frames go down a socket and free slots come back
+on it, so that a thread that sends and a thread that receives never read each other's messages.
+Every wait is a wait for a socket in the kernel: the sender's for a free slot, the receiver's for a
+frame.  A peer that dies closes its sockets, which ends every wait at once.  A payload too small for
+a slot to pay travels behind its header.
 
-[Note: finding each other]  The listener's "port" is a random number, and its socket has a name made
-of it in the abstract namespace: no file, gone with the process.  That namespace is as wide as the
-network namespace, so a trainer on another host, or in a container with a network of its own, finds
-nobody there, and takes the next transport.
+[Note: finding each other]  The listener's "port" is a random number, which is part of the name of
+its socket in the abstract namespace: it is no file, and ends with the process.  That namespace is
+as wide as the network namespace, so a trainer on another host, or in a container with a network of
+its own, finds no listener there and takes the next transport.
 """
 
 from __future__ import annotations
@@ -35,47 +36,52 @@ from pserver.transport import shm_ring
 from pserver.transport.codec import copy_bytes, parse_header
 from pserver.transport.endpoint import spell
 from pserver.transport.open_streams import CANCEL_SECONDS, OpenStreams
-from pserver.transport.shm_ring import SLOT_BYTES, Pieces, Ring
+from pserver.transport.shm_ring import SLOT_BYTES, BufferReader, Ring
 from pserver.transport.stream import Buffer, Handler
 from pserver.wire_pb2 import Frame
 
 _log = logging.getLogger(__name__)
-GREETING = b"pserver shm 1"  # with the segment and the socket of the other direction
+GREETING = b"pserver shm 1"  # sent with the segment and the socket of the other direction
 WELCOME = b"ok"
 GREETING_SECONDS = 5.0
 RETRY_SECONDS = 0.1
-# of a frame: how its payload travels, bytes of header, bytes of payload
+# before a frame: how its payload travels, bytes of header, bytes of payload
 PRELUDE = struct.Struct("<BIQ")
 END, INLINE, IN_SLOTS = 0, 1, 2
 FILLED = b"+"  # one more slot of the same payload
 FREE = b"-"  # one for each slot that has been read
-MOST_FREED = 2**10  # that are heard of at once: a direction has fewer slots
-INLINE_BYTES = 2**14  # up to here two copies by the kernel cost less than a slot's round
-FRAME_BYTES = 2**26  # the most that is believed of a header, or of a payload
+MAX_FREED = 2**10  # free slots read from the socket at once: a direction has fewer
+INLINE_BYTES = 2**14  # up to here two copies by the kernel cost less than a slot
+FRAME_BYTES = 2**26  # the largest header or payload that is accepted
 MAX_PORT = 2**32 - 1  # of JoinReply.data_port
 
 
-Way = tuple[socket.socket, Ring]  # one direction
+Direction = tuple[socket.socket, Ring]
 
 
 class ShmStream:
-    """One end.  The accepting end's ``close`` ends both directions, as the end of an RPC does."""
+    """One end of a stream over shared memory.
+
+    The accepting end's ``close`` ends both directions, as the end of an RPC does.
+    """
 
     transport = "shm"
 
-    def __init__(self, peer: str, outgoing: Way, incoming: Way, accepting: bool) -> None:
+    def __init__(
+        self, peer: str, outgoing: Direction, incoming: Direction, accepting: bool
+    ) -> None:
         self.peer = peer
         self._out, self._filling = outgoing
         self._in, self._reading = incoming
         self._file = self._in.makefile("rb", 2**16)
         self._accepting = accepting
-        # held while a frame leaves; guards _out.  A broken stream lets go of it at once
+        # held while a frame is sent; guards _out.  A broken stream releases it at once
         self._sending = RLock()
-        # held while one arrives; guards _in and _file.  Taken before _sending, never after
+        # held while a frame is received; guards _in and _file.  Taken before _sending, never after
         self._receiving = RLock()
         self._state = Lock()  # guards the two below; nothing blocks under it
         self._cancelled = False
-        self._closed = False  # nothing leaves any more
+        self._closed = False  # nothing is sent any more
         self._ended = False  # the peer has closed its side
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
@@ -87,11 +93,9 @@ class ShmStream:
         assert header.kind and not header.payload, (
             "a frame has a kind, and its payload travels beside its header"
         )
-        head, pieces = (
-            header.SerializeToString(),
-            [memoryview(piece).cast("B") for piece in payload],
-        )
-        size = sum(piece.nbytes for piece in pieces)
+        head = header.SerializeToString()
+        buffers = [memoryview(buffer).cast("B") for buffer in payload]
+        size = sum(buffer.nbytes for buffer in buffers)
         if max(len(head), size) > FRAME_BYTES:
             raise ValueError(
                 f"expected a frame of at most {FRAME_BYTES} bytes, got {len(head)} of header, "
@@ -105,26 +109,27 @@ class ShmStream:
             try:
                 if size <= INLINE_BYTES:
                     self._out.sendall(
-                        b"".join((PRELUDE.pack(INLINE, len(head), size), head, *pieces))
+                        b"".join((PRELUDE.pack(INLINE, len(head), size), head, *buffers))
                     )
                 else:
                     self._send_in_slots(
-                        PRELUDE.pack(IN_SLOTS, len(head), size) + head, pieces, size
+                        PRELUDE.pack(IN_SLOTS, len(head), size) + head, buffers, size
                     )
             except OSError as error:
                 raise self._broken(error) from error
 
-    def _send_in_slots(self, news: bytes, pieces: Sequence[memoryview], size: int) -> None:
-        source = Pieces(pieces)
+    def _send_in_slots(self, message: bytes, buffers: Sequence[memoryview], size: int) -> None:
+        """Copies a payload into slots; ``message`` announces the first of them."""
+        source = BufferReader(buffers)
         for filled in shm_ring.slots_of(size):
             while not self._filling.has_room(filled):
-                freed = self._out.recv(MOST_FREED)
+                freed = self._out.recv(MAX_FREED)
                 if not freed or len(freed) > self._filling.used:
                     raise ConnectionError("the peer is gone")
                 self._filling.free(len(freed))
             source.fill(self._filling.take(filled))
-            self._out.sendall(news)
-            news = FILLED
+            self._out.sendall(message)
+            message = FILLED
 
     def receive(self) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.transport.stream.Stream`."""
@@ -132,15 +137,15 @@ class ShmStream:
             if self._ended and not self._cancelled:
                 return None
             try:
-                self._give_back()
+                self._free_slots()
                 return self._frame()
             except OSError as error:
                 self._hang_up()
-                # no name for it: a cycle would keep the last payload, hence the segment
+                # raised without a local name: a reference cycle would keep the segment alive
                 raise self._broken(error) from error
 
-    def _give_back(self) -> None:
-        """The slots that the last frame was read from."""
+    def _free_slots(self) -> None:
+        """Frees the slots that the last frame was read from."""
         if self._reading.used:
             # the peer has ended; what it sent can still be read
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -166,8 +171,8 @@ class ShmStream:
         return head, self._joined(size)
 
     def _joined(self, size: int) -> memoryview:
-        """A payload of several slots; each is given back as soon as it is read, so that it may be
-        larger than all of them.
+        """A payload of several slots.  Each slot is freed as soon as it is read, so that a payload
+        may be larger than all slots.
         """
         whole, position = memoryview(bytearray(size)), 0
         for filled in shm_ring.slots_of(size):
@@ -176,7 +181,7 @@ class ShmStream:
                     f"{self.peer}: expected the next slot of a payload of {size} bytes"
                 )
             copy_bytes(whole[position : position + filled], self._reading.take(filled))
-            self._give_back()
+            self._free_slots()
             position += filled
         return whole
 
@@ -203,9 +208,9 @@ class ShmStream:
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Ends both sockets, and gives them back when nobody waits for them any more.
+        """Shuts both sockets down, and closes each when no thread waits for it any more.
 
-        The peer still reads what has left.
+        The peer can still read what was sent.
         """
         with self._state:
             self._closed = True
@@ -227,12 +232,16 @@ class ShmStream:
 
 
 class ShmListener:
-    """A unix socket in the abstract namespace, and a thread that accepts on it."""
+    """A unix socket in the abstract namespace, and a thread that accepts on it.
+
+    Attributes:
+        port: the number in the socket's name.
+    """
 
     def __init__(self, handle: Handler, port: int) -> None:
-        os.close(shm_ring.make())  # so that nobody is offered what does not work here
+        os.close(shm_ring.make())  # raises where segments do not work, so that shm is not offered
         self.port = port or 1 + secrets.randbelow(MAX_PORT)
-        self._roster = OpenStreams(handle)
+        self._streams = OpenStreams(handle)
         self._closing = Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -253,7 +262,7 @@ class ShmListener:
             except OSError as error:
                 if self._closing.wait(RETRY_SECONDS):
                     return
-                # no descriptor is left, and may be soon
+                # out of descriptors; one may become free
                 _log.warning("shared memory: cannot accept a stream: %s", error)
                 continue
             Thread(
@@ -270,7 +279,7 @@ class ShmListener:
             _log.info("no stream over shared memory: %s", error)
             connection.close()
             return
-        self._roster.run(stream)
+        self._streams.run(stream)
 
     def close(self, grace_seconds: float) -> None:
         """See :class:`pserver.transport.stream.Listener`."""
@@ -279,15 +288,18 @@ class ShmListener:
             self._socket.shutdown(socket.SHUT_RDWR)  # close alone would leave accept waiting
         self._thread.join(CANCEL_SECONDS)
         self._socket.close()
-        self._roster.close(grace_seconds)
+        self._streams.close(grace_seconds)
 
 
 def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> ShmListener:
-    """Accepts streams from this host; ``port`` is a number of our own, 0 a random one, and ``host``
-    does not matter.
+    """Accepts streams from this host.
+
+    Args:
+        host: ignored.
+        port: the number in the socket's name; 0 is a random one.
 
     Raises:
-        OSError: this system cannot, or has no room for it; one sentence.
+        OSError: this system has no such memory, or no room for it; one sentence.
     """
     return ShmListener(handle, port)
 
@@ -296,8 +308,8 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> ShmStream:
     """Opens a stream.
 
     Raises:
-        Unreachable: nobody of that number is on this host, or there is no room for a segment at one
-            of the ends.
+        Unreachable: no listener of that number is on this host, or one of the ends has no room for
+            a segment.
     """
     here = spell(host, port)
     near, far = socket.socketpair()
@@ -329,7 +341,7 @@ def _greeted(connection: socket.socket) -> ShmStream:
     """The accepting end of a new connection.
 
     Raises:
-        OSError: who called is none of us, or what it gave cannot be used.
+        OSError: the peer is no client of ours, or its segment cannot be used.
     """
     connection.settimeout(GREETING_SECONDS)
     greeting, descriptors, _, _ = socket.recv_fds(

@@ -1,21 +1,26 @@
-"""The one interface that carries an exchange's frames, whatever runs below it.
+"""The interface of a tensor stream, which every transport implements.
 
-A transport is a module in ``transports/`` with two functions::
+A transport is a module of this room with two functions::
 
-    listen(handle, host, port)                  -> Listener   calls handle(stream) in a thread for each stream that a client opens
+    listen(handle, host, port)                 -> Listener
     connect(host, port, *, timeout_seconds)    -> Stream
 
+``listen`` calls ``handle(stream)`` in a thread of its own for each stream that a client opens.
 Both ends see the same :class:`Stream`.  A frame is a header (a ``wire_pb2.Frame`` without its
-payload) and a payload: a list of buffers to send, one contiguous buffer received.
+payload) and a payload: the sender gives a list of buffers, the receiver gets one buffer.
 
 [Note: who owns a payload]  ``send`` may keep references to the buffers until the peer has received
 them; the caller leaves them unchanged until the peer has answered the step that they belong to.
-What ``receive`` returns is valid until the next ``receive``.
+The buffer that ``receive`` returns is valid until the next ``receive``.
 
-[Note: how a stream ends]  The connecting end closes its side and goes on receiving until ``None``;
-then, or after ``cancel``, its connection is released.  The accepting end's stream ends, both ways,
-when its handler returns, after everything sent has left.  A handler that raises breaks it.  A peer
-that vanished is ``Unreachable`` where a transport can tell, otherwise ``None``.
+[Note: how a stream ends]  ::
+
+    connecting end   OPEN --close--> receives until None --> released
+                       `----cancel, or the connection breaks--> released; receive raises
+    accepting end    OPEN --its handler returns, everything sent has left--> both sides ended
+                       `----its handler raises, or cancel--> broken
+
+A peer that vanished is ``Unreachable`` where a transport can tell, otherwise ``None``.
 """
 
 from __future__ import annotations
@@ -29,17 +34,24 @@ Buffer = memoryview | bytes | bytearray
 
 
 class Stream(Protocol):
-    """One ordered two-way sequence of frames.
+    """One end of an ordered two-way sequence of frames.
 
-    Any thread may send, a frame at a time; one thread receives.
+    Any thread may send, one frame at a time; one thread receives.
+
+    Attributes:
+        transport: its name: "flight", "grpc", "shm", "inprocess".
+        peer: the other end, for messages: "127.0.0.1:6174".
     """
 
-    transport: str  # "inprocess", "grpc", "flight"
-    peer: str  # for messages: "127.0.0.1:6174"
+    transport: str
+    peer: str
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
-        """Sends one frame: ``header`` has a kind and an empty payload field, ``payload``'s buffers
-        follow it, one behind another.
+        """Sends one frame.  See [Note: who owns a payload].
+
+        Args:
+            header: with a kind and an empty payload field.
+            payload: buffers that follow the header, one behind another.
 
         Raises:
             Unreachable: the peer is gone.
@@ -50,11 +62,11 @@ class Stream(Protocol):
 
         Raises:
             Unreachable: the connection broke, or ``cancel`` was called.
-            CorruptFrame: what came is not a frame.
+            CorruptFrame: the bytes that came are not a frame.
         """
 
     def close(self) -> None:
-        """Ends this side after everything sent has left; harmless when called twice.
+        """Ends this side after everything sent has left.  Harmless when called twice.
 
         See [Note: how a stream ends].
         """
@@ -66,12 +78,16 @@ class Stream(Protocol):
 
 
 class Listener(Protocol):
-    """The accepting end of a transport."""
+    """The accepting end of a transport.
+
+    Attributes:
+        port: the one that it is bound to.
+    """
 
     port: int
 
     def close(self, grace_seconds: float) -> None:
-        """Stops accepting, gives open streams this long to end, then cancels them."""
+        """Stops accepting, gives open streams ``grace_seconds`` to end, then cancels them."""
 
 
 Handler = Callable[[Stream], None]

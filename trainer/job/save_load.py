@@ -85,7 +85,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
         if store is not None:
             for name in store.names():
                 store.mark_saved(name)
-        job.saved = checkpoint.present(path)
+        job.saved = checkpoint.saved_in(path)
     optimizer.barrier("loaded")
     return optimizer.steps
 

@@ -27,7 +27,7 @@ ROWS = 20
 
 def save(path: Path, step: int, told: Callable[[], None] = lambda: None) -> None:
     """Every third save is full; the others hold one changed row and remove another."""
-    base: Saved | None = checkpoint.present(path) if step % 3 else None
+    base: Saved | None = checkpoint.saved_in(path) if step % 3 else None
     ids = np.arange(ROWS) if base is None else np.array([step % ROWS])
     with checkpoint.writing(path, base) as writer:
         told()

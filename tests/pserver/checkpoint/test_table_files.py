@@ -131,7 +131,7 @@ def test_memory_is_bounded_by_a_chunk(tmp_path: Path) -> None:
 def test_a_chunk_whose_columns_differ_in_length_is_refused(tmp_path: Path) -> None:
     """A ValueError that names the column, and nothing of the checkpoint is left."""
     with pytest.raises(
-        ValueError, match=r"values: expected 2 entries, one for each id, got \[3, 2\]"
+        ValueError, match=r"values: expected 2 values, one for each id, got \[3, 2\]"
     ):
         write(
             tmp_path,
@@ -192,7 +192,7 @@ def test_a_compacted_chain_continues_nothing(tmp_path: Path, in_place: bool) -> 
     assert held(target) == {1: 2, 9: 2} | dict.fromkeys(range(2, 8), 1.0) and waiting(target) == {
         30: 1
     }
-    assert checkpoint.reading(target).meta == {"step": 4} and checkpoint.present(target) == saved
+    assert checkpoint.reading(target).meta == {"step": 4} and checkpoint.saved_in(target) == saved
     # manifest, tensors, two chunks
     assert manifest.read(target).base is None and len(list(target.iterdir())) == 4
 
@@ -218,7 +218,7 @@ def test_a_base_that_is_gone_or_was_replaced_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="was replaced"):
         write(tmp_path / "second", [chunk([1], 3.0)], full)
 
-    assert not (tmp_path / "second").exists() and checkpoint.present(tmp_path / "delta") == delta
+    assert not (tmp_path / "second").exists() and checkpoint.saved_in(tmp_path / "delta") == delta
 
 
 def test_a_base_whose_directory_is_saved_to_again_stays_for_its_deltas(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_slots_are_as_long_as_what_they_hold() -> None:
     """Both ends find the same places whatever the sizes are; no two slots in use overlap, and a
     full direction takes no more.
     """
-    memory, draw = memoryview(bytearray(shm_ring.WAY_BYTES)), random.Random(0)
+    memory, draw = memoryview(bytearray(shm_ring.DIRECTION_BYTES)), random.Random(0)
     writer, reader = shm_ring.Ring(memory), shm_ring.Ring(memory)
     waiting: list[tuple[int, int]] = []  # size, mark
     for mark in range(2000):
