@@ -82,9 +82,7 @@ def test_the_index_of_notes_is_complete() -> None:
         timeout=60,
     ).stdout
 
-    assert made == (DOCS / "notes.md").read_text(encoding="utf-8"), (
-        "run python docs/notes.py"
-    )
+    assert made == (DOCS / "notes.md").read_text(encoding="utf-8"), "run python docs/notes.py"
 
 
 def test_a_reference_to_a_note_finds_it() -> None:
