@@ -1,12 +1,14 @@
 """How much memory does a rank need at each level of group_sharded_parallel?  Against the theory,
 with Adam, on 1, 2 and 4 ranks.
 
-    python docs/sharding.py                       every level: a table, and docs/sharding.svg  (a
-    minute) python docs/sharding.py --levels os p_g_os --ranks 2
+::
 
-Measured are the bytes that tensors hold after a backward and after a step, the larger of the two,
-on the rank that has most; and by how much the process has grown, after a first small model, with
-what it works with.  The picture needs matplotlib (``pip install matplotlib``).
+    python docs/pictures/sharding.py            every level: docs/sharding.svg  (a minute)
+    python docs/pictures/sharding.py --levels os p_g_os --ranks 2
+
+The script counts the bytes that tensors hold after a backward and after a step, takes the larger
+number, on the rank that has most, and also reports how much the process has grown since a first
+small model.  The picture needs matplotlib (``pip install matplotlib``).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import nn
 
 from trainer import group_sharded_parallel, init_parallel_env, spawn
 
+PICTURE = Path(__file__).parent.parent / "sharding.svg"
 LEVELS = ("os", "os_g", "p_g_os")
 WIDTH, LAYERS = 768, 24
 
@@ -145,7 +148,7 @@ def main() -> None:
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--width", type=int, default=WIDTH)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("sharding.svg"))
+    parser.add_argument("--out", type=Path, default=PICTURE)
     words = parser.parse_args()
     layers = [sum(p.nbytes for p in layer.parameters()) for layer in network(words.width)]
     rows = []

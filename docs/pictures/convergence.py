@@ -1,18 +1,18 @@
 """Does every update mode learn as well as one process alone?  Handwritten digits, the same number
 of samples for all.
 
-All use the same rate, that which is right alone, falling linearly: at a constant one Adam's loss
-has spikes, and where the last step falls into one says nothing about a mode.  What is judged is
-what the servers hold at the end.  In most modes that is what trainers have, too; in geo a trainer's
-own parameters are ahead of it by those of its changes that have not left yet, of each of which only
-one part in as many as there are trainers leaves at a time, and are some points worse.
+All runs use the same learning rate, the one that is right for one process, and it falls linearly.
+At a constant rate Adam's loss has spikes, and a last step inside a spike says nothing about a mode.
+The picture shows the model that the servers hold at the end.  In most modes the trainers hold the
+same model.  In geo a trainer's own parameters include changes that have not left it yet.
 
-    python docs/convergence.py                    every mode, with 2 and 4 trainers: a table, and
-    docs/convergence.svg  (minutes) python docs/convergence.py --modes sync geo --trainers 2
-    --epochs 5
+::
 
-Each run is a real job: ``pserver launch`` with one server.  The picture needs matplotlib (``pip
-install matplotlib``).
+    python docs/pictures/convergence.py         every mode, 2 and 4 trainers: docs/convergence.svg
+    python docs/pictures/convergence.py --modes sync geo --trainers 2 --epochs 5
+
+Each run is a real job: ``pserver launch`` with one server.  All runs take some minutes.  The
+picture needs matplotlib (``pip install matplotlib``).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ MODES: dict[str, dict[str, Any] | None] = {
 RATE = 2e-3
 BATCH = 32  # of all trainers together
 SERVER = Path(__file__)
+PICTURE = Path(__file__).parent.parent / "convergence.svg"
 
 
 def data() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
@@ -188,7 +189,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--trainers", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("convergence.svg"))
+    parser.add_argument("--out", type=Path, default=PICTURE)
     parser.add_argument("--trainer", metavar="MODE", help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.trainer:

@@ -1,12 +1,15 @@
 """How fast does each mode learn clicks?  The AUC on unseen samples against the samples learned
 from; the best there is is known.
 
-    python docs/ctr.py                              alone, and async, sync and k-step with 2
-    trainers: docs/ctr.svg  (minutes) python docs/ctr.py --modes alone async --samples 100000
+::
 
-DeepFM of trainer/examples/ctr.py on its generated clicks, with its defaults; a step of all trainers
-together has 512 samples. Each run is a real job: ``pserver launch`` with one server.  The picture
-needs matplotlib (``pip install matplotlib``).
+    python docs/pictures/ctr.py                 alone, and async, sync, k-step with 2 trainers:
+                                                docs/ctr.svg
+    python docs/pictures/ctr.py --modes alone async --samples 100000
+
+The model is DeepFM of trainer/examples/ctr.py on its generated clicks, with its defaults.  A step
+of all trainers together has 512 samples.  Each run is a real job: ``pserver launch`` with one
+server.  All runs take some minutes.  The picture needs matplotlib (``pip install matplotlib``).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from trainer import fleet
 from trainer.examples.clicks import Generated, auc
 from trainer.examples.ctr import MODES, DeepFM, evaluate
 
+PICTURE = Path(__file__).parent.parent / "ctr.svg"
 BATCH = 512  # of all trainers together
 POINTS = 10  # of each curve
 CATEGORIES, DIM, HIDDEN, RATE, LINEAR_RATE, DENSE_RATE = 2000, 16, 128, 0.01, 0.05, 1e-3
@@ -133,7 +137,7 @@ def main() -> None:
     modes = ("alone", "async", "sync", "k_step")
     parser.add_argument("--modes", nargs="+", choices=modes, default=modes)
     parser.add_argument("--samples", type=int, default=1_000_000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".svg"))
+    parser.add_argument("--out", type=Path, default=PICTURE)
     parser.add_argument("--trainer", metavar="MODE", help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.trainer:

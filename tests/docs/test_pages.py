@@ -1,0 +1,176 @@
+"""Promises about the pages: their width, their links, what each list of them must have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import PAGES, ROOT, name
+from transpiler import DistributedStrategy
+
+WIDTH, README_LINES = 100, 120
+DOCS = ROOT / "docs"
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def prose(page: Path) -> str:
+    """A page with its fences made empty lines, so that line numbers stay."""
+    text = page.read_text(encoding="utf-8")
+    return FENCED.sub(lambda match: "\n" * match[0].count("\n"), text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(prose(page)))
+    return {word.strip().replace(" ", "-") for word in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_lines_are_short(page: Path) -> None:
+    """At most 100 columns outside of tables, fences and lines that are one link."""
+    long = [
+        number
+        for number, line in enumerate(prose(page).splitlines(), start=1)
+        if len(line) > WIDTH and not line.startswith("|") and not line.startswith("[")
+    ]
+
+    assert long == [], f"{name(page)}: lines {long}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A relative link names a file that is there, and a heading of it."""
+    dead = []
+    for link in LINK.findall(prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+
+    assert dead == []
+
+
+def test_the_readme_is_short() -> None:
+    """At most 120 lines."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+def test_the_index_has_every_page() -> None:
+    """docs/README.md links to every page of docs/."""
+    linked = set(LINK.findall(prose(DOCS / "README.md")))
+
+    assert {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - linked == {
+        "README.md"
+    }
+
+
+def test_the_index_of_notes_is_complete() -> None:
+    """docs/notes.md is what docs/notes.py makes of the sources."""
+    made = subprocess.run(
+        [sys.executable, str(DOCS / "notes.py"), "--print"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+    assert made == (DOCS / "notes.md").read_text(encoding="utf-8"), "run python docs/notes.py"
+
+
+def test_a_reference_to_a_note_finds_it() -> None:
+    """Every ``[Note: title]`` in the sources is an essay, or names one."""
+    known = re.findall(r"^\| ([^|]+) \| \[", (DOCS / "notes.md").read_text(), re.MULTILINE)
+    named = {
+        re.sub(r"[\s#]+", " ", title)
+        for package in ("transpiler", "pserver", "trainer")
+        for path in (ROOT / package).rglob("*.py")
+        for title in re.findall(r"\[Note: ([^\]]+)\]", path.read_text(encoding="utf-8"))
+    }
+
+    assert named - {title.strip() for title in known} == set()
+
+
+def test_the_picture_of_the_architecture_is_current() -> None:
+    """docs/architecture.svg is what docs/pictures/architecture.py draws."""
+    made = subprocess.run(
+        [sys.executable, str(DOCS / "pictures" / "architecture.py"), "--print"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+    assert made == (DOCS / "architecture.svg").read_text(encoding="utf-8"), (
+        "run python docs/pictures/architecture.py"
+    )
+
+
+def test_the_page_of_rooms_has_every_room_and_no_other() -> None:
+    """docs/architecture.md names each folder of the three packages once, and only those."""
+    rooms = {
+        path.parent.relative_to(ROOT).as_posix() + "/"
+        for package in ("transpiler", "pserver", "trainer")
+        for path in (ROOT / package).glob("*/__init__.py")
+    }
+    listed = re.findall(r"^\| `([\w/]+/)` \|", prose(DOCS / "architecture.md"), re.MULTILINE)
+    listed = [room for room in listed if room.startswith(("transpiler/", "pserver/", "trainer/"))]
+
+    assert sorted(listed) == sorted(rooms)
+
+
+def test_the_page_of_the_strategy_has_every_key() -> None:
+    """docs/strategy.md names every switch, every dictionary and every key of one."""
+    text = (DOCS / "strategy.md").read_text(encoding="utf-8")
+    strategy = DistributedStrategy()
+    switches = [key for key in dir(strategy) if not key.startswith("_")]
+    switches = [key for key in switches if not callable(getattr(strategy, key))]
+    keys = [
+        f"{switch}.{key}" if isinstance(getattr(strategy, switch), dict) else switch
+        for switch in switches
+        for key in (
+            getattr(strategy, switch) if isinstance(getattr(strategy, switch), dict) else "-"
+        )
+    ]
+
+    missing = [
+        key for key in keys if f"`{key}`" not in text and f"`{key.partition('.')[2]}`" not in text
+    ]
+    assert missing == []
+
+
+def test_the_page_of_the_environment_has_every_variable() -> None:
+    """docs/environment.md names every variable that the sources read."""
+    found = set()
+    for path in ("pserver/__main__.py", "trainer/role.py", "pserver/launcher/plan.py"):
+        source = (ROOT / path).read_text(encoding="utf-8")
+        found |= set(
+            re.findall(r'"((?:PSERVER|TRAIN|CURRENT|MASTER|RANK|WORLD|LOCAL)[A-Z_]*)"', source)
+        )
+    text = (DOCS / "environment.md").read_text(encoding="utf-8")
+
+    assert {word for word in found - {"TRAINER", "PSERVER"} if f"`{word}`" not in text} == set()
+
+
+def test_the_page_of_the_command_line_has_every_flag() -> None:
+    """docs/command_line.md names every command and every flag of it."""
+    from pserver.__main__ import parser
+
+    text = (DOCS / "command_line.md").read_text(encoding="utf-8")
+    commands = next(action for action in parser()._actions if action.dest == "command").choices
+    assert isinstance(commands, dict)
+    for command, sub in commands.items():
+        section = text.partition(f"## pserver {command}\n")[2].partition("\n## ")[0]
+        flags = [flag for action in sub._actions for flag in action.option_strings]
+        missing = [
+            flag for flag in flags if flag not in ("-h", "--help") and f"`{flag}" not in section
+        ]
+
+        assert section and not missing, f"{command}: {missing}"

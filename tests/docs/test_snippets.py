@@ -1,0 +1,43 @@
+"""Every example of the documentation runs as it stands: page by page, from top to bottom, in an
+empty folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import PAGES, Reader, fences, name
+
+RUN = ("python", "sh")
+LANGUAGES = (*RUN, "output", "text")
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(f.language in RUN for f in fences(page))], ids=name
+)
+def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """Python and shell fences succeed, one after the other, and print what the page shows."""
+    with Reader(tmp_path) as reader:
+        for fence in fences(page):
+            reader.read(fence)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_fence_says_what_it_is(page: Path) -> None:
+    """A block is fenced, and is ``python``, ``sh``, ``output``, or ``text``: an illustration that
+    nothing runs.
+    """
+    assert [str(fence) for fence in fences(page) if fence.language not in LANGUAGES] == []
+
+
+def test_most_examples_run() -> None:
+    """Illustrations are the exception: at most a third of the fences, those of output left out."""
+    found = [fence for page in PAGES for fence in fences(page) if fence.language != "output"]
+    shown = [str(fence) for fence in found if fence.language not in RUN]
+
+    assert 3 * len(shown) <= len(found), shown
