@@ -1,23 +1,22 @@
-"""What becomes of tables in a trainer's programs: lookups ask servers for rows, gradients of rows
-go to them.
+"""The passes of sparse tables in a trainer's programs: rows are pulled, their gradients are sent.
 
-In the main program, split at compile time::
+In the main program::
 
-    split_ids       the ids of all lookups of a table that can share one pull, each id once, by server
+    split_ids       the ids of all lookups of a table that share one pull, each id once, by server
     prefetch        their rows, from all servers at once
     merge_ids       the rows of each lookup
     ...
-    split_ids       the gradient of the rows, by server, right after the op that makes it
+    split_ids       the gradient of the rows, by server, right after the op that produces it
     send
 
-Split at run time there is one ``distributed_lookup_table`` in place of the first three, and the
-send has the whole gradient.  In a k-step lane the optimizer op stays, and the table leaves with the
-lane's changes.
+With runtime_split_send_recv one ``distributed_lookup_table`` takes the place of the first three,
+and the send has the gradient of all rows.  In a k-step lane the optimizer op stays, and the table's
+delta is sent with the lane's other deltas.
 
-[Note: one pull]  Lookups of one table share a pull where the ids of all of them can be known before
-the rows of any: what computes ids is moved up if need be.  It is not where ids depend on rows,
-where something that computes them draws random numbers, or where what they depend on is changed in
-between; then there is another pull.
+[Note: one pull]  Lookups of one table share a pull if the ids of all of them can be computed before
+the rows of any; the ops that compute ids are moved up where necessary.  An op cannot be moved if
+its ids depend on rows, if it draws random numbers, or if a variable that it depends on is changed
+in between; such a lookup gets a pull of its own.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ def _deployed(program: Program) -> tuple[tuple[str, ...], int]:
 
 
 def part_names(name: str, servers: int) -> tuple[str, ...]:
-    """The names of the parts of a variable that is divided by rows: ``emb@GRAD.server_0``."""
+    """The names of a variable's parts, one for each server: ``emb@GRAD.server_0``."""
     return tuple(f"{name}.server_{server}" for server in range(servers))
 
 
 def table_deltas(table: Table, servers: int) -> tuple[str, ...]:
-    """The names of what k steps changed of a table's rows, by server."""
+    """The names of the parts of a table's delta, by server."""
     return part_names(f"{table.name}.delta", servers)
 
 
@@ -59,8 +58,12 @@ def table_deltas(table: Table, servers: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """Lookups that share one pull: ``leader`` is the first of them, before which the ``moved`` ops
-    are put.
+    """Lookups that share one pull.
+
+    Attributes:
+        leader: the number of the first lookup.
+        members: the numbers of all, the leader among them.
+        moved: the numbers of the ops that are moved before the leader.
     """
 
     leader: int
@@ -69,7 +72,7 @@ class _Pull:
 
 
 class _Order:
-    """Which ops a variable comes from.
+    """The dependences among the ops of block 0: which ops a variable comes from.
 
     Args:
         ops: of block 0.
@@ -83,7 +86,7 @@ class _Order:
                 self._writer.setdefault(name, index)
 
     def makers(self, names: Iterable[str]) -> set[int]:
-        """The ops that variables come from, directly or not."""
+        """The numbers of the ops that variables come from, directly or not."""
         found: set[int] = set()
         waiting = list(names)
         while waiting:
@@ -94,7 +97,7 @@ class _Order:
         return found
 
     def sources(self, names: Iterable[str]) -> set[str]:
-        """The variables, and all that they come from."""
+        """The variables, and all variables that they come from."""
         given = list(names)
         return {
             *given,
@@ -107,8 +110,8 @@ class _Order:
         }
 
     def moved(self, leader: int, lookup: Op) -> tuple[int, ...] | None:
-        """The ops to put before ``leader`` so that the lookup's ids are known there; None: they
-        cannot.
+        """The ops to move before ``leader`` so that the lookup's ids are known there; None if that
+        is impossible.
 
         See [Note: one pull].
         """
@@ -165,9 +168,10 @@ def _shares(first: Op, other: Op) -> bool:
     ) == other.arguments.get("padding_idx")
 
 
-def pull_rows(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """Lookups become pulls, one for all lookups of a table that can share it; ``whole`` leaves the
-    cutting to the pull.
+def pull_rows(program: Program, plan: Plan, runtime_split_send_recv: bool = False) -> Program:
+    """Replaces lookups by pulls, one for all lookups of a table that can share it.
+
+    See [Note: one pull].
     """
     if not plan.tables:
         return program
@@ -178,7 +182,11 @@ def pull_rows(program: Program, plan: Plan, whole: bool = False) -> Program:
         name = table_name(ops[pull.leader])
         number = counts[name] = counts.get(name, -1) + 1
         pulling, made = _pulling(
-            [ops[index] for index in pull.members], plan.table(name), number, program, whole
+            [ops[index] for index in pull.members],
+            plan.table(name),
+            number,
+            program,
+            runtime_split_send_recv,
         )
         gone = {*pull.members, *pull.moved}
         before = [*ops[: pull.leader], *(ops[index] for index in pull.moved), *pulling]
@@ -191,15 +199,19 @@ def pull_rows(program: Program, plan: Plan, whole: bool = False) -> Program:
 
 
 def _pulling(
-    lookups: Sequence[Op], table: Table, number: int, program: Program, whole: bool
+    lookups: Sequence[Op],
+    table: Table,
+    number: int,
+    program: Program,
+    runtime_split_send_recv: bool,
 ) -> tuple[list[Op], list[Variable]]:
-    """The ops of one pull, and the parts that they define."""
+    """The ops of one pull, and the parts of ids and rows that they define."""
     endpoints, trainer_id = _deployed(program)
     padding = {key: value for key, value in lookups[0].arguments.items() if key == "padding_idx"}
     ids = tuple(Ref(name) for op in lookups for name in refs(op.arguments["ids"]))
     outputs, line = tuple(op.outputs[0] for op in lookups), lookups[0].location
     place: dict[str, Argument] = {"endpoints": endpoints, "trainer_id": trainer_id}
-    if whole:
+    if runtime_split_send_recv:
         arguments = {"w": Ref(table.name), "ids": ids, **place, **padding}
         return [Op("distributed_lookup_table", arguments, outputs, line)], []
     suffix = f"_{number}" if number else ""
@@ -221,9 +233,11 @@ def _pulling(
 # ---- gradients ----
 
 
-def send_row_gradients(program: Program, plan: Plan, whole: bool = False) -> Program:
-    """Right after the last op that writes it a gradient of rows is split and sent; what updates the
-    rows goes.
+def send_row_gradients(
+    program: Program, plan: Plan, runtime_split_send_recv: bool = False
+) -> Program:
+    """Sends each gradient of rows right after the last op that writes it, split by server, and
+    drops the ops that update the rows.
     """
     served = {table.name: table for table in plan.tables if not plan.lanes[table.lane].local}
     sent = {
@@ -246,7 +260,7 @@ def send_row_gradients(program: Program, plan: Plan, whole: bool = False) -> Pro
         for gradient in (name for name in dict.fromkeys(op.outputs) if last.get(name) == index):
             table, (endpoints, trainer_id) = sent[gradient], _deployed(program)
             x: tuple[Ref, ...] = (Ref(gradient),)
-            if not whole:
+            if not runtime_split_send_recv:
                 parts = part_names(gradient, len(endpoints))
                 variables += [gradient_variable(table, part) for part in parts]
                 ops.append(Op("split_ids", {"x": x}, parts))
@@ -272,7 +286,7 @@ def _with(program: Program, ops: Iterable[Op], variables: Iterable[Variable]) ->
 
 
 def declared_tables(program: Program) -> Iterator[Op]:
-    """A trainer holds no table: it only knows that there is one."""
+    """A fake_init for each table: a trainer holds no rows."""
     for variable in program.main.variables_of(Role.TABLE):
         yield Op("fake_init", {}, (variable.name,))
 
@@ -280,9 +294,7 @@ def declared_tables(program: Program) -> Iterator[Op]:
 def table_changes(
     tables: Sequence[Table], endpoints: Sequence[str]
 ) -> Mapping[str, tuple[Argument, ...]]:
-    """What the send of a k-step lane says of the lane's tables, besides what it says of
-    parameters.
-    """
+    """The arguments that a k-step lane's send has for the lane's tables."""
     servers = len(endpoints)
     return {
         "x": tuple(Ref(table.name) for table in tables),
