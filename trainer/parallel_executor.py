@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.executor.executor import Executor
 from trainer.executor.feed import Feed, close_names
-from transpiler.collective import handing_on, parallel_program
+from transpiler.collective import broadcast_program, parallel_program
 from transpiler.ir.graph import Role
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_trainer_program
@@ -64,7 +64,7 @@ class ParallelExecutor:
         self._executor = Executor(_device(program) if use_cuda else "cpu")
         if program.deployment is not None:
             try:
-                self._executor.run(handing_on(program))
+                self._executor.run(broadcast_program(program))
             except BaseException as error:
                 self._executor.__exit__(type(error), error, None)
                 raise

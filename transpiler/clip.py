@@ -33,11 +33,20 @@ def _positive(what: str, value: float) -> float:
 
 
 class ClipGradByValue:
-    """Every element to [min, max]; ``min`` is ``-max`` unless given.
+    """Clips every element of a gradient to [min, max], as ``clip_grad_value_`` does.
+
+    Args:
+        max: the largest value.
+        min: the smallest value; None is ``-max``.
 
     Raises:
         TypeError: a bound is no number.
         ValueError: ``min`` is above ``max``, or ``max`` is not above 0 while ``min`` is not given.
+
+    Example:
+        >>> from transpiler import ClipGradByValue
+        >>> ClipGradByValue(2).min
+        -2.0
     """
 
     def __init__(self, max: float, min: float | None = None) -> None:
@@ -55,37 +64,55 @@ class ClipGradByValue:
         self.max, self.min = float(max), float(min)
 
     def to_clip(self) -> Clip:
-        """As data."""
+        """The same setting as data of a plan."""
         return Clip("value", self.max, self.min)
 
 
 class ClipGradByNorm:
-    """Every gradient tensor by itself to a 2-norm of at most ``clip_norm``.
+    """Clips every gradient tensor by itself, as ``clip_grad_norm_`` of that tensor does.
+
+    Args:
+        clip_norm: the largest 2-norm of a gradient.
 
     Raises:
-        TypeError, ValueError: ``clip_norm`` is no number above 0.
+        TypeError: ``clip_norm`` is no number.
+        ValueError: ``clip_norm`` is not above 0.
+
+    Example:
+        >>> from transpiler import ClipGradByNorm
+        >>> ClipGradByNorm(1).clip_norm
+        1.0
     """
 
     def __init__(self, clip_norm: float) -> None:
         self.clip_norm = _positive("ClipGradByNorm: clip_norm", clip_norm)
 
     def to_clip(self) -> Clip:
-        """As data."""
+        """The same setting as data of a plan."""
         return Clip("norm", self.clip_norm)
 
 
 class ClipGradByGlobalNorm:
-    """All gradients together to a 2-norm of at most ``clip_norm``.
+    """Clips all gradients together, as ``clip_grad_norm_`` of all of them does.
+
+    Args:
+        clip_norm: the largest 2-norm of all gradients together.
 
     Raises:
-        TypeError, ValueError: ``clip_norm`` is no number above 0.
+        TypeError: ``clip_norm`` is no number.
+        ValueError: ``clip_norm`` is not above 0.
+
+    Example:
+        >>> from transpiler import ClipGradByGlobalNorm
+        >>> ClipGradByGlobalNorm(1).clip_norm
+        1.0
     """
 
     def __init__(self, clip_norm: float) -> None:
         self.clip_norm = _positive("ClipGradByGlobalNorm: clip_norm", clip_norm)
 
     def to_clip(self) -> Clip:
-        """As data."""
+        """The same setting as data of a plan."""
         return Clip("global_norm", self.clip_norm)
 
 
@@ -93,7 +120,7 @@ GradClip = ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm
 
 
 def clip_value(grad: Tensor, low: float, high: float) -> Tensor:
-    """``clip_grad_value_``'s rule: any shape, the gradient's dtype."""
+    """A gradient with every element clamped to [low, high]; any shape, the gradient's dtype."""
     return grad.clamp(min=low, max=high)
 
 
@@ -129,7 +156,7 @@ def apply(clip: Clip, grads: Sequence[Tensor]) -> list[Tensor]:
     raise ValueError(f"clip: expected the kind value, norm or global_norm, got {clip.kind!r}")
 
 
-# What the clip ops of a program do; a kernel is called with its op and the op's arguments by name.
+# The kernels of the clip ops; each is called with its op and the op's arguments by name.
 KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "clip": lambda op, x, min, max: on_rows(lambda rows: clip_value(rows, min, max), x),

@@ -1,13 +1,11 @@
-"""From a single-node program to the programs of trainers without servers: what the user asked for,
-checked, and the passes run.
+"""The programs of a job without servers: a plan's pipelines, run on a single-node program.
 
 ::
 
-    deployment_of        who takes part, and how they share       (comm_rings.py: names and rows)
-    MAIN_PASSES          by mode: scale_loss_gradient, part_gradients, sum_gradients, fuse_by_size, wait_before_use; or
-                         average_parameters, fuse_by_size, wait_before_use; or nothing           (collective.py)
-    ..._STARTUP_PASSES   draw_ids, begin_rings, hand_on_parameters, wait_before_use
-    verify               the laws that hold after each pass       (collective.py)
+    check_arguments      the arguments fit a mode without servers
+    deployment_of        the plan: which trainers, which rings          plan/comm_rings.py
+    collective_program   the main program, by the passes of its mode    passes/collective.py
+    collective_startup   the startup program, likewise
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from dataclasses import replace
 
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.ir.graph import Op
-from transpiler.passes.collective import (
+from transpiler.passes import (
     COLLECTIVE_STARTUP_PASSES,
     GRADIENT_PASSES,
     MAIN_PASSES,
@@ -30,15 +28,18 @@ from transpiler.program import Program
 from transpiler.program_planner import plan_collective
 from transpiler.verify.verify import run
 
-# what ``transpile`` has as pservers and as current_endpoint unless it is given others
+# the default of ``pservers`` and of ``current_endpoint``
 ENDPOINT = "127.0.0.1:6174"
 
 
 def collective_of(config: DistributeTranspilerConfig, endpoints: Sequence[str]) -> Collective:
-    """What a configuration asks for among these trainers.
+    """How trainers share their work, as a configuration says.
+
+    Args:
+        endpoints: of the trainers.
 
     Raises:
-        ValueError: rows that the trainers do not divide into.
+        ValueError: the trainers cannot be divided into groups of the configured size.
     """
     mode = config.collective_mode or NCCL2.name
     inner = (
@@ -57,11 +58,13 @@ def check_arguments(
     trainer_id: int,
     own: str,
 ) -> None:
-    """Whether what ``transpile`` was given makes sense without servers.
+    """Checks the arguments of ``transpile`` in a mode without servers.
+
+    Args:
+        own: ``current_endpoint``.
 
     Raises:
-        ValueError: servers, or another way than sync, in a mode that has none; or an endpoint that
-            is another trainer's.
+        ValueError: servers are given, or ``sync_mode=False``, or another trainer's endpoint.
     """
     if pservers != ENDPOINT:
         raise ValueError(
@@ -96,7 +99,7 @@ def collective_program(program: Program, deployment: Deployment) -> Program:
     """A trainer's main program, from the single-node one.
 
     Raises:
-        IllegalProgram: the program breaks a law.
+        IllegalProgram: the program violates an invariant.
         ValueError: backward does not begin with the loss's gradient.
     """
     return run(
@@ -108,7 +111,7 @@ def collective_startup(startup: Program, deployment: Deployment) -> Program:
     """A trainer's startup program, from the single-node one.
 
     Raises:
-        IllegalProgram: the startup program breaks a law.
+        IllegalProgram: the startup program violates an invariant.
     """
     collective = deployment.plan.collective
     assert collective is not None, "a program of a job without servers"
@@ -118,11 +121,11 @@ def collective_startup(startup: Program, deployment: Deployment) -> Program:
 
 
 def parallel_program(program: Program) -> Program:
-    """What ParallelExecutor runs: the trainer's program, in which gradients are averaged if nothing
-    is shared yet.
+    """The program that ParallelExecutor runs: with nccl2 it averages gradients; others are as they
+    are.
 
     Raises:
-        IllegalProgram: the program breaks a law.
+        IllegalProgram: the program violates an invariant.
         ValueError: backward does not begin with the loss's gradient.
     """
     plan = None if program.deployment is None else program.deployment.plan
@@ -131,9 +134,9 @@ def parallel_program(program: Program) -> Program:
     return run(program, plan, GRADIENT_PASSES)
 
 
-def handing_on(program: Program) -> Program:
-    """The program that gives every trainer the values of trainer 0, for a job whose own startup
-    program does not (nccl2).
+def broadcast_program(program: Program) -> Program:
+    """The program that broadcasts trainer 0's values, for a mode whose startup program does not
+    (nccl2).
 
     Raises:
         IllegalProgram: its variables are not those of the plan.

@@ -1,18 +1,14 @@
-"""From a single-node program to the programs of a cluster: one plan, one list of passes for each of
-the four programs.
+"""DistributeTranspiler: from a single-node program to the programs of a job.
 
-::
+What ``transpile`` does, in order::
 
-    plan_program          who holds what                        (planner.py)
-    TRAINER_PASSES        leave_clipping_to_servers, send_gradients, drop_updates, send_changes, receive_parameters
-                                                                (trainer.py)
-                          pull_rows, send_row_gradients         of sparse tables (trainer_tables.py)
-    STARTUP_PASSES        receive_everything
-    PSERVER_PASSES        define_slices, append_optimize_blocks, listen                                 (pserver.py)
-                          define_tables, append_table_blocks    of sparse tables (pserver_tables.py)
-    verify                the laws that hold after each pass    (verify.py)
+    check_effects     the configuration and the arguments fit together     distribute_config.py
+    plan_program      which server holds what, decided once                program_planner.py
+    trainer_program   the passes of a trainer, verified after each pass    cluster_programs.py
+    pserver_program   the passes of each server, likewise                  cluster_programs.py
+    verify_servers    every slice is owned by exactly one server           verify/verify.py
 
-Modes without servers have their own passes: ``collective.py``.
+Jobs without servers have their own passes: ``collective.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +16,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
+from transpiler.cluster_programs import (
+    pserver_program,
+    pserver_startup,
+    trainer_program,
+    trainer_startup,
+)
 from transpiler.collective import (
     ENDPOINT,
     check_arguments,
@@ -30,8 +32,6 @@ from transpiler.collective import (
 )
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.ir.graph import Block, Op, Role, Storage, freeze
-from transpiler.passes.pserver import PSERVER_PASSES, pserver_program, pserver_startup
-from transpiler.passes.trainer import STARTUP_PASSES, TRAINER_PASSES, startup_passes, trainer_passes
 from transpiler.plan.lane_plan import uniform
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Deployment, Lane, Plan
@@ -43,7 +43,7 @@ from transpiler.tracing.default_programs import (
     default_startup_program,
     set_default_trainer,
 )
-from transpiler.verify.verify import run, verify_servers
+from transpiler.verify.verify import verify_servers
 
 __all__ = [
     "DistributeTranspiler",
@@ -52,11 +52,8 @@ __all__ = [
     "parse_endpoints",
     "plan_parameters",
     "plan_program",
-    "PSERVER_PASSES",
     "pserver_program",
     "pserver_startup",
-    "STARTUP_PASSES",
-    "TRAINER_PASSES",
     "trainer_program",
     "trainer_startup",
 ]
@@ -64,48 +61,16 @@ __all__ = [
 _log = logging.getLogger("transpiler")
 
 
-def trainer_program(
-    program: Program, deployment: Deployment, runtime_split_send_recv: bool = False
-) -> Program:
-    """A trainer's main program, from the single-node one.
-
-    Args:
-        runtime_split_send_recv: no split and concat ops; send and recv carry the sections.
-
-    Raises:
-        IllegalProgram: the program breaks a law, or a gradient has no op that produces it.
-    """
-    return run(
-        replace(program, deployment=deployment),
-        deployment.plan,
-        trainer_passes(runtime_split_send_recv),
-    )
-
-
-def trainer_startup(
-    startup: Program, deployment: Deployment, runtime_split_send_recv: bool = False
-) -> Program:
-    """A trainer's startup program, from the single-node one.
-
-    Args:
-        runtime_split_send_recv: as in :func:`trainer_program`.
-
-    Raises:
-        IllegalProgram: the startup program initialises other variables than the plan places.
-    """
-    return run(
-        replace(startup, deployment=deployment),
-        deployment.plan,
-        startup_passes(runtime_split_send_recv),
-    )
-
-
 def parse_endpoints(pservers: str, what: str = "pservers") -> tuple[str, ...]:
-    """``"HOST:PORT,HOST:PORT"`` as endpoints, by server index.
+    """Splits ``"HOST:PORT,HOST:PORT"`` into endpoints, by index.
+
+    Args:
+        pservers: the text.
+        what: the argument that it came in, for messages.
 
     Raises:
         TypeError: not text.
-        ValueError: one is not HOST:PORT, or two are equal.
+        ValueError: an endpoint is not HOST:PORT, or two are equal.
     """
     if not isinstance(pservers, str):
         raise TypeError(
@@ -134,7 +99,7 @@ def _whole_number(what: str, value: object, least: int, below: int | None = None
 
 
 def _check_belongs(plan: Plan, startup: Program) -> None:
-    """Whether the startup program is one, and that of the program that the plan was made for."""
+    """Checks that this is a single-node startup program, of the program that the plan is for."""
     odd = next((op.type for op in startup.main.ops if op.type not in ("init", "fake_init")), None)
     if odd is not None:
         raise ValueError(
@@ -164,10 +129,10 @@ def _check_belongs(plan: Plan, startup: Program) -> None:
 
 
 def _programs(program: Program | None, startup: Program | None) -> tuple[Program, Program]:
-    """The single-node programs that ``transpile`` was given or, for None, means.
+    """The single-node programs that ``transpile`` was given; for None the default ones.
 
-    A main program that is not the default one brings its own startup: the default one may be
-    another model's.
+    A main program that is given without a startup program gets a new one, because the default
+    startup program may be another model's.
     """
     for what, given in (("program", program), ("startup_program", startup)):
         if given is not None and not isinstance(given, Program):
@@ -186,36 +151,62 @@ def _programs(program: Program | None, startup: Program | None) -> tuple[Program
 
 @dataclass(frozen=True)
 class _Transpiled:
-    """What ``transpile`` was given and decided."""
+    """What one call of ``transpile`` made.
 
-    deployment: Deployment  # this trainer's
-    main: Program  # the trainer's
-    startup: Program  # the single-node one
+    Attributes:
+        deployment: this trainer's.
+        main: the trainer's main program.
+        startup: the single-node startup program.
+    """
+
+    deployment: Deployment
+    main: Program
+    startup: Program
 
     @property
     def servers(self) -> Deployment:
-        """The deployment, if it has servers.
+        """The deployment of a job with servers.
 
         Raises:
-            ValueError: it has none.
+            ValueError: the job has none.
         """
         if self.deployment.plan.collective is not None:
             raise ValueError(
-                f"mode={self.deployment.plan.mode!r} has no servers, so there is no program of one"
+                f"expected a mode with servers, got mode={self.deployment.plan.mode!r}, which has "
+                "no server programs"
             )
         return self.deployment
 
 
 class DistributeTranspiler:
-    """Turns a captured single-node program into a trainer program and one program per parameter
-    server.
+    """Makes the programs of a job: a trainer's, and one for each parameter server.
 
-    Every process of a job calls ``transpile`` with the same program, ``pservers`` and ``trainers``;
-    then a trainer asks for ``get_trainer_program`` and ``get_startup_program()``, a server for
+    Every process of a job calls ``transpile`` with the same program, ``pservers`` and ``trainers``.
+    Then a trainer calls ``get_trainer_program()`` and ``get_startup_program()``, and a server calls
     ``get_pserver_programs(its endpoint)``.
 
     Args:
         config: None is a :class:`DistributeTranspilerConfig` with all defaults.
+
+    Raises:
+        TypeError: ``config`` has another type.
+
+    Example:
+        >>> import torch
+        >>> from transpiler import DistributeTranspiler, capture
+        >>> model = torch.nn.Linear(3, 1)
+        >>> def step(model, x, y):
+        ...     return torch.nn.functional.mse_loss(model(x), y)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> main, startup = capture(model, step, optimizer, (torch.ones(4, 3), torch.ones(4, 1)))
+        >>> transpiler = DistributeTranspiler()
+        >>> transpiler.transpile(
+        ...     0, main, pservers="a:6174,b:6174", trainers=2, startup_program=startup
+        ... )
+        >>> [op.type for op in transpiler.get_trainer_program().main.ops][-4:]
+        ['send_barrier', 'recv', 'recv', 'fetch_barrier']
+        >>> [op.type for op in transpiler.get_pserver_program("a:6174").blocks[1].ops]
+        ['sum', 'scale', 'sgd']
     """
 
     def __init__(self, config: DistributeTranspilerConfig | None = None) -> None:
@@ -236,24 +227,24 @@ class DistributeTranspiler:
         startup_program: Program | None = None,
         current_endpoint: str = ENDPOINT,
     ) -> None:
-        """Plans and makes the trainer's main program.  The given programs stay as they are.
+        """Plans the job and makes the trainer's main program.  The given programs stay unchanged.
 
         Args:
             trainer_id: this trainer, from 0 to below ``trainers``; any of them in a server's
                 process.
             program: the single-node main program; None is the default one.
             pservers: the servers' control endpoints, comma-separated.
-            trainers: how many there are; in a mode without servers the endpoint of each,
+            trainers: the number of trainers; in a mode without servers the endpoint of each,
                 comma-separated.
             sync_mode: None is as the configuration says.
             startup_program: the single-node startup program; None is the one that belongs to
                 ``program``.
-            current_endpoint: this trainer's own in a mode without servers, if given; of no meaning
-                to a parameter server.
+            current_endpoint: this trainer's endpoint, in a mode without servers; other modes ignore
+                it.
 
         Raises:
             TypeError: an argument has another type.
-            ValueError: a number is out of range, an endpoint malformed, the configuration
+            ValueError: a number is out of range, an endpoint is malformed, the configuration
                 contradicts ``sync_mode`` or itself or has a field without effect, an optimizer
                 cannot be sliced, or the startup program is another program's.
         """
@@ -293,12 +284,11 @@ class DistributeTranspiler:
         startup: Program | None,
         current_endpoint: str,
     ) -> _Transpiled:
-        """What ``transpile`` makes in a mode without servers."""
+        """The same in a mode without servers."""
         if not isinstance(trainers, str):
             raise TypeError(
                 "trainers: expected the trainers' endpoints, HOST:PORT,HOST:PORT,..., with "
-                f"mode={self.config.mode!r}; "
-                f"got {trainers!r}"
+                f"mode={self.config.mode!r}; got {trainers!r}"
             )
         endpoints = parse_endpoints(trainers, "trainers")
         parse_endpoints(current_endpoint, "current_endpoint")
@@ -313,7 +303,7 @@ class DistributeTranspiler:
         _check_belongs(deployment.plan, startup)
         self._log(deployment.plan)
         made = _Transpiled(deployment, collective_program(single, deployment), startup)
-        collective_startup(startup, deployment)  # its laws
+        collective_startup(startup, deployment)  # raises now if it violates an invariant
         if program is None:
             set_default_trainer(made.main)
         return made
@@ -354,8 +344,11 @@ class DistributeTranspiler:
         """The trainer's main program.
 
         Args:
-            wait_port: recorded in the program: running it waits, with a deadline, until the servers
-                (or the other trainers) answer; without, they are expected to be there already.
+            wait_port: recorded in the program.  Running it waits, up to the start timeout, until
+                the servers (or the other trainers) answer; with False they must answer at once.
+
+        Returns:
+            The program, with this trainer's deployment.
 
         Raises:
             ValueError: ``transpile`` has not been called.
@@ -367,7 +360,10 @@ class DistributeTranspiler:
         )
 
     def get_pserver_program(self, endpoint: str) -> Program:
-        """The main program of the server at ``endpoint``; running it serves until it is stopped.
+        """The main program of a server; running it serves until the job is over.
+
+        Args:
+            endpoint: the server's, one of ``pservers``.
 
         Raises:
             ValueError: ``transpile`` has not been called, or no server has this endpoint.
@@ -375,7 +371,10 @@ class DistributeTranspiler:
         return pserver_program(self._server(endpoint))
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
-        """The main and the startup program of the server at ``endpoint``.
+        """The main and the startup program of a server.
+
+        Args:
+            endpoint: the server's, one of ``pservers``.
 
         Raises:
             ValueError: as :meth:`get_pserver_program`.
@@ -388,14 +387,13 @@ class DistributeTranspiler:
         pserver_program: Program | None = None,
         startup_program: Program | None = None,
     ) -> Program:
-        """The trainer's startup program, or with an endpoint (or a server's main program) that of a
-        server.
+        """The trainer's startup program; with an endpoint or a server's main program, the server's.
 
         Args:
             endpoint: a server's.
-            pserver_program: a server's main program, which names its endpoint as well.
-            startup_program: a single-node startup program in place of the one that ``transpile``
-                knew.
+            pserver_program: a server's main program, which tells its endpoint.
+            startup_program: the single-node startup program; None is the one that ``transpile``
+                used.
 
         Raises:
             ValueError: ``transpile`` has not been called, no server has this endpoint, the program
@@ -420,8 +418,8 @@ class DistributeTranspiler:
         deployment = program.deployment
         if deployment is None or deployment.server_index is None:
             raise ValueError(
-                "pserver_program: expected what get_pserver_program gave, got a program of no "
-                "server"
+                "pserver_program: expected a server's program, as get_pserver_program gives it, "
+                "got another"
             )
         own = deployment.endpoints[deployment.server_index]
         if endpoint is not None and endpoint != own:

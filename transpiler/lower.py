@@ -1,8 +1,8 @@
-"""A list of ops as one ``torch.fx.GraphModule``, whose generated code runs them in order.
+"""Lowers a list of ops to one ``torch.fx.GraphModule``, whose generated code runs them in order.
 
-The generated code holds each tensor until its last use and no longer.  Nothing is dropped, merged
-or reordered: an op without results (``send``) stays where it is.  What aten ops and sizes mean is
-known here; every other op needs a kernel.
+The generated code frees each tensor after its last use.  It drops, merges and reorders nothing: an
+op without results (``send``) stays in its place.  Aten ops and arithmetic on sizes need no kernel;
+every other op needs one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from transpiler.ir.schema import DTYPES
 from transpiler.ir.sparse_rows import RowKernels
 from transpiler.ir.table_ops import SEVERAL as SEVERAL_OF_TABLES
 
-SEVERAL = frozenset({"split", "recv"}) | SEVERAL_OF_TABLES  # whose results are a list, also of one
+# the ops whose results are a list, even of one
+SEVERAL = frozenset({"split", "recv"}) | SEVERAL_OF_TABLES
 
-# called with the op, then the op's arguments by name; gives its result, or a sequence of its
-# results
+# Called with the op, then the op's arguments by name; returns its result, or a sequence of its
+# results.
 Kernel = Callable[..., Any]
 
 _SIZES: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -53,8 +54,13 @@ _SIZES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def split(op: Op, x: Tensor, sections: Sequence[int]) -> list[Tensor]:
-    """Slices of a tensor, as views: whole rows where it has two or more dimensions, otherwise
-    elements.
+    """The kernel of ``split``.
+
+    Args:
+        sections: the elements of each slice; of a tensor of two or more dimensions, whole rows.
+
+    Returns:
+        The slices, as views.
     """
     if x.dim() < 2:
         return list(torch.split(x.reshape(-1), list(sections)))
@@ -75,7 +81,7 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
 
 
 class _Bound:
-    """A kernel and the op that it runs for, as fx can write it down."""
+    """A kernel bound to its op, with the names that fx needs to generate a call."""
 
     def __init__(self, op: Op, kernel: Kernel) -> None:
         self.__name__ = re.sub(r"\W", "_", op.type)
@@ -89,12 +95,14 @@ class _Bound:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Generated code, and the names that go in and come out.
+    """The generated code of a list of ops.
 
     Attributes:
-        module: positional arguments are the values of ``inputs``; returns a tuple of the values of
+        module: takes the values of ``inputs`` by position; returns a tuple of the values of
             ``outputs``.
-        lines: line of the generated code -> op.
+        inputs: the names of the variables that the ops read from outside.
+        outputs: the names of the wanted variables.
+        lines: the op of each line of the generated code.
     """
 
     module: fx.GraphModule
@@ -105,8 +113,15 @@ class Lowered:
     def __call__(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """Runs the ops.
 
+        Args:
+            values: by name, of ``inputs`` at least.
+
+        Returns:
+            The values of ``outputs``.
+
         Raises:
-            whatever an op raises, with the op and its line of the user's code added to the message.
+            Exception: what an op raises, with the op and its line of the user's code added to the
+                message.
         """
         try:
             return self.module.forward(*[values[name] for name in self.inputs])  # type: ignore[no-any-return]  # generated
@@ -115,7 +130,7 @@ class Lowered:
             raise
 
     def explain(self, error: BaseException) -> None:
-        """Adds to the message which op was running."""
+        """Adds to the error's message the op that was running, and its line."""
         file = self.module.forward.__code__.co_filename
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != file:
@@ -146,13 +161,13 @@ class _Lowering:
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[str, fx.Node] = {}
-        self.written: dict[str, Op] = {}  # node name -> op
+        self.op_of: dict[str, Op] = {}  # by node name
         self._kernels = {**KERNELS, **kernels}
         self._device = device
         self._constants: dict[Literal, str] = {}
 
     def argument(self, argument: Argument) -> Any:
-        """An argument as fx takes it."""
+        """A program's argument as an argument of an fx node."""
         if isinstance(argument, Ref):
             return self.values[argument.name]
         if isinstance(argument, tuple):
@@ -167,11 +182,11 @@ class _Lowering:
             return DTYPES[symbol.value]
         if symbol.kind == "device":
             return self._device if symbol.value == "executor" else torch.device(symbol.value)
-        # "strided", "contiguous_format": the catalogue has checked the word
+        # "strided", "contiguous_format": checked against the catalogue
         return getattr(torch, symbol.value)
 
     def emit(self, op: Op) -> None:
-        """Writes one op."""
+        """Adds one op to the graph."""
         if op.type == "assign":
             self.values[op.outputs[0]] = self.argument(op.arguments["x"])
         elif op.type == "assign_value":
@@ -226,14 +241,14 @@ class _Lowering:
         )
 
     def _define(self, op: Op, node: fx.Node, several: bool) -> None:
-        self.written[node.name] = op
+        self.op_of[node.name] = op
         if not several:
             self.values.update({name: node for name in op.outputs if name})
             return
         for index, name in enumerate(op.outputs):
             if name:
                 self.values[name] = self.graph.call_function(operator.getitem, (node, index))
-                self.written[self.values[name].name] = op
+                self.op_of[self.values[name].name] = op
 
 
 def free_inputs(ops: Iterable[Op]) -> list[str]:
@@ -252,13 +267,14 @@ def lower(
     device: torch.device,
     kernels: Mapping[str, Kernel] | None = None,
 ) -> Lowered:
-    """Generated code for ops.
+    """Generates the code of a list of ops.
 
     Args:
+        ops: in the order in which they run.
         outputs: the variables wanted; each is defined by an op, or is an input and passes through.
-        device: what the word "executor" stands for in the ops' arguments; constants are put there.
-        kernels: op type -> function, for the ops that are neither aten nor sizes; they go before
-            the ones known here.
+        device: the device that the ops' arguments call "executor"; constants are put there.
+        kernels: by op type, for ops that are neither aten nor arithmetic on sizes; they take
+            precedence over the kernels here.
 
     Raises:
         ValueError: torch lacks an op, or an op has no kernel.
@@ -275,16 +291,14 @@ def lower(
         lowering.emit(op)
     lowering.graph.output(tuple(lowering.values[name] for name in outputs))
     module = fx.GraphModule(lowering.root, lowering.graph)
-    return Lowered(module, tuple(inputs), tuple(outputs), _line_table(module, lowering.written))
+    return Lowered(module, tuple(inputs), tuple(outputs), _line_table(module, lowering.op_of))
 
 
-def _line_table(module: fx.GraphModule, written: Mapping[str, Op]) -> dict[int, Op]:
-    """Which op stands in which line of the generated code: a line begins with the name of its
-    node.
-    """
+def _line_table(module: fx.GraphModule, op_of: Mapping[str, Op]) -> dict[int, Op]:
+    """The op of each line of the generated code; a line begins with the name of its node."""
     names = [re.match(r"\s*(\w+)(?:\s*:[^=]*)? = ", line) for line in module.code.splitlines()]
     return {
-        number: written[match[1]]
+        number: op_of[match[1]]
         for number, match in enumerate(names, start=1)
-        if match and match[1] in written
+        if match and match[1] in op_of
     }

@@ -1,7 +1,6 @@
 """A program: blocks of ops over named variables, as data that prints, saves, travels and compares.
 
-What a block holds is in ``ir/graph.py``; how a program is written down in each form is in
-``formats/``.
+The data of a block is in ``ir/graph.py``; the formats of a program are in ``formats/``.
 """
 
 from __future__ import annotations
@@ -21,13 +20,27 @@ from transpiler.plan.plan import Deployment
 
 @dataclass(frozen=True)
 class Program:
-    """Blocks, and (after transpiling) the deployment that they were made for.
+    """A program: blocks of ops and, once transpiled, the deployment that it was made for.
+
+    ``capture`` and ``DistributeTranspiler`` make programs; an ``Executor`` runs them.  A program is
+    immutable.  ``str(program)`` is readable text.
 
     Attributes:
-        deployment: the frozen plan, the endpoints and this process's place; None in a single-node
-            program.
-        storage: the live tensors, in the process that captured the program; None in one that was
-            loaded or received.
+        deployment: the plan, the endpoints and this process's place among them; None in a
+            single-node program.
+        storage: the live tensors, in the process that captured or loaded the program; None in one
+            that was received.
+
+    Example:
+        >>> from transpiler import Block, Op, Program, Variable
+        >>> variables = {"x": Variable("x", (2,), "float32")}
+        >>> program = Program((Block(0, variables, (Op("init", {}, ("x",)),)),))
+        >>> [op.type for op in program.blocks[0].ops]
+        ['init']
+        >>> Program.from_proto(program.to_proto()) == program
+        True
+        >>> len(program.fingerprint())
+        32
     """
 
     _blocks: tuple[Block, ...]
@@ -45,44 +58,61 @@ class Program:
         return self._blocks[0]
 
     def with_blocks(self, *blocks: Block) -> Program:
-        """A copy with these blocks."""
+        """A copy of the program with these blocks."""
         return replace(self, _blocks=blocks)
 
     def fingerprint(self) -> str:
-        """32 hexadecimal digits, the same in every process and on every host for programs that mean
-        the same.
+        """A digest of what the program means: the same in every process and on every host.
 
-        Endpoints, trainer numbers, source lines and values are no part of it; the optimizer's
-        attributes are.
+        It covers the blocks and the plan, with the optimizer's hyper-parameters; not endpoints,
+        trainer numbers, source lines or values.  See [Note: what a fingerprint covers] in
+        ``formats/canonical.py``.
+
+        Returns:
+            32 hexadecimal digits.
         """
         return hashlib.blake2b(canonical(self._blocks, self.deployment), digest_size=16).hexdigest()
 
     def to_proto(self) -> program_pb2.Program:
         """The ``pserver.transpiler.Program`` message.
 
-        Values of variables do not travel with it.
+        It does not hold the values of variables.
+
+        Raises:
+            ValueError: an argument does not fit: a whole number beyond 64 bits, lists too deep,
+                text that is not Unicode.
+            TypeError: an argument has a type that a program cannot hold.
         """
         return serialize.to_proto(self._blocks, self.deployment)
 
     @classmethod
     def from_proto(cls, message: object) -> Program:
-        """The program of a message.
+        """The program of a message, every op checked against the catalogue.
+
+        Args:
+            message: a ``pserver.transpiler.Program``.
 
         Raises:
+            TypeError: it is another object.
             ValueError: an op is not in the catalogue, or an argument does not have the type that
                 its schema asks for.
         """
         return cls(*serialize.from_proto(message))
 
     def save(self, path: str | Path) -> None:
-        """Writes the program, and the values of its persistent variables where this process holds
-        them, to one file.
+        """Saves the program and the values that this process holds, to one safetensors file.
+
+        The values are those of persistent variables and tables.  The file appears complete or not
+        at all.
+
+        Raises:
+            OSError: the directory does not exist or cannot be written.
         """
         serialize.save(self._blocks, self.deployment, self.storage, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Program:
-        """Reads what :meth:`save` wrote.
+        """Loads a program that :meth:`save` saved, with its values as its storage.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -91,7 +121,11 @@ class Program:
         return cls(*serialize.load(Path(path)))
 
     def draw(self, path: str | Path) -> None:
-        """Writes a picture of the program (SVG), without any system package."""
+        """Draws the program as an SVG file; no system package is needed.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         draw(self._blocks, self.deployment, Path(path))
 
     def __str__(self) -> str:

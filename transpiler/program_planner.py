@@ -1,6 +1,4 @@
-"""The plan of a single-node program: rules, clipping and the order of parameters are those of its
-ops.
-"""
+"""The plan of a single-node program: its ops give the rules, the clipping and the order."""
 
 from __future__ import annotations
 
@@ -64,12 +62,18 @@ def plan_program(
     slice_var_up: bool = True,
     split_method: type[Dispatcher] = RoundRobin,
 ) -> Plan:
-    """The plan for a single-node program: rules, clipping and the order of parameters are those of
-    its ops.
+    """The plan of a job with servers for a single-node program.
+
+    Its optimizer ops give the rules and the order of parameters, its clip ops the clipping.
+
+    Args:
+        program: the single-node main program.
+        mode, lanes, trainers, servers, min_block_size, slice_var_up, split_method: as in
+            :func:`plan_parameters`.
 
     Raises:
-        ValueError: as :func:`plan_parameters`, or the program has no optimizer op, or is already
-            one of a cluster.
+        ValueError: as :func:`plan_parameters`; or the program has no optimizer op, or was
+            transpiled already.
     """
     _check_single_node(program)
     return plan_parameters(
@@ -89,17 +93,17 @@ def plan_program(
 
 
 def plan_collective(program: Program, collective: Collective, trainers: int) -> Plan:
-    """The plan for a single-node program that trainers run without servers: everybody holds
-    everything, in one piece.
+    """The plan of a job without servers: every trainer holds every variable, unsliced.
 
     Raises:
-        ValueError: the program has no optimizer op, or is already one of a cluster, or clips in
-            several ways.
+        ValueError: the program has no optimizer op, was transpiled already, clips in several ways,
+            or has a table.
     """
     _check_single_node(program)
     if tables := program.main.variables_of(Role.TABLE):
         raise ValueError(
-            f"transpile: table {tables[0].name!r} needs servers: a mode without them has no place for its rows"
+            f"transpile: expected a program without tables in a mode without servers, got table "
+            f"{tables[0].name!r}"
         )
     placements = tuple(
         Placement(v.name, v.shape, v.dtype, v.group, ()) for v in _variables(program)

@@ -797,7 +797,7 @@ def test_startup_program_by_endpoint_by_program_or_of_the_trainer(single: Single
     )
     with pytest.raises(ValueError, match="expected the program of h:1, got that of h:2"):
         transpiler.get_startup_program("h:1", main)
-    with pytest.raises(ValueError, match="a program of no server"):
+    with pytest.raises(ValueError, match="expected a server's program"):
         transpiler.get_startup_program("h:1", transpiler.get_trainer_program())
 
 
@@ -964,7 +964,7 @@ def test_programs_that_do_not_belong_together_raise(single: Single) -> None:
 
 
 def test_a_gradient_without_producer_is_no_program(single: Single) -> None:
-    """An optimizer op whose gradient no op produces is found by the laws."""
+    """An optimizer op whose gradient no op produces is found by the invariants."""
     program = single[0]
     ops = [op for op in program.main.ops if "fc.bias@GRAD" not in op.outputs]
     broken = program.with_blocks(replace(program.main, ops=tuple(ops)))

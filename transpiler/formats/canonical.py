@@ -1,10 +1,11 @@
-"""What a program's fingerprint covers: the same bytes in every process, on every host and with
-every version of protobuf.
+"""The bytes over which a program's fingerprint is computed.
 
-[Note: what a fingerprint covers]  Everything that a program means: blocks, variables, ops with all
-their arguments, the plan. Not where it runs (arguments and fields named endpoint, endpoints), not
-which trainer runs it (trainer_id), nor the process's own part of the deployment, nor source lines,
-nor values of variables.  Arguments are compared by name: their order has no meaning.
+They are the same in every process, on every host and with every version of protobuf.
+
+[Note: what a fingerprint covers]  A fingerprint covers what a program means: blocks, variables, ops
+with their arguments, the plan.  It does not cover where the program runs (arguments and fields
+named endpoint, endpoints), which trainer runs it (trainer_id), the process's own part of the
+deployment, source lines, or values of variables.  The order of an op's arguments has no meaning.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from transpiler.ir.graph import Argument, Block, Op, Ref, Symbol
 from transpiler.plan.plan import Deployment
 
 # see [Note: what a fingerprint covers]
-_ELSEWHERE = frozenset({"endpoint", "endpoints", "trainer_id"})
+_NOT_COVERED = frozenset({"endpoint", "endpoints", "trainer_id"})
 
 
 def _plain(value: Argument) -> object:
-    """An argument as JSON that keeps every type and every bit apart."""
+    """An argument as JSON in which every type and every bit is distinct."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -42,7 +43,7 @@ def _plain(value: Argument) -> object:
 
 def _plain_op(op: Op) -> object:
     arguments = {
-        name: _plain(value) for name, value in op.arguments.items() if name not in _ELSEWHERE
+        name: _plain(value) for name, value in op.arguments.items() if name not in _NOT_COVERED
     }
     return [op.type, arguments, list(op.outputs)]
 
@@ -55,7 +56,10 @@ def _plain_block(block: Block) -> object:
 
 
 def canonical(blocks: Sequence[Block], deployment: Deployment | None) -> bytes:
-    """What the program's fingerprint covers; see [Note: what a fingerprint covers]."""
+    """The bytes that a program's fingerprint covers.
+
+    See [Note: what a fingerprint covers].
+    """
     plan = None if deployment is None else deployment.plan.manifest()
     facts = {"blocks": [_plain_block(block) for block in blocks], "plan": plan}
     return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()

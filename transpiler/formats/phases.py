@@ -1,6 +1,4 @@
-"""Which part of a step an op belongs to: what a reader wants to see first, in text and in
-pictures.
-"""
+"""The phase of a step that each op of a block belongs to, for text and pictures."""
 
 from __future__ import annotations
 
@@ -9,8 +7,8 @@ from transpiler.ir.ops import COMMUNICATION, is_optimizer
 
 FORWARD = "forward"
 BACKWARD = "backward"
-EXCHANGE = "exchange"  # with servers or trainers
-MERGE = "merge"  # of gradients: sum, scale, clip
+EXCHANGE = "exchange"  # communication with servers or trainers
+MERGE = "merge"  # sum, scale, clip of gradients
 UPDATE = "update"
 
 _EXCHANGE = COMMUNICATION | {"split", "concat", "split_ids", "merge_ids"}

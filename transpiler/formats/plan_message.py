@@ -1,4 +1,4 @@
-"""Plans, deployments and rows of hyper-parameters as protobuf messages, and back."""
+"""Plans, deployments and hyper-parameters as protobuf messages, and back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from transpiler.plan.plan import Collective, Deployment, Lane, Placement, Plan, 
 
 
 def hparams_to_proto(hparams: Mapping[str, Hparam]) -> dict[str, pb.Hparam]:
-    """A row of hyper-parameters, as the values of a ``map<string, Hparam>`` field (pass it to the
-    message's constructor).
+    """A group's hyper-parameters as the values of a ``map<string, Hparam>`` field.
+
+    Pass them to the message's constructor.
     """
     return {
         name: pb.Hparam(values=value, pair=True)
@@ -24,18 +25,18 @@ def hparams_to_proto(hparams: Mapping[str, Hparam]) -> dict[str, pb.Hparam]:
 
 
 def hparams_from_proto(fields: Mapping[str, pb.Hparam]) -> dict[str, Hparam]:
-    """The row of hyper-parameters of a ``map<string, Hparam>`` field, sorted by name.
+    """The hyper-parameters of a ``map<string, Hparam>`` field, sorted by name.
 
     Raises:
-        ValueError: a single number that is none or several.
+        ValueError: an hparam that is no pair has no value, or several.
     """
-    row: dict[str, Hparam] = {}
+    hparams: dict[str, Hparam] = {}
     for name in sorted(fields):
         values = tuple(fields[name].values)
         if not fields[name].pair and len(values) != 1:
-            raise ValueError(f"number {name!r}: expected one value, got {len(values)}")
-        row[name] = values if fields[name].pair else values[0]
-    return row
+            raise ValueError(f"hparam {name!r}: expected one value, got {len(values)}")
+        hparams[name] = values if fields[name].pair else values[0]
+    return hparams
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:
@@ -103,11 +104,10 @@ def _placement_to_proto(placement: Placement) -> pb.Placement:
 
 
 def plan_from_proto(message: pb.Plan) -> Plan:
-    """The plan of a message, as it is: whether it makes sense is for ``plan_admission.check_plan``
-    to say.
+    """The plan of a message, unchecked: ``untrusted_plan.check_plan`` checks it.
 
     Raises:
-        ValueError: a number that is none or several.
+        ValueError: an hparam that is no pair has no value, or several.
     """
     placements = tuple(
         Placement(
@@ -166,13 +166,12 @@ def deployment_from_proto(message: pb.Deployment) -> Deployment:
     """The deployment of a message.
 
     Raises:
-        ValueError: a number below -1, or a plan with a number that is none or several.
+        ValueError: a number below -1, or as :func:`plan_from_proto`.
     """
     if message.trainer_id < -1 or message.server_index < -1:
         raise ValueError(
             "deployment: expected numbers of 0 or more, or -1 for none, got "
-            f"trainer_id {message.trainer_id}, "
-            f"server_index {message.server_index}"
+            f"trainer_id {message.trainer_id}, server_index {message.server_index}"
         )
     return Deployment(
         plan_from_proto(message.plan),

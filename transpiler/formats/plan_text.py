@@ -1,4 +1,4 @@
-"""A plan for people: the split, the bytes of a step and the memory of each server."""
+"""A plan as readable text: the split, the bytes of a step and the memory of each server."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from transpiler.plan.lanes import applied, describe
 from transpiler.plan.placement import element_bytes
 from transpiler.plan.plan import Placement, Plan, Slice
 
-SCALAR_BYTES = 4  # of a state that is one number
+SCALAR_BYTES = 4  # of a scalar state
 
 
 def plan_text(plan: Plan) -> str:
-    """Who holds what, and what it costs: one line per variable and one per server.
+    """The tables of ``pserver plan``: one line per variable and one per server.
 
-    Bytes of a step are those that one trainer sends and receives in one message of all lanes; in
-    the k-step modes there is one every k steps.  Memory is that of slices, optimizer states and, in
-    the modes that wait for all trainers, their gradients.
+    "sent to it" and "received" are the bytes that one trainer exchanges with a server in one
+    message of each lane; a k-step lane sends one every k steps.  "memory" is that of slices,
+    optimizer states and every trainer's gradients.
     """
     if plan.collective is not None:
         return _without_servers(plan)
@@ -37,8 +37,9 @@ def plan_text(plan: Plan) -> str:
 
 
 def _without_servers(plan: Plan) -> str:
-    """Every trainer holds everything; what is summed over all of them at every step is as large as
-    what is trained.
+    """The tables of a job without servers, in which every trainer holds everything.
+
+    The bytes that are summed over the trainers at every step are those of the trained parameters.
     """
     variables: list[tuple[str, ...]] = [("variable", "shape", "update")]
     parameters = states = summed = 0
@@ -66,8 +67,8 @@ def _without_servers(plan: Plan) -> str:
 
 def _variable(plan: Plan, placement: Placement) -> tuple[str, ...]:
     where = ", ".join(
-        f"{piece.server}: {piece.end - piece.begin}" if placement.split else str(piece.server)
-        for piece in placement.slices
+        f"{slice_.server}: {slice_.end - slice_.begin}" if placement.split else str(slice_.server)
+        for slice_ in placement.slices
     )
     rule = "held" if placement.group is None else plan.groups[placement.group].type
     shape = f"{placement.dtype}{list(placement.shape)}"
@@ -82,12 +83,12 @@ def _variable(plan: Plan, placement: Placement) -> tuple[str, ...]:
 
 
 def _server(plan: Plan, server: int) -> tuple[str, ...]:
-    held = [(p, piece) for p in plan.placements for piece in p.slices if piece.server == server]
-    updated = [(p, piece) for p, piece in held if p.group is not None]
-    parameters = sum(_bytes(p, piece) for p, piece in held)
-    states = sum(_state_bytes(plan, p, piece) for p, piece in updated)
-    travels = sum(_bytes(p, piece) for p, piece in updated)
-    sent = sum(_sent_bytes(p, piece) for p, piece in updated)
+    held = [(p, slice_) for p in plan.placements for slice_ in p.slices if slice_.server == server]
+    updated = [(p, slice_) for p, slice_ in held if p.group is not None]
+    parameters = sum(_bytes(p, slice_) for p, slice_ in held)
+    states = sum(_state_bytes(plan, p, slice_) for p, slice_ in updated)
+    travels = sum(_bytes(p, slice_) for p, slice_ in updated)
+    sent = sum(_sent_bytes(p, slice_) for p, slice_ in updated)
     buffers = plan.trainers * travels
     return (
         str(server),
@@ -100,32 +101,32 @@ def _server(plan: Plan, server: int) -> tuple[str, ...]:
     )
 
 
-def _bytes(placement: Placement, piece: Slice) -> int:
-    return (piece.end - piece.begin) * element_bytes(placement.dtype)
+def _bytes(placement: Placement, slice_: Slice) -> int:
+    return (slice_.end - slice_.begin) * element_bytes(placement.dtype)
 
 
-def _sent_bytes(placement: Placement, piece: Slice) -> int:
-    """Of a slice's gradient, compressed as it travels."""
-    elements = piece.end - piece.begin
+def _sent_bytes(placement: Placement, slice_: Slice) -> int:
+    """The bytes of a slice's gradient, compressed as it is sent."""
+    elements = slice_.end - slice_.begin
     per_element = {"bfloat16": 2.0, "float16": 2.0, "int8": 1 + 4 / 1024}
     return (
         round(elements * per_element[placement.compression])
         if placement.compression
-        else _bytes(placement, piece)
+        else _bytes(placement, slice_)
     )
 
 
-def _state_bytes(plan: Plan, placement: Placement, piece: Slice) -> int:
+def _state_bytes(plan: Plan, placement: Placement, slice_: Slice) -> int:
     """Of the states that the slice's rule keeps on the server."""
     found = applied(plan, placement)
     if found is None:
         return 0
     shaped = state_of(found[1]).values()
-    return sum(_bytes(placement, piece) if whole else SCALAR_BYTES for whole in shaped)
+    return sum(_bytes(placement, slice_) if whole else SCALAR_BYTES for whole in shaped)
 
 
 def size(count: int) -> str:
-    """Bytes for people: ``"1.5 MB"``."""
+    """Bytes as readable text: ``"1.5 MB"``."""
     value, unit = float(count), "B"
     for larger in ("KB", "MB", "GB", "TB"):
         if value < 1000:

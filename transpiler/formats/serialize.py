@@ -1,9 +1,8 @@
 """Programs as protobuf messages and as files: data, never code.
 
-``to_proto`` and ``from_proto`` are exact inverses of each other; plans have theirs in
-``plan_message.py``, and what a fingerprint covers is in ``canonical.py``.  ``save`` and ``load``
-keep a program and the values of its persistent variables in one safetensors file whose metadata
-field ``program`` is the message as JSON.
+``to_proto`` and ``from_proto`` are exact inverses of each other; those of plans are in
+``plan_message.py``.  ``save`` and ``load`` keep a program and the values of its persistent
+variables in one safetensors file, whose metadata field ``program`` is the message as JSON.
 """
 
 from __future__ import annotations
@@ -259,7 +258,7 @@ def _persistent(blocks: Sequence[Block]) -> dict[str, Variable]:
 
 
 def _values(blocks: Sequence[Block], storage: Storage | None) -> dict[str, torch.Tensor]:
-    """The values that this process holds, each with memory of its own, as safetensors asks for."""
+    """The values that this process holds, each in memory of its own, as safetensors requires."""
     held = {} if storage is None else storage.tensors
     values: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
@@ -277,7 +276,7 @@ def _values(blocks: Sequence[Block], storage: Storage | None) -> dict[str, torch
 
 
 def _rows(main: Block, storage: Storage | None) -> dict[str, torch.Tensor]:
-    """The rows of tables that this process holds: what a table that is made of them begins with."""
+    """The first rows of tables that this process holds."""
     found: dict[str, torch.Tensor] = {}
     if storage is None:
         return found

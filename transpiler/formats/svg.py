@@ -1,14 +1,14 @@
 """A program as a picture: SVG written by hand, for any browser and any documentation.
 
 Every block is a panel, every op a box in the order in which it runs, coloured by the phase of the
-step that it belongs to.  What crosses the wire is drawn as in a sequence diagram: each server of a
-trainer's program is a vertical line, and an arrow runs from a send to the servers that receive, and
-back from them to a recv.  To the left of the ops, arcs join an exchange with the op that computed
-what it sends or puts together.  In a server's program a line runs from ``listen_and_serv`` to each
-block that it runs. Without servers the vertical lines are the rings: an arrow runs to one where
-something starts on its way, and back where it is waited for.
+step.  Communication is drawn as in a sequence diagram: each server of a trainer's program is a
+vertical line; an arrow runs from a send to the servers that receive, and from servers to a recv.
+To the left of the ops, arcs join a communication op with the op that computed its input.  In a
+server's program a line runs from ``listen_and_serv`` to each block that it runs.  Without servers
+the vertical lines are the rings: an arrow runs to a ring where a sum or broadcast starts, and back
+where it is waited for.
 
-Pointing at a box shows the whole op, with types and the line of the user's code.
+The tooltip of a box shows the whole op, with types and the line of the user's code.
 """
 
 from __future__ import annotations
@@ -53,29 +53,37 @@ _WIRE = frozenset(
     | {"prefetch", "distributed_lookup_table"}  # which ask and have an answer
 )
 STYLE = """
-  text { font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #24292f; }
-  .head { font-size: 15px; font-weight: bold; } .title { font-weight: bold; font-size: 12px; } .quiet { fill: #6a737d; }
-  .panel { fill: #fbfcfd; stroke: #d0d7de; } .line { fill: none; stroke-width: 1.3; } .life { stroke: #8c959f; stroke-width: 2; }
+  text { font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; \
+fill: #24292f; }
+  .head { font-size: 15px; font-weight: bold; } .title { font-weight: bold; font-size: 12px; } \
+.quiet { fill: #6a737d; }
+  .panel { fill: #fbfcfd; stroke: #d0d7de; } .line { fill: none; stroke-width: 1.3; } \
+.life { stroke: #8c959f; stroke-width: 2; }
   .wait { stroke-dasharray: 3 3; }
 """
-# what XML cannot hold
+# characters that XML cannot hold
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def quoted(text: str) -> str:
-    """Text as XML holds it, in an element or an attribute."""
+    """Text escaped for an XML element or attribute."""
     return escape(_UNPRINTABLE.sub("\ufffd", text), {'"': "&quot;"})
 
 
 def shortened(text: str, pixels: float) -> str:
-    """The text, cut where a box of this width ends."""
-    most = int(pixels / CHARACTER)
-    return text if len(text) <= most else text[: max(most - 3, 0)] + "..."
+    """The text, cut to fit a box of this width."""
+    limit = int(pixels / CHARACTER)
+    return text if len(text) <= limit else text[: max(limit - 3, 0)] + "..."
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A block and its place."""
+    """A block's panel in the picture.
+
+    Attributes:
+        block: what it shows.
+        x, y: pixels, of its upper left corner.
+    """
 
     block: Block
     x: float
@@ -88,18 +96,18 @@ class Panel:
 
     @property
     def left(self) -> float:
-        """Where the boxes begin."""
+        """Pixels, where the boxes begin."""
         return (
             self.x + PADDING + (GUTTER if self.block.index == 0 and len(self.block.ops) > 1 else 0)
         )
 
     @property
     def right(self) -> float:
-        """Where the boxes end."""
+        """Pixels, where the boxes end."""
         return self.x + PANEL - PADDING
 
     def middle(self, number: int) -> float:
-        """The height of an op's middle."""
+        """The y coordinate of the middle of an op's box."""
         return self.y + TITLE + number * ROW + BOX / 2
 
 
@@ -132,7 +140,7 @@ def _title(block: Block) -> str:
 
 
 def _label(op: Op) -> str:
-    """An op in its box; arrows say where an exchange goes."""
+    """The text of an op's box; without endpoints, which the arrows show."""
     if op.type in _WIRE and "endpoints" in op.arguments:
         return f"{op.type}({', '.join([*op.inputs, *op.outputs])})"
     return f"{results(op)} {call(op)}".strip()
@@ -177,7 +185,7 @@ def _panel(panel: Panel, main: Block) -> Iterator[str]:
 
 
 def _arcs(panel: Panel) -> Iterator[str]:
-    """From the op that computed it to the exchange that needs it, in the left gutter."""
+    """Arcs in the left gutter from the op that computes a variable to the one that sends it."""
     writer: dict[str, int] = {}
     for number, op in enumerate(panel.block.ops):
         if op.type in (
@@ -233,7 +241,7 @@ def _endpoints(op: Op) -> list[str]:
 
 
 def _servers(main: Block, deployment: Deployment | None) -> list[str]:
-    """What a trainer's program exchanges with: its servers, or its rings."""
+    """The names of the vertical lines: a trainer's servers, or its rings."""
     if deployment is not None and deployment.plan.collective is not None:
         rings = deployment.plan.collective.rings
         return (
@@ -252,7 +260,7 @@ def _servers(main: Block, deployment: Deployment | None) -> list[str]:
 
 
 def _lifelines(panel: Panel, servers: list[str]) -> tuple[dict[str, float], float]:
-    """Where each server's line stands, and where the last one's label ends."""
+    """The x coordinate of each vertical line, and where the last one's label ends."""
     step = max(16.0, min(170.0, 1000 / max(len(servers), 1)))
     first = panel.x + PANEL + 90
     return {name: first + index * step for index, name in enumerate(servers)}, first + len(
@@ -261,8 +269,10 @@ def _lifelines(panel: Panel, servers: list[str]) -> tuple[dict[str, float], floa
 
 
 def _sequence(panel: Panel, servers: list[str], trainers: int) -> Iterator[str]:
-    """The servers of a trainer's program, and what goes to and comes from them; or its rings, of so
-    many trainers.
+    """The vertical lines, and the arrows to and from them.
+
+    Args:
+        trainers: of each ring; 0 where the lines are servers.
     """
     places, _ = _lifelines(panel, servers)
     bottom = panel.y + panel.height
@@ -305,7 +315,7 @@ def _arrow(op: Op, box: float, server: float, y: float) -> str:
 
 
 def _branches(panels: list[Panel]) -> Iterator[str]:
-    """From listen_and_serv to the blocks that it runs."""
+    """Lines from listen_and_serv to the blocks that it runs."""
     main = panels[0]
     for number, op in enumerate(main.block.ops):
         lists = [op.arguments.get(key, ()) for key in ("optimize_blocks", "prefetch_blocks")]
@@ -343,20 +353,23 @@ def _legend(blocks: Sequence[Block], y: float) -> Iterator[str]:
 def _markers() -> Iterator[str]:
     yield "<defs>"
     for name, colour in (("orange", SEND), ("blue", RECV)):
-        yield f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        yield (
+            f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+            'markerHeight="7" orient="auto">'
+        )
         yield f'<path d="M0 0.5L8 4L0 7.5z" fill="{colour}"/></marker>'
     yield "</defs>"
 
 
-def _of_a_ring(deployment: Deployment | None) -> int:
-    """The trainers of each ring; 0 where there are servers."""
+def _trainers_of_a_ring(deployment: Deployment | None) -> int:
+    """The number of trainers of each ring; 0 in a job with servers."""
     return (
         0 if deployment is None or deployment.plan.collective is None else deployment.plan.trainers
     )
 
 
 def svg(blocks: Sequence[Block], deployment: Deployment | None) -> str:
-    """The picture as text; see the module's docstring."""
+    """The picture of a program, as the text of an SVG file."""
     panels = _panels(blocks, MARGIN + 66)
     servers = _servers(blocks[0], deployment)
     width = max(panel.x + PANEL for panel in panels) + MARGIN
@@ -367,7 +380,8 @@ def svg(blocks: Sequence[Block], deployment: Deployment | None) -> str:
     head = shortened(header(deployment), (width - 2 * MARGIN) * 0.72)
     parts = [
         '<?xml version="1.0" encoding="UTF-8"?>',
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}">',
         f"<style>{STYLE}</style>",
         *_markers(),
         f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
@@ -376,7 +390,7 @@ def svg(blocks: Sequence[Block], deployment: Deployment | None) -> str:
         *(_branches(panels) if len(panels) > 1 else ()),
         *(part for panel in panels for part in _panel(panel, blocks[0])),
         *_arcs(panels[0]),
-        *(_sequence(panels[0], servers, _of_a_ring(deployment)) if servers else ()),
+        *(_sequence(panels[0], servers, _trainers_of_a_ring(deployment)) if servers else ()),
         "</svg>",
     ]
     return "\n".join(part for part in parts if part) + "\n"

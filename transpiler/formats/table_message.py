@@ -46,8 +46,10 @@ def table_to_proto(table: Table) -> pb.Table:
     )
     for name, (plain_type, message_type) in _ENTRIES.items():
         if isinstance(table.entry, plain_type):
-            facts = {field.name: getattr(table.entry, field.name) for field in fields(plain_type)}
-            getattr(message, name).CopyFrom(message_type(**facts))
+            settings = {
+                field.name: getattr(table.entry, field.name) for field in fields(plain_type)
+            }
+            getattr(message, name).CopyFrom(message_type(**settings))
     return message
 
 
@@ -55,7 +57,7 @@ def table_from_proto(message: pb.Table) -> Table:
     """The table of a message.
 
     Raises:
-        ValueError: it makes no sense by itself.
+        ValueError: a setting is out of range, or two contradict each other.
     """
     plain = {
         name: getattr(message, name)

@@ -1,5 +1,4 @@
-"""A program as text for people: a header, then each block with its variables and one line for each
-op.
+"""A program as readable text: a header, then each block with its variables and a line for each op.
 
 ::
 
@@ -13,8 +12,8 @@ op.
       ...
                send(fc.bias@GRAD -> 127.0.0.1:6174)
 
-Arguments that have their default value are left out, and so are the states of an optimizer op,
-whose result is its parameter.
+Arguments that have their default value are left out.  So are the states and the result of an
+optimizer op; its line shows the parameter, the gradient and the hyper-parameters.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from transpiler.plan.lanes import describe
 from transpiler.plan.plan import Deployment
 
 WIDTH = 118  # columns of a line of variables
-_RESULT_COLUMNS = 22  # a longer left side pushes its own line to the right, and no other
+_RESULT_COLUMNS = 22  # a longer left side moves only its own line to the right
 _CALL_COLUMNS = 60
-_FEW = 12  # a block of so few ops is aligned whatever its names
-_PRESERVE = Symbol("memory_format", "preserve_format")  # says nothing
+_FEW = 12  # a block of at most so many ops is aligned to its longest name
+_PRESERVE = Symbol("memory_format", "preserve_format")  # the default, not shown
 _TITLES = {
     Role.INPUT: "inputs",
     Role.PARAMETER: "parameters",
@@ -69,9 +68,13 @@ def _items(argument: Argument) -> tuple[Argument, ...]:
     return argument if isinstance(argument, tuple) else (argument,)
 
 
+def _addresses(endpoints: Argument) -> list[str]:
+    return [value(item).strip("'") for item in _items(endpoints)]
+
+
 def _routes(names: Sequence[str], arrow: str, endpoints: Argument) -> str:
-    addresses = [value(item).strip("'") for item in _items(endpoints)]
-    if len(names) == 1 and len(addresses) > 1:  # cut at run time
+    addresses = _addresses(endpoints)
+    if len(names) == 1 and len(addresses) > 1:  # runtime_split_send_recv
         return f"{names[0]} {arrow} {' + '.join(addresses)}"
     return ", ".join(
         f"{name} {arrow} {address}" for name, address in zip(names, addresses, strict=False)
@@ -90,7 +93,7 @@ def _ranges(indices: Sequence[int]) -> str:
 
 
 def _exchange(op: Op) -> str | None:
-    """An exchange, with who gets what; None for any other op."""
+    """A communication op with its routes; None for any other op."""
     arguments = op.arguments
     if op.type == "split":
         parts = zip(op.outputs, _items(arguments["sections"]), strict=False)
@@ -117,7 +120,7 @@ def _exchange(op: Op) -> str | None:
         return f"recv({_routes(op.outputs, '<-', arguments['endpoints'])})"
     if op.type in ("send_barrier", "fetch_barrier"):
         own = ["half_async"] if arguments.get("half_async") else []
-        return f"{op.type}({', '.join([*(value(item).strip(chr(39)) for item in _items(arguments['endpoints'])), *own])})"
+        return f"{op.type}({', '.join([*_addresses(arguments['endpoints']), *own])})"
     if op.type == "listen_and_serv":
         blocks = _ranges(
             [index for index in _items(arguments["optimize_blocks"]) if isinstance(index, int)]
@@ -130,15 +133,13 @@ def _exchange(op: Op) -> str | None:
                 if isinstance(index, int)
             ]
         )
-        return (
-            f"listen_and_serv({who}, "
-            f"optimize_blocks={blocks or 'none'}{f', prefetch_blocks={lookups}' if lookups else ''})"
-        )
+        answers = f", prefetch_blocks={lookups}" if lookups else ""
+        return f"listen_and_serv({who}, optimize_blocks={blocks or 'none'}{answers})"
     return _among_trainers(op) if op.type in COLLECTIVE else None
 
 
 def _of_table(op: Op) -> str:
-    """An op of a table: its ids, and who is asked for rows."""
+    """An op of a table: its ids, and the servers that it asks for rows."""
     arguments, padding = op.arguments, op.arguments.get("padding_idx")
     said = [] if padding is None else [f"padding_idx={value(padding)}"]
     if op.type == "sparse_table":
@@ -147,10 +148,7 @@ def _of_table(op: Op) -> str:
     if op.type == "prefetch":
         return f"prefetch({_routes(op.outputs, '<-', arguments['endpoints'])})"
     if op.type == "distributed_lookup_table":
-        said.insert(
-            0,
-            f"<- {' + '.join(value(item).strip(chr(39)) for item in _items(arguments['endpoints']))}",
-        )
+        said.insert(0, f"<- {' + '.join(_addresses(arguments['endpoints']))}")
         return f"distributed_lookup_table({', '.join(op.inputs)} {', '.join(said)})"
     names = [
         name
@@ -161,10 +159,10 @@ def _of_table(op: Op) -> str:
 
 
 def _among_trainers(op: Op) -> str:
-    """An op of a ring: what travels, and on which."""
+    """An op of a ring: its variables, and the ring."""
     arguments = op.arguments
     if op.type == "gen_nccl_id":
-        return f"gen_nccl_id({', '.join(value(item).strip(chr(39)) for item in _items(arguments['endpoints']))})"
+        return f"gen_nccl_id({', '.join(_addresses(arguments['endpoints']))})"
     said = [*op.inputs, f"ring {arguments['ring_id']}"]
     if op.type == "c_comm_init":
         said.append(_count(int(str(arguments["nranks"])), "trainer"))
@@ -212,7 +210,7 @@ def _shown(op: Op) -> Iterable[str]:
 
 
 def _update(op: Op) -> str:
-    """An optimizer op: the gradient, the rate, and what is not as torch has it by default."""
+    """An optimizer op: the gradient, the rate, and what differs from torch's defaults."""
     rule, defaults = rule_of_op(op), _defaults(op.type)
     group = {} if op.arguments.get("group") == 0 else {"group": op.arguments.get("group")}
     hparams = {**rule.hparams, **rule.flags, **group}
@@ -232,7 +230,8 @@ def call(op: Op) -> str:
     try:
         check(op)
     except ValueError:
-        return f"{op.type}({', '.join(f'{name}={value(argument)}' for name, argument in op.arguments.items())})"
+        said = [f"{name}={value(argument)}" for name, argument in op.arguments.items()]
+        return f"{op.type}({', '.join(said)})"
     return (
         _update(op)
         if is_optimizer(op.type)
@@ -257,7 +256,7 @@ def extent(variable: Variable) -> str:
 
 
 def types(op: Op, block: Block, main: Block) -> str:
-    """The types of an op's results, where they are news."""
+    """The types of an op's results; "" for ops whose results have types shown elsewhere."""
     if (
         op.type in ("recv", "split", "split_ids", "prefetch")
         or op.type in COLLECTIVE
@@ -272,7 +271,11 @@ def types(op: Op, block: Block, main: Block) -> str:
 
 
 def _declared(block: Block, made: Collection[str]) -> list[str]:
-    """What a block has before its first op runs, by role; ``made`` are the results of all ops."""
+    """The variables that a block has before its first op runs, by role.
+
+    Args:
+        made: the results of all ops.
+    """
     lines: list[str] = []
     for role, title in _TITLES.items():
         lines += _wrapped(
@@ -324,9 +327,7 @@ def _op_lines(block: Block, main: Block) -> list[str]:
 
 
 def _with_phases(lines: list[str], found: list[str]) -> list[str]:
-    """A comment where backward begins, and where the updates do after it; the rest speaks for
-    itself.
-    """
+    """Adds a comment where backward begins, and one where the updates begin after it."""
     out: list[str] = []
     ahead = [BACKWARD, UPDATE] if BACKWARD in found else []
     for line, phase in zip(lines, found, strict=True):
@@ -355,8 +356,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def header(deployment: Deployment | None) -> str:
-    """Whose program it is, and each lane's mode, merge rule and bounds: in one line if there is one
-    lane.
+    """The first line of a program: the process, the mode and the counts, and each lane's merge rule
+    and bounds.
     """
     if deployment is None:
         return "single-node program"
@@ -389,7 +390,7 @@ def header(deployment: Deployment | None) -> str:
 
 
 def text(blocks: Sequence[Block], deployment: Deployment | None) -> str:
-    """The whole program; see the module's docstring."""
+    """A program as readable text."""
     main = blocks[0]
     made = {name for block in blocks for op in block.ops for name in op.outputs}
     return "\n\n".join([header(deployment), *(_block(block, main, made) for block in blocks)])

@@ -1,1 +1,17 @@
-"""Room of transpiler/ir."""
+"""The data of programs: graph, ops, update rules and tables.
+
+In reading order::
+
+    graph.py             Variable, Op, Block, Storage
+    schema.py            kinds of arguments, and schemas made of kinds
+    aten_ops.py          torch's ops: their schemas, and which are refused
+    rules.py             update rules, of parameters and of rows
+    tables.py            the settings of sparse tables
+    table_ops.py         the ops of sparse tables
+    ops.py               the op catalogue
+    updates.py           what the optimizer, clip and table ops of a block say
+    sparse_rows.py       rows of a table as values, and the kernels of lookups
+    source_location.py   the line of the user's code that is running
+
+The room may import optim.
+"""

@@ -1,19 +1,19 @@
-"""torch's own ops in a program: which there are, and which of them a program may not hold.
+"""torch's own ops in a program: their schemas, and which of them a program may not hold.
 
 An op ``aten.mm`` is the overload ``torch.ops.aten.mm.default``, ``aten.add.Tensor`` the overload of
 that name, with torch's own schema.
 
 [Note: ops that are not accepted]  A program may come from a file that someone else wrote, so an op
 must be a function of its arguments: it takes tensors, numbers and words, and gives tensors (or, for
-the ``sym_`` ops, sizes).  What takes a storage, stream, generator or untyped value, or gives
-nothing back, cannot be written down at all.  Among the rest these are refused:
+the ``sym_`` ops, sizes).  An op that takes a storage, stream, generator or untyped value, or gives
+nothing back, has no schema here at all.  Among the other ops these are refused:
 
 - ``from_file`` reads and writes files;
-- ``set_``, ``resize_`` and their kin swap or grow the memory under a tensor that others hold;
+- ``set_``, ``resize_`` and similar ops swap or grow the memory of a tensor that others hold;
 - ``_reshape_alias``, ``_nested_*`` and ``_sparse_*_unsafe`` take sizes, strides or indices on trust
   and read beyond a buffer;
 - pinning, plan caches and the like change the process and not a value; ``_print``, ``_test_*`` and
-  ``_make_dep_token`` are torch's own affairs;
+  ``_make_dep_token`` are internal to torch;
 - ``item`` and ``_local_scalar_dense`` make a graph depend on data.
 """
 
@@ -46,9 +46,10 @@ from transpiler.ir.schema import (
 )
 
 _REFUSED = re.compile(
-    r"from_file|_?set_?|set_data|_?resize.*|_copy_from.*|sparse_resize.*|record_stream|_?pin_memory|is_pinned"
-    r"|_reshape_alias(_copy)?|_reshape_from_tensor|_nested_.*|_sparse_.*_unsafe|_cslt_.*|_cufft_.*|_make_dep_token|_print|_test_.*"
-    r"|item|_local_scalar_dense|_debug_.*|_propagate_xla_data|requires_grad_|_make_dual.*|_nnpack_available"
+    r"from_file|_?set_?|set_data|_?resize.*|_copy_from.*|sparse_resize.*|record_stream|_?pin_memory"
+    r"|is_pinned|_reshape_alias(_copy)?|_reshape_from_tensor|_nested_.*|_sparse_.*_unsafe|_cslt_.*"
+    r"|_cufft_.*|_make_dep_token|_print|_test_.*|item|_local_scalar_dense|_debug_.*"
+    r"|_propagate_xla_data|requires_grad_|_make_dual.*|_nnpack_available"
 )
 _PREFIX = "aten."
 
@@ -69,8 +70,11 @@ _KINDS = {
 
 
 def _kind(written: str, count: int | None) -> Kind:
-    """The kind for one of torch's types, as its schemas write it; ``count`` is the N of ``int[N]``,
-    where one stands for all.
+    """The kind for one of torch's types.
+
+    Args:
+        written: the type as torch's schemas write it: "Optional[Tensor]".
+        count: the N of ``int[N]``, where a single number is accepted for the list.
     """
     if match := re.fullmatch(r"Optional\[(.*)\]", written):
         return optional(_kind(match[1], count))

@@ -1,16 +1,15 @@
-"""What a program is: named variables, blocks, ops, as frozen data that mirrors
-``protos/transpiler/program.proto``.
+"""The data of a program: frozen variables, ops and blocks, as in protos/transpiler/program.proto.
 
-A :class:`Program` is a list of blocks.  A :class:`Block` is a table of variables and a list of ops
-in the order in which they run.  An :class:`Op` is a type from the catalogue (``ops.py``) with named
-arguments.  Nothing here holds code: a program prints, saves, travels and compares as data.  What a
-process holds live (the tensors behind the names, the optimizer whose schedule moves) is its
-:class:`Storage`, which is no part of the program's meaning.
+A program is a list of blocks.  A :class:`Block` is a table of variables and a list of ops in the
+order in which they run.  An :class:`Op` is a type from the catalogue (``ops.py``) with named
+arguments.  Nothing here holds code: a program prints, saves, travels and compares as data.  The
+live objects of a process (the tensors behind the names, the optimizer whose schedule moves) are in
+its :class:`Storage`, which has no part in the program's meaning.
 
-[Note: names]  ``fc.weight`` is a parameter, as the module names it; ``fc.weight@GRAD`` its
-gradient; ``fc.weight.block0`` and ``fc.weight@GRAD.block0`` slices of them;
-``fc.weight@GRAD.trainer_1`` what trainer 1 sent, on a server that merges; ``fc.weight@exp_avg`` an
-optimizer state.  Nobody parses these names: a variable says by its role and its ``of`` what it is.
+[Note: names]  ``fc.weight`` is a parameter, as the module names it; ``fc.weight@GRAD`` is its
+gradient; ``fc.weight.block0`` and ``fc.weight@GRAD.block0`` are slices of the two;
+``fc.weight@GRAD.trainer_1`` is what trainer 1 sent, on a server that merges; ``fc.weight@exp_avg``
+is an optimizer state.  No code parses these names: a variable's role and its ``of`` say what it is.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from transpiler.ir.rules import Rule
 
 
 class Role(enum.Enum):
-    """What a variable is; the values are those of the protobuf enum."""
+    """What kind of variable it is; the values are those of the protobuf enum."""
 
     TEMPORARY = 0
     INPUT = 1  # fed at every step
@@ -35,11 +34,12 @@ class Role(enum.Enum):
     BUFFER = 3  # persistent and not trained: running statistics, frozen parameters
     GRADIENT = 4
     STATE = 5  # optimizer state
-    DELTA = 6  # what k steps changed
+    DELTA = 6  # the change of a parameter in k steps
     SIZE = 7  # a whole number: the extent of a free dimension
     OUTPUT = 8  # what a step returns
-    # rows by id, which are looked up and trained a few at a time: nobody holds it as one tensor
-    TABLE = 9
+    TABLE = (
+        9  # rows by id, looked up and trained a few at a time; no process holds them as one tensor
+    )
 
 
 PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE})
@@ -47,14 +47,27 @@ PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE})
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A tensor with a name, or (dtype ``"size"``) a whole number that describes one."""
+    """A named tensor of a program, or a whole number that describes one.
+
+    Attributes:
+        name: unique in its block and in block 0.
+        shape: a str is a size that stays free, such as "batch"; one name has one value throughout
+            a step.
+        dtype: torch's name without the prefix: "float32", "int64"; "size" for a whole number.
+        role: what kind of variable it is.
+        of: for a gradient, state, delta or slice the parameter that it belongs to; otherwise "".
+
+    Example:
+        >>> from transpiler import Variable
+        >>> Variable("x", ("batch", 8), "float32").shape
+        ('batch', 8)
+    """
 
     name: str
-    # a str is a size that stays free; one name has one value throughout a step
     shape: tuple[int | str, ...]
-    dtype: str  # torch's name without the prefix: "float32", "int64"
+    dtype: str
     role: Role = Role.TEMPORARY
-    of: str = ""  # for a gradient, state, delta or slice: the parameter that it belongs to
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +79,15 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An argument that is a word of torch's vocabulary: ``Symbol("dtype", "float32")``,
-    ``Symbol("device", "executor")``.
+    """An argument that is a word of torch's vocabulary: ``Symbol("dtype", "float32")``.
+
+    Attributes:
+        kind: "dtype", "device", "layout" or "memory_format".
+        value: torch's word without the prefix; the device "executor" is the one that a program runs
+            on.
     """
 
-    kind: str  # "dtype", "device", "layout" or "memory_format"
+    kind: str
     value: str
 
 
@@ -97,14 +114,25 @@ def refs(argument: Argument) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation: a type, named arguments, and the variables that it defines (``""`` for a
-    result that nobody reads).
+    """One operation of a program.
+
+    Attributes:
+        type: its name in the catalogue: "aten.mm", "send", "adam".
+        arguments: by the names of the op's schema.
+        outputs: the variables that it defines or writes; "" for a result that nothing reads.
+        location: the user's line, "train.py:12"; for messages only, so it does not compare.
+
+    Example:
+        >>> from transpiler import Op
+        >>> from transpiler.ir.graph import Ref
+        >>> op = Op("scale", {"x": Ref("g"), "scale": 0.5}, ("g",))
+        >>> op.inputs, op.attributes
+        (('g',), {'scale': 0.5})
     """
 
     type: str
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
-    # the user's line, "train.py:12": for messages only
     location: str = field(default="", compare=False)
 
     @property
@@ -124,9 +152,18 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Variables and the ops over them, in the order in which they run.
+    """Variables, and the ops over them in the order in which they run.
 
-    Block 0's variables are visible in every block.
+    Attributes:
+        index: its place in the program.
+        variables: by name; those of block 0 are visible in every block.
+        ops: in order.
+
+    Example:
+        >>> from transpiler import Block, Variable
+        >>> block = Block(0, {"x": Variable("x", (2,), "float32")}, ())
+        >>> [variable.name for variable in block.variables.values()]
+        ['x']
     """
 
     index: int
@@ -138,25 +175,25 @@ class Block:
         return [variable for variable in self.variables.values() if variable.role in roles]
 
 
-class Ruled(Protocol):
-    """What has an update rule whose numbers may move."""
+class HasRule(Protocol):
+    """An optimizer of a table's own: an update rule whose hyper-parameters may change."""
 
     def rule(self) -> Rule:
-        """With the present numbers."""
+        """The rule with the present hyper-parameters."""
 
 
 class Storage:
-    """The live side of a program in the process that captured it.
+    """The live objects of a program in the process that captured or loaded it.
 
     Attributes:
         tensors: parameters, buffers and frozen parameters by name.  They are the module's own
             tensors: training the program trains the module.
         optimizer: the user's optimizer, whose ``param_groups`` a scheduler moves and whose
             ``state`` a single-node run fills.
-        tables: the modules that look a table up, by its name: their rows are the table's.
-        own: the optimizers of tables' own, in the order of the groups that they add to the
-            optimizer's.
-        rows: what a server's tables begin with, by name: ids, int64 [n], and values, [n, dim].
+        tables: the modules that look a table up, by the table's name; they hold its rows.
+        own: the optimizers that belong to single tables, in the order of the groups that they add
+            to the optimizer's.
+        rows: the first rows of a server's tables, by name: ids, int64 [n], and values, [n, dim].
     """
 
     def __init__(
@@ -164,7 +201,7 @@ class Storage:
         tensors: Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer | None,
         tables: Mapping[str, Sequence[torch.nn.Module]] | None = None,
-        own: Sequence[Ruled] = (),
+        own: Sequence[HasRule] = (),
         rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> None:
         self.tensors = dict(tensors)

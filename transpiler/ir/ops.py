@@ -1,10 +1,9 @@
 """The op catalogue: every op that a program may hold, with the names and kinds of its arguments.
 
-Three families.  ``aten.*`` is torch's own, with torch's schemas (``aten_ops.py``).  Optimizer ops
-(``adam``) are those of ``optimizers.RULES``: a parameter, its gradient, its states, the group's
-numbers and flags.  The rest are ours and stand in the table below.  ``check`` holds one op against
-its schema; what a whole program must obey is in ``verify.py``, and what a server asks of a program
-that came over the wire in ``untrusted_program.py``.
+There are three families.  ``aten.*`` ops are torch's own, with torch's schemas (``aten_ops.py``).
+Optimizer ops (``adam``) are those of ``rules.RULES``: a parameter, its gradient, its states, the
+group's hyper-parameters and flags.  All other ops are ours: the table below and ``table_ops.py``.
+``check`` checks one op against its schema.  The invariants of whole programs are in ``verify/``.
 """
 
 from __future__ import annotations
@@ -72,49 +71,56 @@ _SECTIONS = many(INDEX)
 
 # fmt: off
 _OWN: dict[str, Schema] = {
-    # sizes (python arithmetic on them); every result is a variable of role SIZE
+    # python arithmetic on sizes; every result is a variable of role SIZE
     "sym.size": _schema(1, x=VARIABLE, dim=INTEGER),
     **{f"sym.{name}": _schema(1, a=_EXTENT, b=_EXTENT)
        for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "max", "min")},
-    **{f"sym.{name}": _schema(1, a=_EXTENT) for name in ("neg", "float", "int", "ceil", "floor", "sqrt")},
+    **{f"sym.{name}": _schema(1, a=_EXTENT)
+       for name in ("neg", "float", "int", "ceil", "floor", "sqrt")},
     # values
     "assign_value":     _schema(1, value=LITERAL),
-    "assign":           _schema(1, x=VARIABLE),                    # a second name
-    # bind the value that the process holds
-    "init":             _schema(1),
-    "fake_init":        _schema(1),                                # declared, never held
+    "assign":           _schema(1, x=VARIABLE),         # gives x a second name
+    "init":             _schema(1),                     # binds the value that the process holds
+    "fake_init":        _schema(1),                     # declares a table; nothing is held
     "sum":              _schema(1, x=VARIABLES),
     "scale":            _schema(1, x=VARIABLE, scale=NUMBER),
     # clipping
     "clip":             _schema(1, x=VARIABLE, min=BOUND, max=BOUND),
     "clip_by_norm":     _schema(1, x=VARIABLE, max_norm=BOUND),
-    "global_norm_scale": _schema(1, x=VARIABLES, max_norm=BOUND),  # the coefficient
+    # gives the coefficient of all gradients
+    "global_norm_scale": _schema(1, x=VARIABLES, max_norm=BOUND),
     "scale_by":         _schema(1, x=VARIABLE, coefficient=VARIABLE),
-    # by a parameter's coefficient, or "" for the common one
+    # times the commit's coefficient for a parameter, or for "" the common one
     "norm_scale":       _schema(1, x=VARIABLE, by=TEXT),
-    # delay compensation: grad + factor * (param - the one trainer's backup) * grad * grad; one
-    # backup for each trainer
-    "dc_compensate":    _schema(1, grad=VARIABLE, param=VARIABLE, backups=VARIABLES, factor=NUMBER),
-    # communication: one endpoint for each variable (or, split at run time, for each section)
+    # delay compensation: grad + factor * (param - the sending trainer's backup) * grad * grad;
+    # there is one backup for each trainer
+    "dc_compensate":    _schema(1, grad=VARIABLE, param=VARIABLE, backups=VARIABLES,
+                                factor=NUMBER),
+    # communication: one endpoint for each variable or, with sections (runtime_split_send_recv),
+    # for each section
     "split":            _schema(None, 1, x=VARIABLE, sections=_SECTIONS),
     "concat":           _schema(1, x=VARIABLES, axis=INTEGER),
-    # (with delta: what k steps changed of every x leaves, slice by slice under these names; of a
-    # table, which has sections of 0, the rows that they touched; with table: a gradient of its
-    # rows)
+    # with delta: sends the change of every x in k steps, slice by slice under these names; of a
+    # table, whose sections are 0, that of the rows touched.  With table: sends a gradient of rows.
     "send":             _with(_schema(0, x=VARIABLES, endpoints=_ENDPOINTS, trainer_id=INDEX),
-                              sections=_SECTIONS, delta=_NAMES, mode=NAME, k_steps=COUNT, table=NAME),
-    "send_barrier":     _with(_schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX), half_async=BOOLEAN),
-    "recv":             _with(_schema(None, 1, param=NAME, endpoints=_ENDPOINTS), trainer_id=INDEX, sections=_SECTIONS),
+                              sections=_SECTIONS, delta=_NAMES, mode=NAME, k_steps=COUNT,
+                              table=NAME),
+    "send_barrier":     _with(_schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
+                              half_async=BOOLEAN),
+    "recv":             _with(_schema(None, 1, param=NAME, endpoints=_ENDPOINTS),
+                              trainer_id=INDEX, sections=_SECTIONS),
     "fetch_barrier":    _schema(0, endpoints=_ENDPOINTS, trainer_id=INDEX),
-    "listen_and_serv":  _with(_schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT, mode=NAME,
-                                      optimize_blocks=many(INDEX)), prefetch_blocks=many(INDEX)),
-    # among trainers without servers (trainer 0 tells the others its ids); a result of one marked *
-    # is on its way until c_sync_comm_stream has it
-    "gen_nccl_id":      _schema(None, 1, endpoints=_ENDPOINTS, trainer_id=INDEX, nccl_comm_num=COUNT,
-                                use_hierarchical_allreduce=BOOLEAN, hierarchical_allreduce_inter_nranks=INDEX),
+    "listen_and_serv":  _with(_schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT,
+                                      mode=NAME, optimize_blocks=many(INDEX)),
+                              prefetch_blocks=many(INDEX)),
+    # among trainers without servers: trainer 0 generates the ids and broadcasts them.  The result
+    # of an op marked * is in flight until c_sync_comm_stream has waited for it.
+    "gen_nccl_id":      _schema(None, 1, endpoints=_ENDPOINTS, trainer_id=INDEX,
+                                nccl_comm_num=COUNT, use_hierarchical_allreduce=BOOLEAN,
+                                hierarchical_allreduce_inter_nranks=INDEX),
     "c_comm_init":      _schema(0, x=VARIABLES, ring_id=INDEX, nranks=COUNT, trainer_id=INDEX),
     "c_broadcast":      _schema(1, x=VARIABLE, root=INDEX, ring_id=INDEX),  # *
-    # * those of a bucket travel together
+    # * the sums of a bucket travel together
     "c_allreduce_sum":  _schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),
     "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
     **TABLE_SCHEMAS,
@@ -145,18 +151,17 @@ SERVER_OPS = frozenset(
 
 @functools.cache
 def _rules() -> Mapping[str, Mapping[str, Parameter]]:
-    """The numbers and flags of every optimizer op.
+    """The hyper-parameters and flags of every optimizer op.
 
-    A number is a pair where the class's default is one.
+    A hyper-parameter is a pair where the default of torch's class is one.
     """
-
     table: dict[str, Mapping[str, Parameter]] = {}
     for op_type, spec in RULES.items():
         defaults = {
             name: parameter.default
             for name, parameter in inspect.signature(spec.cls).parameters.items()
         }
-        hparams = {name: _number_parameter(defaults.get(name)) for name in spec.hparams}
+        hparams = {name: _hparam_parameter(defaults.get(name)) for name in spec.hparams}
         table[op_type] = {
             **hparams,
             **{name: Parameter(BOOLEAN, required=False) for name in spec.flags},
@@ -164,7 +169,7 @@ def _rules() -> Mapping[str, Mapping[str, Parameter]]:
     return MappingProxyType(table)
 
 
-def _number_parameter(default: object) -> Parameter:
+def _hparam_parameter(default: object) -> Parameter:
     kind = fixed(NUMBER, len(default)) if isinstance(default, tuple) else NUMBER
     return Parameter(kind if default is not None else optional(kind), required=default is not None)
 
@@ -194,18 +199,16 @@ def known(op_type: str) -> bool:
 def _states(
     op_type: str, hparams: tuple[tuple[str, Hparam], ...], flags: tuple[tuple[str, bool], ...]
 ) -> Mapping[str, bool]:
-
     return MappingProxyType(state_of(Rule(op_type, dict(hparams), dict(flags))))
 
 
 def rule_of_op(op: Op) -> Rule:
-    """The numbers and flags of an optimizer op, as a rule."""
+    """The rule of an optimizer op: its hyper-parameters and flags."""
     if updates_rows(op):
         return row_rule_of_op(op)
-
     spec = RULES[op.type]
     hparams = {
-        name: _number(op.arguments[name])
+        name: _hparam(op.arguments[name])
         for name in spec.hparams
         if op.arguments.get(name) is not None
     }
@@ -216,7 +219,7 @@ def rule_of_op(op: Op) -> Rule:
     )
 
 
-def _number(value: Argument) -> Hparam:
+def _hparam(value: Argument) -> Hparam:
     if isinstance(value, tuple):
         return tuple(float(item) for item in value if isinstance(item, int | float))
     assert isinstance(value, int | float), "checked against the schema"
@@ -224,11 +227,14 @@ def _number(value: Argument) -> Hparam:
 
 
 def states_of_op(op: Op) -> dict[str, bool]:
-    """The states that an optimizer op keeps: True for those with the parameter's shape, False for
-    scalars; of rows none.
+    """The states that an optimizer op keeps, by name.
+
+    Returns:
+        True for a state of the parameter's shape, False for a scalar.  An op on rows has none: its
+        states are part of the rows.
 
     Raises:
-        ValueError: torch refuses the numbers.
+        ValueError: torch refuses the hyper-parameters or flags.
     """
     rule = rule_of_op(op)
     if updates_rows(op):
@@ -237,15 +243,16 @@ def states_of_op(op: Op) -> dict[str, bool]:
         return dict(_states(rule.type, tuple(rule.hparams.items()), tuple(rule.flags.items())))
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(
-            f"{where(op)}: expected numbers and flags that torch accepts, got {rule}: {error}"
+            f"{where(op)}: expected hyper-parameters and flags that torch accepts, got {rule}: "
+            f"{error}"
         ) from error
 
 
 def check_rule(rule: Rule) -> None:
-    """Holds a rule's numbers and flags against the catalogue.
+    """Checks a rule's hyper-parameters and flags against the catalogue.
 
     Raises:
-        ValueError: naming the rule, the number or flag, what was expected and what came.
+        ValueError: naming the rule, the hyper-parameter or flag, what was expected and what came.
     """
     if rule.type not in _rules():
         raise ValueError(f"rule {rule.type!r}: expected one of {', '.join(_rules())}")
@@ -256,7 +263,9 @@ def _optimizer_schema(op: Op) -> Schema:
     if updates_rows(op):
         return update_schema(op.type)
     if op.type not in _rules():
-        raise ValueError(f"{where(op)}: it is a rule for rows: expected columns")
+        raise ValueError(
+            f"{where(op)}, argument 'columns': expected columns for a rule of rows, got none"
+        )
     attributes = {"group": Parameter(INDEX), **_rules()[op.type]}
     check_against(Op(op.type, op.attributes, (), op.location), Schema(attributes, 0))
     tensors = {name: Parameter(VARIABLE) for name in ("param", "grad", *states_of_op(op))}
@@ -264,8 +273,7 @@ def _optimizer_schema(op: Op) -> Schema:
 
 
 def schema_of(op: Op) -> Schema:
-    """The schema that an op must meet.  An optimizer op's depends on its flags, which decide what
-    states it has.
+    """The schema of an op.  An optimizer op's depends on its flags, which decide its states.
 
     Raises:
         ValueError: the op is not in the catalogue.
@@ -285,9 +293,7 @@ def _count(op: Op, name: str) -> int:
 
 
 def _expect_counts(op: Op) -> str:
-    """What is wrong with how many endpoints, sections and results an op of ours has; nothing for
-    most.
-    """
+    """What is wrong with the numbers of an op's endpoints, sections and results; "" for nothing."""
     results = len(op.outputs)
     if op.type in TABLE_SCHEMAS:
         return expect_counts(op)
@@ -341,7 +347,7 @@ def _expect_counts(op: Op) -> str:
 
 
 def check(op: Op) -> None:
-    """Holds an op against the catalogue.
+    """Checks an op against the catalogue.
 
     Raises:
         ValueError: the op is not in the catalogue, or an argument is missing, unknown or of another
@@ -354,11 +360,11 @@ def check(op: Op) -> None:
 
 
 def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argument]:
-    """The arguments in the order of the op's schema (param, grad, states, group, numbers, flags for
-    an optimizer op).
+    """The arguments in the order of the op's schema, which for an optimizer op is param, grad,
+    states, group, hyper-parameters, flags.
 
-    A message's map has no order; what reads the inputs of an op needs the same one everywhere.
-    Unknown names come last, sorted.
+    A protobuf map has no order, and code that reads an op's inputs needs the same order in every
+    process.  Unknown names come last, sorted.
     """
     if op_type in _OWN:
         order = list(_OWN[op_type].parameters)

@@ -1,7 +1,7 @@
-"""What an op's argument may be: kinds, and schemas made of them.
+"""What an op's arguments may be: kinds, and schemas made of kinds.
 
-A kind is a predicate with words for it.  Nothing here looks at variables: an argument of kind
-``variable`` is a ``Ref``, and whether the name is defined is a law of programs, not of ops.
+A kind is a predicate with a name for messages.  Nothing here looks at variables: an argument of the
+kind ``VARIABLE`` is a ``Ref``; whether its name is defined is an invariant of programs (verify/).
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ LARGEST = 2**63 - 1  # what an integer of the protobuf, and torch's sizes, can h
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A set of arguments, and what to call it in a message."""
+    """A set of arguments, with what a message calls it.
+
+    Attributes:
+        words: "a variable", "an integer of 0 or more".
+        accepts: whether an argument is in the set.
+    """
 
     words: str
     accepts: Callable[[Argument], bool]
@@ -42,7 +47,12 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One named argument of an op."""
+    """One argument of an op's schema.
+
+    Attributes:
+        kind: what it may be.
+        required: whether the op must have it.
+    """
 
     kind: Kind
     required: bool = True
@@ -50,8 +60,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """An op's arguments in their order, and the number of its results (None: any number from
-    ``least`` on).
+    """The arguments and results that an op may have.
+
+    Attributes:
+        parameters: by name, in order.
+        results: how many there are; None: any number from ``least`` on.
     """
 
     parameters: Mapping[str, Parameter]
@@ -97,7 +110,7 @@ def either(first: Kind, second: Kind) -> Kind:
 
 
 def many(kind: Kind) -> Kind:
-    """A list of the kind, maybe empty."""
+    """A list of the kind, possibly empty."""
     return Kind(
         f"list of ({kind.words})",
         lambda value: isinstance(value, tuple) and all(map(kind.accepts, value)),
@@ -105,7 +118,7 @@ def many(kind: Kind) -> Kind:
 
 
 def fixed(kind: Kind, length: int) -> Kind:
-    """A list of so many of the kind."""
+    """A list of ``length`` arguments of the kind."""
     items = many(kind).accepts
     words = f"list of {length} ({kind.words})"
     return Kind(
@@ -114,7 +127,7 @@ def fixed(kind: Kind, length: int) -> Kind:
 
 
 def word(kind: str, allowed: Callable[[str], bool]) -> Kind:
-    """A symbol of torch's vocabulary."""
+    """A :class:`Symbol` of this kind with an allowed value."""
     return Kind(
         f"a {kind}",
         lambda value: isinstance(value, Symbol) and value.kind == kind and allowed(value.value),
@@ -173,7 +186,7 @@ def where(op: Op) -> str:
 
 
 def check_against(op: Op, schema: Schema) -> None:
-    """Checks an op's argument names, their kinds and the number of its results.
+    """Checks the names and kinds of an op's arguments, and the number of its results.
 
     Raises:
         ValueError: naming the op, the argument, what its schema asks for and what came.

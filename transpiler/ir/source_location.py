@@ -1,8 +1,8 @@
-"""Which line of the user's code is running, for messages and for the ``location`` of ops.
+"""The line of the user's code that is running, for messages and for the ``location`` of ops.
 
-A line counts as the user's when it lies outside torch and outside this package.  Model code in
-other installed packages (a model from transformers, say) is named too, with the line of the script
-that called it.
+A line is the user's when it lies outside torch and outside this package.  A line in another
+installed package (a model from transformers, say) is shown with the line of the script that called
+it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _STANDARD = sysconfig.get_path("stdlib")
-# frames below the function of this name belong to capture's caller, not to the step
-_GATE = "_gate"
+# frames outside of this function of ours belong to capture's caller, not to the step
+_CALL_STEP = "call_step"
 
 
 def is_torch(filename: str) -> bool:
@@ -53,7 +53,7 @@ def _describe(lines: list[tuple[str, int]]) -> str:
 def _lines(frame: FrameType | None) -> list[tuple[str, int]]:
     found = []
     while frame is not None and not (
-        frame.f_code.co_name == _GATE and frame.f_code.co_filename.startswith(_OURS)
+        frame.f_code.co_name == _CALL_STEP and frame.f_code.co_filename.startswith(_OURS)
     ):
         if _is_user(frame.f_code.co_filename):
             found.append((frame.f_code.co_filename, frame.f_lineno))
@@ -61,11 +61,9 @@ def _lines(frame: FrameType | None) -> list[tuple[str, int]]:
     return found if frame is not None else []
 
 
-def _gate(function: Callable[..., Any], *arguments: Any) -> Any:
+def call_step(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a step.  Lines outside of this call are not the step's."""
     return function(*arguments)
-
-
-gate = _gate  # calls a function; lines of what called the gate are not the step's
 
 
 def here() -> str:
@@ -86,7 +84,7 @@ def of_error(error: BaseException) -> str:
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if code.co_name == _GATE and code.co_filename.startswith(_OURS):
+        if code.co_name == _CALL_STEP and code.co_filename.startswith(_OURS):
             lines = []
         elif _is_user(code.co_filename):
             lines.append((code.co_filename, trace.tb_lineno))

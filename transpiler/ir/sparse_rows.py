@@ -1,8 +1,7 @@
-"""Rows of a table as values of a program: what a lookup reads, and the gradient of the rows that a
-step has touched.
+"""Rows of a table as values of a program: what a lookup reads, and the gradient of rows.
 
-The kernels here are plain torch; what runs programs brings faster arithmetic for the two questions
-that all of them ask: which ids differ, and what are the sums of what was meant for the same one.
+The kernels here are plain torch.  The trainer's executor overrides ``unique`` and ``merge`` with
+faster ones: the distinct ids of a batch, and the sums of the rows of each distinct id.
 """
 
 from __future__ import annotations
@@ -16,21 +15,28 @@ from torch import Tensor
 
 
 class Rows(Protocol):
-    """The value of a variable of role TABLE."""
+    """The value of a variable of role TABLE: something that rows can be pulled from."""
 
     def pull(self, ids: Tensor) -> Tensor:
-        """The rows of ids, int64 [u] on the CPU, each once -> [u, dim]."""
+        """The rows of some ids.
+
+        Args:
+            ids: int64 [u] on the CPU, each once.
+
+        Returns:
+            [u, dim], on the CPU.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """The value of a table's gradient: one row for each of some ids.
+    """The value of a table's gradient: one row for each touched id.
 
     Attributes:
         ids: int64 [u], each once, on the CPU.
         rows: [u, dim], on the CPU.
         statistics: float32 [u, 2], how often each id was shown and clicked; None where the table
-            does not count that.
+            does not count them.
     """
 
     ids: Tensor
@@ -38,7 +44,7 @@ class SparseRows:
     statistics: Tensor | None = None
 
     def sorted(self) -> SparseRows:
-        """The same, by id."""
+        """The same gradient with its ids in ascending order."""
         ids, order = self.ids.sort()
         return SparseRows(
             ids, self.rows[order], None if self.statistics is None else self.statistics[order]
@@ -46,16 +52,14 @@ class SparseRows:
 
 
 def rows_of(gradient: Tensor | SparseRows) -> Tensor:
-    """The numbers of a gradient: all that clipping asks for, for the rows that are not there are
-    zero.
-    """
+    """The values of a gradient, which is all that clipping needs: rows that are absent are zero."""
     return gradient.rows if isinstance(gradient, SparseRows) else gradient
 
 
 def on_rows(
     change: Callable[[Tensor], Tensor], gradient: Tensor | SparseRows
 ) -> Tensor | SparseRows:
-    """A gradient with its numbers changed."""
+    """A gradient whose values ``change`` has replaced."""
     return (
         replace(gradient, rows=change(gradient.rows))
         if isinstance(gradient, SparseRows)
@@ -64,26 +68,47 @@ def on_rows(
 
 
 class RowKernels:
-    """What the ops of lookups do."""
+    """The kernels of ``lookup_table`` and ``lookup_table_grad``."""
 
     def unique(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The ids that differ, and which of them each is: int64 [n] on the CPU -> [u], [n]."""
+        """The distinct ids, and the place of each id among them.
+
+        Args:
+            ids: int64 [n] on the CPU.
+
+        Returns:
+            Distinct ids, int64 [u], and places, int64 [n].
+        """
         found, inverse = torch.unique(ids, return_inverse=True)
         return found, inverse
 
     def merge(self, inverse: Tensor, values: Tensor, count: int) -> Tensor:
-        """The sums of the rows of each unique id, in the order of occurrence: [n, d] -> [count,
-        d].
+        """The sums of the rows of each distinct id, added in the order of occurrence.
+
+        Args:
+            inverse: int64 [n], the place of each row's id among the distinct ones.
+            values: [n, d].
+            count: how many distinct ids there are.
+
+        Returns:
+            [count, d].
         """
         return values.new_zeros((count, values.shape[1])).index_add_(0, inverse, values)
 
     def kernels(self) -> Mapping[str, Callable[..., Any]]:
-        """By op type."""
+        """The kernels by op type."""
         return {"lookup_table": self._lookup, "lookup_table_grad": self._gradient}
 
     def wanted(self, ids: Sequence[Tensor], padding: int | None) -> tuple[Tensor, Tensor | None]:
-        """The ids of lookups, one after the other, flat on the CPU, without the padding's; which
-        stay, None for all.
+        """The ids of lookups that need rows.
+
+        Args:
+            ids: integers of any shape, one tensor for each lookup.
+            padding: the id that is not looked up; None: every id is.
+
+        Returns:
+            The ids of all lookups in order, without the padding's, int64 [n] on the CPU; and a bool
+            mask [all ids] of those that remain, None if all do.
         """
         flat = torch.cat([each.detach().reshape(-1).to("cpu", torch.int64) for each in ids])
         stays = None if padding is None else flat != padding
@@ -92,7 +117,17 @@ class RowKernels:
     def spread(
         self, rows: Tensor, inverse: Tensor, stays: Tensor | None, ids: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The rows of each lookup, on its ids' device: those of the padding's ids are zero."""
+        """The rows of each lookup, on its ids' device; the padding's are zero.
+
+        Args:
+            rows: [u, dim], of the distinct ids.
+            inverse: the place of each wanted id among the distinct ones.
+            stays: the mask that :meth:`wanted` gave.
+            ids: of the lookups.
+
+        Returns:
+            [*ids.shape, dim] for each lookup.
+        """
         found = rows.index_select(0, inverse.to(torch.int64))
         if stays is not None:
             found = found.new_zeros((len(stays), rows.shape[1])).masked_scatter_(
@@ -118,7 +153,9 @@ class RowKernels:
         counted: Sequence[Tensor] | None = None,
         padding_idx: Sequence[int | None] | None = None,
     ) -> SparseRows:
-        """Summed lookup by lookup and then over lookups, as the backward of an eager step does."""
+        """The gradient of the rows: summed in each lookup, then over lookups, as in eager's
+        backward.
+        """
         paddings = [None] * len(ids) if padding_idx is None else padding_idx
         numbers = [None] * len(ids) if counted is None else counted
         parts = [self._of_one(*each) for each in zip(ids, grads, numbers, paddings, strict=True)]

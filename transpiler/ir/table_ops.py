@@ -1,18 +1,20 @@
-"""The ops of sparse tables: their schemas, and how a table and its settings are an op.
+"""The ops of sparse tables: their schemas, and how a table's settings are written as an op.
 
 ::
 
     single-node   sparse_table        declares a table: the settings that a plan needs
                   lookup_table        the rows of some ids
-                  lookup_table_grad   of all lookups of a table: the gradient of the rows that they read, each id once
-                  an optimizer op     with ``columns``: those of every row that it updates, by a rule for rows
-    trainer       split_ids           ids of lookups, or a gradient of rows -> one part for each server
-                  prefetch            ids, part by part -> their rows
+                  lookup_table_grad   the gradient of the rows that all lookups of a table read,
+                                      each id once
+                  an optimizer op     with ``columns``: the columns of every row that it updates
+    trainer       split_ids           ids of lookups, or a gradient of rows -> a part a server
+                  prefetch            parts of ids -> their rows
                   merge_ids           parts of rows -> the rows of each lookup
-                  distributed_lookup_table     the three in one, split at run time
+                  distributed_lookup_table    the three in one, with runtime_split_send_recv
                   send, fake_init     as for parameters
-    server        lookup_table        answers what trainers ask for
-                  sum, scale, clip, norm_scale, an optimizer op     on gradients of rows, as on those of parameters
+    server        lookup_table        answers the lookups of trainers
+                  sum, scale, clip, norm_scale, an optimizer op
+                                      on gradients of rows, as on gradients of parameters
 """
 
 from __future__ import annotations
@@ -89,19 +91,22 @@ SCHEMAS: Mapping[str, Schema] = MappingProxyType({
     "sparse_table":      _schema(1, dim=COUNT, dtype=NAME, may=_SETTINGS),
     # the padding's id is not looked up: it reads zeros
     "lookup_table":      _schema(1, w=VARIABLE, ids=VARIABLE, may=_PADDING),
-    # one of each, and a padding, for each lookup
+    # one of each argument for each lookup
     "lookup_table_grad": _schema(1, w=VARIABLE, ids=VARIABLES, grads=VARIABLES,
-                                 may={"counted": VARIABLES, "padding_idx": many(optional(INTEGER))}),
+                                 may={"counted": VARIABLES,
+                                      "padding_idx": many(optional(INTEGER))}),
     "split_ids":         _schema(None, 1, x=VARIABLES, may=_PADDING),
-    "prefetch":          _schema(None, 1, w=VARIABLE, ids=VARIABLES, endpoints=many(NAME), trainer_id=INDEX),
+    "prefetch":          _schema(None, 1, w=VARIABLE, ids=VARIABLES, endpoints=many(NAME),
+                                 trainer_id=INDEX),
     "merge_ids":         _schema(None, 1, x=VARIABLES, ids=VARIABLES, rows=VARIABLES, may=_PADDING),
-    "distributed_lookup_table": _schema(None, 1, w=VARIABLE, ids=VARIABLES, endpoints=many(NAME), trainer_id=INDEX,
-                                        may=_PADDING),
+    "distributed_lookup_table":
+                         _schema(None, 1, w=VARIABLE, ids=VARIABLES, endpoints=many(NAME),
+                                 trainer_id=INDEX, may=_PADDING),
 })
 # fmt: on
-# whose results are a list
+# the ops whose results are a list
 SEVERAL = frozenset({"split_ids", "prefetch", "merge_ids", "distributed_lookup_table"})
-# that ask a table for rows
+# the ops that read rows of a table
 LOOKUPS = frozenset({"lookup_table", "prefetch", "distributed_lookup_table"})
 
 
@@ -117,7 +122,7 @@ def table_name(op: Op) -> str:
 
 
 def expect_counts(op: Op) -> str:
-    """What is wrong with how many arguments and results an op of these has; "" for nothing."""
+    """What is wrong with the numbers of a table op's arguments and results; "" for nothing."""
     counted = {name: len(value) for name, value in op.arguments.items() if isinstance(value, tuple)}
     if op.type == "lookup_table_grad":
         wanted = counted["ids"]
@@ -136,8 +141,8 @@ def expect_counts(op: Op) -> str:
         counted["x"] != len(op.outputs) or counted["ids"] != counted["rows"]
     ):
         return (
-            f"expected a result for each of {counted['x']} lookups, and rows for each of "
-            f"{counted['ids']} parts of ids"
+            f"expected a result for each of {counted['x']} lookups and rows for each of "
+            f"{counted['ids']} parts of ids, got {len(op.outputs)} and {counted['rows']}"
         )
     if op.type == "distributed_lookup_table" and counted["ids"] != len(op.outputs):
         return f"expected a result for each of {counted['ids']} lookups, got {len(op.outputs)}"
@@ -150,7 +155,7 @@ def expect_counts(op: Op) -> str:
 
 
 def declared(table: Table) -> Op:
-    """The op that declares a table: what is not as a table has it by default."""
+    """The op that declares a table: those settings that differ from a table's defaults."""
     usual = {field.name: field.default for field in fields(Table) if field.default is not MISSING}
     arguments: dict[str, Argument] = {"dim": table.dim, "dtype": table.dtype}
     for name in _SETTINGS:
@@ -169,7 +174,7 @@ def table_of(op: Op, segments: Sequence[Segment]) -> Table:
     """The table that an op declares, with these segments.
 
     Raises:
-        ValueError: its settings make no sense.
+        ValueError: a setting is out of range, or two contradict each other.
     """
     given = dict(op.arguments)
     if "initial" in given:
@@ -212,8 +217,7 @@ def update_op(name: str, grad: str, segment: Segment, rule: Rule) -> Op:
 
 
 def update_schema(op_type: str) -> Schema:
-    """The schema of an optimizer op on rows; there are no variables for its states, which are part
-    of the rows.
+    """The schema of an optimizer op on rows.  Its states are part of the rows, not variables.
 
     Raises:
         ValueError: rows have no such rule.
@@ -229,9 +233,9 @@ def update_schema(op_type: str) -> Schema:
 
 
 def row_rule_of_op(op: Op) -> Rule:
-    """The numbers and flags of an optimizer op on rows, as a rule."""
+    """The rule of an optimizer op on rows: its hyper-parameters and flags."""
     spec = ROW_RULES[op.type]
-    hparams = {name: _number(op.arguments[name]) for name in spec.hparams if name in op.arguments}
+    hparams = {name: _hparam(op.arguments[name]) for name in spec.hparams if name in op.arguments}
     return Rule(
         op.type,
         hparams,
@@ -239,7 +243,7 @@ def row_rule_of_op(op: Op) -> Rule:
     )
 
 
-def _number(value: Argument) -> Hparam:
+def _hparam(value: Argument) -> Hparam:
     if isinstance(value, tuple):
         return tuple(float(item) for item in value if isinstance(item, int | float))
     assert isinstance(value, int | float), "checked against the schema"
@@ -265,18 +269,25 @@ def table_variable(table: Table) -> Variable:
 
 
 def gradient_variable(table: Table, name: str, role: Role = Role.GRADIENT) -> Variable:
-    """A variable for rows of a table, as many as a step touches."""
+    """A variable for as many rows of a table as a step touches.
+
+    Args:
+        role: GRADIENT or DELTA.
+    """
     return Variable(name, (f"{table.name}_touched", table.dim), table.dtype, role, table.name)
 
 
 def is_sparse(module: nn.Module) -> bool:
-    """Whether it is an embedding of torch's own with ``sparse=True``."""
+    """Whether a module is one of torch's embeddings, with ``sparse=True``."""
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) and bool(module.sparse)
 
 
 def start_rows(modules: Sequence[nn.Module]) -> tuple[Tensor, Tensor] | None:
-    """The rows that a table begins with elsewhere: ids, int64 [n], and values, [n, dim], on the
-    CPU; None: by its settings.
+    """The first rows of a table that modules hold, for another process.
+
+    Returns:
+        Ids, int64 [n], and values, [n, dim], on the CPU; None where the table's settings give every
+        row its initial values.
     """
     for module in modules:
         given: Any = module

@@ -1,8 +1,7 @@
-"""Sparse tables as a plan has them: what a table is, how its rows begin, which ids are admitted, by
-which rules rows are updated.
+"""The data of sparse tables: settings, initial values, entry rules and segments of columns.
 
-A table is a map from int64 ids to rows of ``dim`` numbers.  Row ``id`` lives on server ``owner(id,
-servers)``.  All of this is data: the arithmetic is in pserver/table/sparse_table.py.
+A table is a map from int64 ids to rows of ``dim`` values.  Row ``id`` lives on server ``owner(id,
+servers)``.  The arithmetic is in pserver/table/.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ MOST_COLUMNS = 65536
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Where rows begin.  A row's values depend on the table's seed and the row's id alone.
+    """The distribution of a table's initial values.
+
+    The values of a row depend on the table's seed and the row's id only.
 
     Attributes:
         kind: "constant" (``low`` everywhere), "uniform" (``low`` to ``high``) or "normal" (mean
@@ -40,23 +41,23 @@ class Initial:
 
 
 def Constant(value: float) -> Initial:
-    """Every number of every row begins as ``value``."""
+    """Initial values that are all ``value``."""
     return Initial("constant", float(value))
 
 
 def Uniform(low: float, high: float) -> Initial:
-    """Uniform between ``low`` and ``high``."""
+    """Initial values that are uniform between ``low`` and ``high``."""
     return Initial("uniform", float(low), float(high))
 
 
 def Normal(mean: float = 0.0, std: float = 1.0) -> Initial:
-    """Normal with this mean and standard deviation, as torch.nn.Embedding's rows begin."""
+    """Normal initial values; the defaults are torch.nn.Embedding's."""
     return Initial("normal", float(mean), float(std))
 
 
 @dataclass(frozen=True, slots=True)
 class CountFilterEntry:
-    """An id is admitted with its ``count``-th push: that one is the first that is applied.
+    """Admits an id with its ``count``-th push, which is the first that is applied.
 
     Raises:
         TypeError: ``count`` is not a whole number.
@@ -74,8 +75,9 @@ class CountFilterEntry:
 
 @dataclass(frozen=True, slots=True)
 class ProbabilityEntry:
-    """An id is admitted with this probability; which ids are depends on the table's seed and the id
-    alone.
+    """Admits an id with this probability.
+
+    Which ids are admitted depends on the table's seed and the id only.
 
     Raises:
         TypeError: ``probability`` is not a float.
@@ -97,18 +99,22 @@ class ProbabilityEntry:
 
 @dataclass(frozen=True, slots=True)
 class ShowClickEntry:
-    """Rows know how often their id was shown and clicked; what scores too low learns nothing, and
-    goes.
+    """Admits and keeps ids by how often they were shown and clicked.
 
-    With score = (show - click) * nonclk_coeff + click * click_coeff, an id is admitted once its
-    score is ``threshold``; ``shrink`` multiplies show and click with ``decay``, and removes rows
-    whose score is below ``delete_threshold`` or that were not pushed for more than
-    ``delete_after_unseen_days`` days.
+    The score of a row is (show - click) * nonclk_coeff + click * click_coeff.  An id is admitted
+    once its score reaches ``threshold``.  ``shrink`` multiplies show and click by ``decay``, then
+    removes rows whose score is below ``delete_threshold`` and rows that were not pushed for more
+    than ``delete_after_unseen_days`` days.
 
     Args:
-        show, click: the names of the two keyword arguments of the embedding's forward that carry
-            the statistics, a number for each id: how often it was shown (1 where absent), and
+        show, click: the names of the two keyword arguments of the embedding's forward that hold the
+            statistics, one number for each id: how often it was shown (1 where absent), and
             clicked (0 where absent).
+        threshold: the score from which an id is admitted.
+        nonclk_coeff, click_coeff: the weights of a show without a click, and of a click.
+        decay: of the statistics, at each ``shrink``.
+        delete_threshold: the score below which ``shrink`` removes a row.
+        delete_after_unseen_days: days without a push after which ``shrink`` removes a row.
 
     Raises:
         TypeError: a name is not a string.
@@ -155,8 +161,11 @@ TableEntry = CountFilterEntry | ProbabilityEntry | ShowClickEntry
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Columns [begin, end) of every row are updated by the rule of parameter group ``group`` of the
-    plan.
+    """Columns of every row with one update rule.
+
+    Attributes:
+        begin, end: columns [begin, end).
+        group: the parameter group of the plan whose rule updates them.
     """
 
     begin: int
@@ -169,16 +178,23 @@ class Table:
     """One table of a plan.
 
     Attributes:
+        name: unique among the plan's variables and tables.
+        dim: columns of a row.
+        segments: cover all columns, in order.
+        dtype: "float32" or "float64".
         rows: ids are 0 to rows - 1; None: any int64.
-        segments: that cover all columns, in order.
         lane: index of its lane in the plan.
         seed: of initial values and of probability entries.
-        ttl: seconds after which a row that nobody has pushed to is as if it had never been; None:
-            for ever.
-        capacity: the most rows on all servers together; beyond it the least recently ("lru") or the
-            least often ("lfu") pushed rows are evicted; None: no bound.
-        memory_bytes: of rows that stay in the servers' memory, all together, the rest on their
-            disks; None: all.
+        initial: the distribution of initial values.
+        entry: which ids are admitted; None: all.
+        ttl: seconds without a push after which a row is removed; None: never.
+        capacity: the most rows on all servers together; beyond it rows are evicted; None: no bound.
+        eviction: evicts the least recently ("lru") or the least often ("lfu") pushed rows.
+        memory_bytes: bytes of rows that stay in memory, on all servers together; the other rows are
+            on the servers' disks; None: all stay in memory.
+
+    Raises:
+        ValueError: a setting is out of range, or two contradict each other.
     """
 
     name: str
@@ -200,8 +216,8 @@ class Table:
             raise ValueError("table: expected a name, got an empty one")
         if not 1 <= self.dim <= MOST_COLUMNS:
             said = (
-                f"expected 1 to {MOST_COLUMNS} numbers in a row, got {self.dim} (dim comes "
-                "before num_embeddings)"
+                f"expected 1 to {MOST_COLUMNS} columns, got {self.dim} (dim comes before "
+                "num_embeddings)"
             )
             raise ValueError(f"table {self.name!r}: dim: {said}")
         if self.dtype not in DTYPES:

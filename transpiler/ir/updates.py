@@ -1,6 +1,4 @@
-"""What the optimizer ops of a block say: which parameter each updates, by which gradient and rule, how
-gradients are clipped, and which tables there are.
-"""
+"""Reads the optimizer, clip and table ops of a block: rules, groups, clipping and tables."""
 
 from __future__ import annotations
 
@@ -38,17 +36,22 @@ def gradient_of(op: Op) -> str:
 
 
 def group_of(op: Op) -> int:
+    """The parameter group of an optimizer op."""
     group = op.arguments["group"]
     assert isinstance(group, int), "the catalogue checks it"
     return group
 
 
 def rules_of_ops(block: Block, optimizer: torch.optim.Optimizer | None) -> list[Rule]:
-    """The rule of every group, from its ops; of a group that updates nothing, from the optimizer of
-    the process that captured.
+    """The rule of every group, by index.
+
+    Args:
+        block: its optimizer ops give the rules of their groups.
+        optimizer: gives the rule of a group that updates nothing; None in a process that did not
+            capture the program.
 
     Raises:
-        ValueError: ops of one group disagree, or nothing tells the rule of a group.
+        ValueError: ops of one group disagree, or a group has neither an op nor the optimizer.
     """
     found: dict[int, Rule] = {}
     dense = {group_of(op) for op in optimizer_ops(block)}
@@ -68,8 +71,8 @@ def rules_of_ops(block: Block, optimizer: torch.optim.Optimizer | None) -> list[
             continue
         if optimizer is None:
             raise ValueError(
-                f"group {index} updates no parameter, and a program without its optimizer does "
-                "not tell its rule"
+                f"group {index}: expected an optimizer op that gives its rule, got none, and this "
+                "process does not hold the optimizer"
             )
         found[index] = rule_of(optimizer, groups[index])
     return [found[index] for index in sorted(found)]
@@ -82,7 +85,7 @@ def _number(op: Op, key: str) -> float:
 
 
 def clip_of(block: Block) -> Clip | None:
-    """How a single-node program clips its gradients, read from its clip ops.
+    """How a single-node program clips its gradients, read from its clip ops; None: not at all.
 
     Raises:
         ValueError: two gradients are clipped in different ways, or one is and another is not.
@@ -121,10 +124,11 @@ def tables_of(block: Block, trained: bool = False) -> list[Table]:
     rows.
 
     Args:
-        trained: each has to be updated; otherwise the columns of one that is not are in group 0.
+        trained: every table must be updated; otherwise all columns of one that is not are in
+            group 0.
 
     Raises:
-        ValueError: settings make no sense, or ops do not update all columns.
+        ValueError: settings contradict each other, or ops do not update all columns.
     """
     segments: dict[str, list[Segment]] = {}
     for op in row_updates(block):
@@ -136,8 +140,8 @@ def tables_of(block: Block, trained: bool = False) -> list[Table]:
             assert isinstance(width, int), "the catalogue checks it"
             if trained and name not in segments:
                 raise ValueError(
-                    f"table {name!r}: no op updates its rows, and servers hold only tables that "
-                    "are trained"
+                    f"table {name!r}: expected an op that updates its rows, got none: servers hold "
+                    "only tables that are trained"
                 )
             found.append(
                 table_of(

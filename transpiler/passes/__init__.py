@@ -1,1 +1,174 @@
-"""Room of transpiler/passes."""
+"""The passes, and the pipelines in which they run.
+
+A pass is a function ``(program, plan) -> program``.  It changes nothing that it is given.  A
+pipeline is a tuple of stages; a stage is a pass and the invariants that hold from then on.
+``verify.run`` runs a pipeline and checks, after every pass, all invariants that hold by then.
+
+This file lists every pipeline, in the order in which the passes run.  In reading order::
+
+    trainer.py           a trainer's main and startup program
+    trainer_tables.py    the same for sparse tables
+    pserver.py           a server's main program
+    pserver_tables.py    the same for sparse tables
+    collective.py        a trainer's programs in a job without servers
+
+The room may import ir, plan, program.py and verify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from transpiler.passes.collective import (
+    average_parameters,
+    broadcast_parameters,
+    fuse_by_size,
+    generate_ids,
+    init_rings,
+    leave_unchanged,
+    scale_loss_gradient,
+    separate_gradients,
+    sum_gradients,
+    wait_before_use,
+)
+from transpiler.passes.pserver import append_optimize_blocks, define_slices, listen
+from transpiler.passes.pserver_tables import append_table_blocks, define_tables
+from transpiler.passes.trainer import (
+    drop_updates,
+    leave_clipping_to_servers,
+    receive_everything,
+    receive_parameters,
+    send_changes,
+    send_gradients,
+)
+from transpiler.passes.trainer_tables import pull_rows, send_row_gradients
+from transpiler.plan.plan import Plan
+from transpiler.program import Program
+from transpiler.verify import collective, pserver, tables, trainer
+from transpiler.verify.verify import Pass, Stage
+
+Pipeline = tuple[Stage, ...]
+
+
+def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
+    """The pipeline from the single-node main program to a trainer's.
+
+    Args:
+        runtime_split_send_recv: no split and concat ops; send and recv carry the sections.
+    """
+
+    def split(transform: Callable[[Program, Plan, bool], Program]) -> Pass:
+        return lambda program, plan: transform(program, plan, runtime_split_send_recv)
+
+    return (
+        # where servers clip, the trainer's clip ops are dropped
+        Stage(leave_clipping_to_servers),
+        # lookups become pulls of rows from servers
+        Stage(split(pull_rows), (tables.rows_pulled_once,)),
+        # each gradient is split and sent right after the op that produces it
+        Stage(split(send_gradients), (trainer.sent_exactly_once, trainer.sent_when_final)),
+        # each gradient of rows likewise; the ops that update rows are dropped
+        Stage(
+            split(send_row_gradients),
+            (tables.row_gradients_sent_once, tables.rows_updated_in_one_place),
+        ),
+        # the optimizer ops of what servers update are dropped
+        Stage(drop_updates, (trainer.updated_in_one_place,)),
+        # in k-step lanes the deltas are sent after the updates
+        Stage(send_changes, (trainer.changes_sent_once,)),
+        # barriers, then each parameter is received and its slices are concatenated
+        Stage(
+            split(receive_parameters),
+            (
+                trainer.parameters_received_once,
+                trainer.received_after_sending,
+                trainer.barriers_exactly_where_due,
+                trainer.concatenated_after_arrival,
+            ),
+        ),
+    )
+
+
+def trainer_startup_passes(runtime_split_send_recv: bool = False) -> Pipeline:
+    """The pipeline from the single-node startup program to a trainer's.
+
+    Args:
+        runtime_split_send_recv: as in :func:`trainer_passes`.
+    """
+    return (
+        # every variable that servers hold is received; tables are declared
+        Stage(
+            partial(receive_everything, runtime_split_send_recv=runtime_split_send_recv),
+            (
+                trainer.parameters_received_once,
+                trainer.barriers_exactly_where_due,
+                trainer.concatenated_after_arrival,
+                tables.tables_declared,
+            ),
+        ),
+    )
+
+
+# From an empty program to a server's main program; the plan alone decides.
+PSERVER_PASSES: Pipeline = (
+    # block 0 defines the server's slices, with their gradients and states
+    Stage(define_slices, (pserver.slices_held, pserver.only_server_ops)),
+    # one block updates each slice
+    Stage(append_optimize_blocks, (pserver.optimize_blocks_complete,)),
+    # block 0 defines every table
+    Stage(define_tables, (tables.tables_held,)),
+    # one block updates each table, one looks its rows up
+    Stage(append_table_blocks, (tables.table_blocks_complete,)),
+    # block 0 ends in listen_and_serv
+    Stage(listen, (pserver.listens_once,)),
+)
+
+# A trainer's main program without servers: the mean gradients ("grad_allreduce").
+GRADIENT_PASSES: Pipeline = (
+    # the loss's gradient is scaled by 1 / trainers
+    Stage(scale_loss_gradient, (collective.loss_gradient_scaled,)),
+    # a gradient that backward reads again gets a copy of its own to be summed
+    Stage(separate_gradients, (collective.updated_once,)),
+    # each gradient is summed over the trainers as soon as it is final
+    Stage(sum_gradients, (collective.summed_exactly_once,)),
+    # sums that follow one another share a bucket
+    Stage(fuse_by_size, (collective.buckets_in_bounds,)),
+    # each sum is waited for right before its first use
+    Stage(wait_before_use, (collective.awaited_before_use,)),
+)
+
+# A trainer's main program without servers: the mean parameters ("local_sgd").
+PARAMETER_PASSES: Pipeline = (
+    # after the updates each parameter becomes its mean over the trainers
+    Stage(average_parameters, (collective.updated_once, collective.averaged_exactly_once)),
+    Stage(fuse_by_size, (collective.buckets_in_bounds,)),
+    Stage(wait_before_use, (collective.awaited_before_use,)),
+)
+
+# A trainer's startup program with "nccl2".
+NCCL2_STARTUP_PASSES: Pipeline = (
+    # trainer 0 generates the ids of the rings
+    Stage(generate_ids, (collective.ids_generated_once,)),
+)
+
+# A trainer's startup program in the other modes without servers.
+COLLECTIVE_STARTUP_PASSES: Pipeline = (
+    Stage(generate_ids, (collective.ids_generated_once,)),
+    # the process groups are initialised
+    Stage(init_rings, (collective.rings_initialized_once,)),
+    # every parameter and buffer becomes trainer 0's
+    Stage(broadcast_parameters, (collective.parameters_broadcast,)),
+    Stage(wait_before_use, (collective.awaited_before_use,)),
+)
+
+# A trainer's main program without servers, by mode.
+MAIN_PASSES: Mapping[str, Pipeline] = MappingProxyType(
+    {
+        # the program stays as it is; ParallelExecutor runs GRADIENT_PASSES on it
+        "nccl2": (Stage(leave_unchanged, (collective.shares_nothing, collective.updated_once)),),
+        "grad_allreduce": GRADIENT_PASSES,
+        "local_sgd": PARAMETER_PASSES,
+    }
+)

@@ -1,22 +1,21 @@
-"""A trainer's programs where there are no servers: the single-node ones with sums over all trainers
-in them.
+"""The passes of a trainer's programs without servers: gradients or parameters are all-reduced.
 
-With ``grad_allreduce``, the main program::
+With ``grad_allreduce`` the main program is::
 
-    forward; the loss's gradient, times 1 / trainers;  backward, and in it
-    c_allreduce_sum       where a gradient is final: it goes into its bucket, and a bucket that is full starts on its way
-    c_sync_comm_stream    where sums are first used, by what clips or updates
+    forward; the loss's gradient, times 1 / trainers; backward, and in it
+    c_allreduce_sum       where a gradient is final: it joins its bucket, and a full bucket starts
+    c_sync_comm_stream    before the first use of a sum, by a clip or optimizer op
     clipping, updates     as on a single node, of the mean gradients
 
-With ``local_sgd``: the single-node program, then the same for the parameters, and a ``scale`` each
-by 1 / trainers.  With ``nccl2``: the single-node program as it is; ``ParallelExecutor`` runs the
-passes of ``grad_allreduce`` on it.
+With ``local_sgd`` it is the single-node program, then the same sums for the parameters, and for
+each a ``scale`` by 1 / trainers.  With ``nccl2`` it is the single-node program, unchanged;
+``ParallelExecutor`` runs the passes of ``grad_allreduce`` on it.
 
-The startup program binds the process's own values, draws the rings' ids, and (not with ``nccl2``)
-hands trainer 0's values on.
+The startup program binds the process's own values and generates the rings' ids; except with
+``nccl2`` it then broadcasts trainer 0's values.
 
-Scaling the loss's gradient rather than the sums means that everything in backward (a hook, a custom
-function) sees the numbers that it would see on a single node with all trainers' samples.
+Scaling the loss's gradient rather than the sums lets everything in backward (a hook, a custom
+function) see the values that it would see on a single node with all trainers' samples.
 """
 
 from __future__ import annotations
@@ -32,19 +31,6 @@ from transpiler.plan.comm_rings import all_ids, ids_of
 from transpiler.plan.placement import element_bytes
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
-from transpiler.verify.collective import (
-    averaged_exactly_once,
-    awaited_before_use,
-    buckets_in_bounds,
-    ids_drawn_once,
-    loss_gradient_scaled,
-    parameters_handed_on,
-    rings_begin_once,
-    shares_nothing,
-    summed_exactly_once,
-    updated_once,
-)
-from transpiler.verify.verify import Stage
 
 CLIPS = frozenset({"clip", "clip_by_norm", "global_norm_scale", "scale_by"})
 ID_BYTES = 16
@@ -60,8 +46,8 @@ def _with(program: Program, ops: Iterable[Op], *added: Variable) -> Program:
     )
 
 
-def leave_as_it_is(program: Program, plan: Plan) -> Program:
-    """With ``nccl2`` the trainer's program is the single-node one."""
+def leave_unchanged(program: Program, plan: Plan) -> Program:
+    """The program as it is: with ``nccl2`` the trainer's program is the single-node one."""
     return program
 
 
@@ -69,9 +55,7 @@ def leave_as_it_is(program: Program, plan: Plan) -> Program:
 
 
 def raw_gradients(program: Program) -> dict[str, str]:
-    """Parameter -> the gradient that backward gives it, before what clips; in the order of the
-    optimizer ops.
-    """
+    """The unclipped gradient of each parameter, by parameter, in the order of the optimizer ops."""
     raw = {
         op.outputs[0]: next(refs(op.arguments["x"]))
         for op in program.main.ops
@@ -84,10 +68,10 @@ def raw_gradients(program: Program) -> dict[str, str]:
 
 
 def loss_gradient(block: Block) -> int:
-    """The number of the op with which backward begins: ones, shaped like the loss.
+    """The number of the op with which backward begins: ones in the shape of the loss.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such op.
     """
     seeds = [
         number
@@ -103,7 +87,7 @@ def loss_gradient(block: Block) -> int:
 
 
 def scale_loss_gradient(program: Program, plan: Plan) -> Program:
-    """The loss's gradient is 1 / trainers, so that sums over trainers are means."""
+    """Scales the loss's gradient by 1 / trainers, so that sums over trainers are means."""
     seed = loss_gradient(program.main)
     ops = list(program.main.ops)
     name = ops[seed].outputs[0]
@@ -111,9 +95,10 @@ def scale_loss_gradient(program: Program, plan: Plan) -> Program:
     return _with(program, ops)
 
 
-def part_gradients(program: Program, plan: Plan) -> Program:
-    """A gradient that backward goes on computing with gets a second name for that: what is summed
-    is nobody else's.
+def separate_gradients(program: Program, plan: Plan) -> Program:
+    """Gives a gradient that backward computes with a second variable for that purpose.
+
+    The all-reduce sums in place, so no op of backward may read the variable that is summed.
     """
     summed = set(raw_gradients(program).values())
     shared = {
@@ -155,8 +140,8 @@ def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:
 
 
 def sum_gradients(program: Program, plan: Plan) -> Program:
-    """Right after the last op that writes a gradient there is its sum over all trainers, in a
-    bucket of its own.
+    """Sums each gradient over all trainers right after the last op that writes it, in a bucket of
+    its own.
     """
     summed = set(raw_gradients(program).values())
     final = {
@@ -184,7 +169,7 @@ def _sum(name: str, result: str, bucket: int) -> Op:
 
 
 def average_parameters(program: Program, plan: Plan) -> Program:
-    """After the updates every updated parameter becomes its mean over all trainers."""
+    """Replaces every updated parameter, after the updates, by its mean over all trainers."""
     names = [placement.name for placement in plan.placements if placement.group is not None]
     sums = [
         replace(program.main.variables[name], name=f"{name}@SUM", role=Role.TEMPORARY, of=name)
@@ -199,12 +184,12 @@ def average_parameters(program: Program, plan: Plan) -> Program:
     return _with(program, [*program.main.ops, *ops], *sums)
 
 
-# ---- what travels together, and where it is waited for ----
+# ---- buckets and waiting ----
 
 
 def fuse_by_size(program: Program, plan: Plan) -> Program:
-    """Sums that follow one another share a bucket while their bytes fit and their dtype is one;
-    buckets take rings in turn.
+    """Lets sums that follow one another share a bucket while their bytes fit and their dtypes are
+    equal; buckets take the rings in turn.
     """
     assert plan.collective is not None, "passes of a job without servers"
     bucket, filled, dtype = -1, 0, ""
@@ -229,15 +214,16 @@ def fuse_by_size(program: Program, plan: Plan) -> Program:
 
 
 def wait_before_use(program: Program, plan: Plan) -> Program:
-    """What is on its way is waited for right before its first use: by ring, and for all updates at
-    once, which run as one.
+    """Waits for each result in flight right before its first use.
+
+    There is one wait for each ring; all optimizer ops share one, because they run as one.
     """
     block = program.main
     updates = next(
         (index for index, op in enumerate(block.ops) if is_optimizer(op.type)), len(block.ops)
     )
     rings: dict[str, int] = {}
-    due: dict[int, dict[int, list[str]]] = {}  # before this op, on this ring, these
+    due: dict[int, dict[int, list[str]]] = {}  # op number -> ring -> variables to wait for
     for index, op in enumerate(block.ops):
         for name in [name for name in dict.fromkeys(op.inputs) if name in rings]:
             due.setdefault(updates if is_optimizer(op.type) else index, {}).setdefault(
@@ -264,9 +250,9 @@ def wait_before_use(program: Program, plan: Plan) -> Program:
 # ---- startup ----
 
 
-def draw_ids(program: Program, plan: Plan) -> Program:
-    """At the end trainer 0 draws an id for every ring and tells it to the others: from then on the
-    process groups stand.
+def generate_ids(program: Program, plan: Plan) -> Program:
+    """Appends the op with which trainer 0 generates an id for every ring and sends it to the
+    others.
     """
     collective, deployment = plan.collective, program.deployment
     assert collective is not None and deployment is not None, "passes of a job without servers"
@@ -282,8 +268,8 @@ def draw_ids(program: Program, plan: Plan) -> Program:
     return _with(program, [*program.main.ops, Op("gen_nccl_id", arguments, names)], *added)
 
 
-def begin_rings(program: Program, plan: Plan) -> Program:
-    """Each ring begins, by its ids."""
+def init_rings(program: Program, plan: Plan) -> Program:
+    """Appends the op that initialises each ring with its ids."""
     collective, deployment = plan.collective, program.deployment
     assert collective is not None and deployment is not None, "passes of a job without servers"
     common: dict[str, Argument] = {"nranks": plan.trainers, "trainer_id": deployment.trainer_id}
@@ -297,8 +283,8 @@ def begin_rings(program: Program, plan: Plan) -> Program:
     return _with(program, [*program.main.ops, *inits])
 
 
-def hand_on_parameters(program: Program, plan: Plan) -> Program:
-    """Every parameter and buffer becomes trainer 0's, over the rings in turn."""
+def broadcast_parameters(program: Program, plan: Plan) -> Program:
+    """Broadcasts every parameter and buffer from trainer 0, over the rings in turn."""
     assert plan.collective is not None, "passes of a job without servers"
     rings = plan.collective.rings
     ops = [
@@ -310,29 +296,3 @@ def hand_on_parameters(program: Program, plan: Plan) -> Program:
         for index, placement in enumerate(plan.placements)
     ]
     return _with(program, [*program.main.ops, *ops])
-
-
-GRADIENT_PASSES = (
-    Stage(scale_loss_gradient, (loss_gradient_scaled,)),
-    Stage(part_gradients, (updated_once,)),
-    Stage(sum_gradients, (summed_exactly_once,)),
-    Stage(fuse_by_size, (buckets_in_bounds,)),
-    Stage(wait_before_use, (awaited_before_use,)),
-)
-PARAMETER_PASSES = (
-    Stage(average_parameters, (updated_once, averaged_exactly_once)),
-    Stage(fuse_by_size, (buckets_in_bounds,)),
-    Stage(wait_before_use, (awaited_before_use,)),
-)
-NCCL2_STARTUP_PASSES = (Stage(draw_ids, (ids_drawn_once,)),)
-COLLECTIVE_STARTUP_PASSES = (
-    Stage(draw_ids, (ids_drawn_once,)),
-    Stage(begin_rings, (rings_begin_once,)),
-    Stage(hand_on_parameters, (parameters_handed_on,)),
-    Stage(wait_before_use, (awaited_before_use,)),
-)
-MAIN_PASSES: Mapping[str, tuple[Stage, ...]] = {
-    "nccl2": (Stage(leave_as_it_is, (shares_nothing, updated_once)),),
-    "grad_allreduce": GRADIENT_PASSES,
-    "local_sgd": PARAMETER_PASSES,
-}

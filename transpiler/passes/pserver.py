@@ -1,18 +1,17 @@
-"""A server's two programs, from the plan alone: an eager script, which has no graph, gets the same
-ones.
+"""The passes of a server's main program.  They read the plan alone, not a single-node program.
 
 Block 0 defines what the server holds and receives, and listens.  Each block after it updates one
-slice; they share no variable that any of them writes, so a server may run them in any order or
-together.  By the mode of the slice's lane::
+slice.  No two blocks share a variable that one of them writes, so a server may run them in any
+order or at the same time.  A block's ops, by the mode of the slice's lane::
 
     sync                sum over trainers, scale, (clip or norm_scale), the optimizer op
     async, half_async   (dc_compensate), the optimizer op
     geo                 sum of the parameter and a delta
     diloco              sum over trainers, scale by -1/trainers, the outer optimizer op
 
-[Note: backups]  ``dc_compensate`` compares a slice with what the gradient's trainer last received
-of it: one backup for each trainer, which begins as the slice's first value and is renewed with
-every answer to that trainer.
+[Note: backups]  ``dc_compensate`` compares a slice with the value of it that the gradient's trainer
+last received.  There is one such backup for each trainer.  It begins as the slice's first value and
+is renewed with every reply to that trainer.
 """
 
 from __future__ import annotations
@@ -20,29 +19,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
-from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Storage, Variable, freeze
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze
 from transpiler.ir.rules import state_of
-from transpiler.ir.table_ops import table_variable
 from transpiler.passes.pserver_tables import (
-    append_table_blocks,
-    define_tables,
     looks_up,
-    rows_at_start,
 )
 from transpiler.plan.lanes import applied, backup_names, delta_name
 from transpiler.plan.placement import name_beside
-from transpiler.plan.plan import Deployment, Placement, Plan, Slice
+from transpiler.plan.plan import Placement, Plan, Slice
 from transpiler.program import Program
-from transpiler.verify.pserver import (
-    listens_once,
-    only_server_ops,
-    optimize_blocks_complete,
-    slices_held,
-)
-from transpiler.verify.tables import table_blocks_complete, tables_held
-from transpiler.verify.verify import Stage, run, verify
 
 
 def server_of(program: Program) -> int:
@@ -69,59 +54,61 @@ def server_of(program: Program) -> int:
 def held(plan: Plan, server: int) -> Iterator[tuple[Placement, Slice]]:
     """The slices on a server, in the order of the plan."""
     for placement in plan.placements:
-        for piece in placement.slices:
-            if piece.server == server:
-                yield placement, piece
+        for slice_ in placement.slices:
+            if slice_.server == server:
+                yield placement, slice_
 
 
-def received(placement: Placement, piece: Slice, plan: Plan) -> tuple[str, ...]:
-    """The names under which a slice's gradients or deltas arrive: one for each trainer where a
+def received(placement: Placement, slice_: Slice, plan: Plan) -> tuple[str, ...]:
+    """The names of a slice's gradients or deltas as they arrive: one for each trainer where the
     server merges, otherwise one.
     """
     lane = plan.lane_of(placement)
     merged = (
-        delta_name(piece) if lane.kind.steps_on_trainer else name_beside(placement, piece, "GRAD")
+        delta_name(slice_) if lane.kind.steps_on_trainer else name_beside(placement, slice_, "GRAD")
     )
     if not lane.kind.waits_for_all or plan.trainers == 1:
         return (merged,)
     return tuple(f"{merged}.trainer_{trainer}" for trainer in range(plan.trainers))
 
 
-def _variable(placement: Placement, piece: Slice) -> Variable:
+def value_variable(placement: Placement, slice_: Slice) -> Variable:
+    """The variable of a slice's values: a PARAMETER, or a BUFFER if no rule updates it."""
     role = Role.BUFFER if placement.group is None else Role.PARAMETER
-    return Variable(piece.name, piece.shape, placement.dtype, role, placement.name)
+    return Variable(slice_.name, slice_.shape, placement.dtype, role, placement.name)
 
 
-def _gradients(placement: Placement, piece: Slice, plan: Plan) -> dict[str, Role]:
+def _gradients(placement: Placement, slice_: Slice, plan: Plan) -> dict[str, Role]:
     """All gradients and deltas of a slice: as they arrive, merged, compensated, clipped."""
     lane = plan.lane_of(placement)
     found = dict.fromkeys(
-        received(placement, piece, plan),
+        received(placement, slice_, plan),
         Role.DELTA if lane.kind.steps_on_trainer else Role.GRADIENT,
     )
     if lane.kind.steps_on_trainer:
-        found[delta_name(piece)] = Role.DELTA
+        found[delta_name(slice_)] = Role.DELTA
     if not lane.kind.servers_add:
-        found[name_beside(placement, piece, "GRAD")] = Role.GRADIENT
+        found[name_beside(placement, slice_, "GRAD")] = Role.GRADIENT
     if lane.dc_asgd:
-        found[name_beside(placement, piece, "GRAD@DC")] = Role.GRADIENT
+        found[name_beside(placement, slice_, "GRAD@DC")] = Role.GRADIENT
     if plan.clips_on_servers:
-        found[name_beside(placement, piece, "GRAD@CLIP")] = Role.GRADIENT
+        found[name_beside(placement, slice_, "GRAD@CLIP")] = Role.GRADIENT
     return found
 
 
-def _states(placement: Placement, piece: Slice, plan: Plan) -> dict[str, bool]:
-    """What a server keeps besides a slice: True for what has its shape, False for a scalar."""
+def _states(placement: Placement, slice_: Slice, plan: Plan) -> dict[str, bool]:
+    """A slice's optimizer states and backups: True for one of its shape, False for a scalar."""
     found = applied(plan, placement)
     states = (
         {}
         if found is None
         else {
-            name_beside(placement, piece, key): shaped for key, shaped in state_of(found[1]).items()
+            name_beside(placement, slice_, key): shaped
+            for key, shaped in state_of(found[1]).items()
         }
     )
     if plan.lane_of(placement).dc_asgd:
-        states |= dict.fromkeys(backup_names(piece, plan.trainers), True)
+        states |= dict.fromkeys(backup_names(slice_, plan.trainers), True)
     return states
 
 
@@ -132,52 +119,52 @@ def define_slices(program: Program, plan: Plan) -> Program:
     def define(variable: Variable) -> None:
         variables[variable.name] = variable
 
-    for placement, piece in held(plan, server_of(program)):
-        define(_variable(placement, piece))
+    for placement, slice_ in held(plan, server_of(program)):
+        define(value_variable(placement, slice_))
         if placement.group is None:
             continue
-        for name, role in _gradients(placement, piece, plan).items():
-            define(Variable(name, piece.shape, placement.dtype, role, placement.name))
-        for name, shaped in _states(placement, piece, plan).items():
-            shape, dtype = (piece.shape, placement.dtype) if shaped else ((), "float32")
+        for name, role in _gradients(placement, slice_, plan).items():
+            define(Variable(name, slice_.shape, placement.dtype, role, placement.name))
+        for name, shaped in _states(placement, slice_, plan).items():
+            shape, dtype = (slice_.shape, placement.dtype) if shaped else ((), "float32")
             define(Variable(name, shape, dtype, Role.STATE, placement.name))
     return program.with_blocks(Block(0, freeze(variables), ()))
 
 
-def _clip_op(placement: Placement, piece: Slice, plan: Plan) -> Op:
+def _clip_op(placement: Placement, slice_: Slice, plan: Plan) -> Op:
     assert plan.clip is not None
     x, clipped = (
-        Ref(name_beside(placement, piece, "GRAD")),
-        name_beside(placement, piece, "GRAD@CLIP"),
+        Ref(name_beside(placement, slice_, "GRAD")),
+        name_beside(placement, slice_, "GRAD@CLIP"),
     )
     if plan.clip.kind == "value":
         return Op("clip", {"x": x, "min": plan.clip.low, "max": plan.clip.high}, (clipped,))
-    # The norm spans servers: each tells its part, and the trainers' commit carries the coefficient.
+    # The norm spans servers: each replies with its part, and the trainers' commit carries the
+    # coefficient.
     return Op(
         "norm_scale", {"x": x, "by": placement.name if plan.clip.kind == "norm" else ""}, (clipped,)
     )
 
 
-def _optimizer_op(placement: Placement, piece: Slice, plan: Plan, grad: str) -> Op:
+def _optimizer_op(placement: Placement, slice_: Slice, plan: Plan, grad: str) -> Op:
     found = applied(plan, placement)
     assert found is not None, "a lane whose servers only add has no rule"
     group, rule = found
-    arguments: dict[str, Argument] = {"param": Ref(piece.name), "grad": Ref(grad)}
+    arguments: dict[str, Argument] = {"param": Ref(slice_.name), "grad": Ref(grad)}
     arguments.update(
-        {state: Ref(name_beside(placement, piece, state)) for state in sorted(state_of(rule))}
+        {state: Ref(name_beside(placement, slice_, state)) for state in sorted(state_of(rule))}
     )
     arguments.update({"group": group, **rule.hparams, **rule.flags})
-    return Op(rule.type, arguments, (piece.name,))
+    return Op(rule.type, arguments, (slice_.name,))
 
 
-def _merge_ops(placement: Placement, piece: Slice, plan: Plan, grad: str) -> list[Op]:
-    """The mean over trainers.
-
-    Of deltas its negative: an outer optimizer goes down what it takes for a gradient.
+def _merge_ops(placement: Placement, slice_: Slice, plan: Plan, grad: str) -> list[Op]:
+    """The mean over trainers; of deltas its negative, because an outer optimizer descends along the
+    gradient that it is given.
     """
-    lane, several = plan.lane_of(placement), tuple(map(Ref, received(placement, piece, plan)))
+    lane, several = plan.lane_of(placement), tuple(map(Ref, received(placement, slice_, plan)))
     merged, scale = (
-        (delta_name(piece), -1.0 / plan.trainers)
+        (delta_name(slice_), -1.0 / plan.trainers)
         if lane.kind.steps_on_trainer
         else (grad, 1.0 / plan.trainers)
     )
@@ -187,30 +174,30 @@ def _merge_ops(placement: Placement, piece: Slice, plan: Plan, grad: str) -> lis
     ]
 
 
-def _optimize_ops(placement: Placement, piece: Slice, plan: Plan) -> list[Op]:
-    """One slice's update.
+def _optimize_ops(placement: Placement, slice_: Slice, plan: Plan) -> list[Op]:
+    """The ops of one slice's update.
 
-    ``scale`` says one over the configured trainers; a server divides by those that committed the
-    step.
+    ``scale`` holds 1 / the configured trainers; a server divides by the number of trainers that
+    committed the step.
     """
-    lane, grad = plan.lane_of(placement), name_beside(placement, piece, "GRAD")
+    lane, grad = plan.lane_of(placement), name_beside(placement, slice_, "GRAD")
     if lane.kind.servers_add:
-        return [Op("sum", {"x": (Ref(piece.name), Ref(delta_name(piece)))}, (piece.name,))]
-    ops = _merge_ops(placement, piece, plan, grad) if lane.kind.waits_for_all else []
+        return [Op("sum", {"x": (Ref(slice_.name), Ref(delta_name(slice_)))}, (slice_.name,))]
+    ops = _merge_ops(placement, slice_, plan, grad) if lane.kind.waits_for_all else []
     if lane.dc_asgd:
-        backups = tuple(map(Ref, backup_names(piece, plan.trainers)))
+        backups = tuple(map(Ref, backup_names(slice_, plan.trainers)))
         arguments: dict[str, Argument] = {
             "grad": Ref(grad),
-            "param": Ref(piece.name),
+            "param": Ref(slice_.name),
             "backups": backups,
             "factor": lane.dc_asgd,
         }
-        grad = name_beside(placement, piece, "GRAD@DC")
+        grad = name_beside(placement, slice_, "GRAD@DC")
         ops.append(Op("dc_compensate", arguments, (grad,)))
     if plan.clips_on_servers:
-        ops.append(_clip_op(placement, piece, plan))
-        grad = name_beside(placement, piece, "GRAD@CLIP")
-    return [*ops, _optimizer_op(placement, piece, plan, grad)]
+        ops.append(_clip_op(placement, slice_, plan))
+        grad = name_beside(placement, slice_, "GRAD@CLIP")
+    return [*ops, _optimizer_op(placement, slice_, plan, grad)]
 
 
 def append_optimize_blocks(program: Program, plan: Plan) -> Program:
@@ -218,8 +205,8 @@ def append_optimize_blocks(program: Program, plan: Plan) -> Program:
     one if it updates nothing.
     """
     updates = [
-        tuple(_optimize_ops(placement, piece, plan))
-        for placement, piece in held(plan, server_of(program))
+        tuple(_optimize_ops(placement, slice_, plan))
+        for placement, slice_ in held(plan, server_of(program))
         if placement.group is not None
     ] or ([] if plan.tables else [()])
     return program.with_blocks(
@@ -246,69 +233,3 @@ def listen(program: Program, plan: Plan) -> Program:
         )
     main = replace(program.main, ops=(*program.main.ops, Op("listen_and_serv", arguments)))
     return program.with_blocks(main, *program.blocks[1:])
-
-
-PSERVER_PASSES: tuple[Stage, ...] = (
-    Stage(define_slices, (slices_held, only_server_ops)),
-    Stage(append_optimize_blocks, (optimize_blocks_complete,)),
-    Stage(define_tables, (tables_held,)),
-    Stage(append_table_blocks, (table_blocks_complete,)),
-    Stage(listen, (listens_once,)),
-)
-
-
-def pserver_program(deployment: Deployment) -> Program:
-    """The main program of the server ``deployment.server_index``.
-
-    Raises:
-        ValueError: the deployment is a trainer's.
-    """
-    return run(Program((Block(0, freeze({}), ()),), deployment), deployment.plan, PSERVER_PASSES)
-
-
-def _slice_values(placement: Placement, piece: Slice, storage: Storage) -> torch.Tensor:
-    if placement.name not in storage.tensors:
-        raise ValueError(
-            f"expected a value for {placement.name}, which server {piece.server} holds a part of; "
-            "got none"
-        )
-    value = storage.tensors[placement.name].detach()
-    if tuple(value.shape) != placement.shape:
-        raise ValueError(
-            f"{placement.name}: expected a value of shape {list(placement.shape)}, got "
-            f"{list(value.shape)}"
-        )
-    part = value.reshape(-1)[piece.begin : piece.end].reshape(piece.shape)
-    return part.cpu().clone(memory_format=torch.contiguous_format)
-
-
-def pserver_startup(deployment: Deployment, storage: Storage | None = None) -> Program:
-    """The startup program of the server ``deployment.server_index``: one ``init`` for each slice
-    and table that it holds.
-
-    States are not initialised: the update rule makes them at its first step, or they are loaded.
-
-    Args:
-        storage: the module's live values; the program's storage then holds copies of the slices.
-            Without it the program says what is initialised, and not to what: such a server waits
-            for trainer 0's values.
-
-    Raises:
-        ValueError: the deployment is a trainer's, or a value is missing or of another shape.
-    """
-    program = Program((Block(0, freeze({}), ()),), deployment)
-    slices = list(held(deployment.plan, server_of(program)))
-    variables = freeze({piece.name: _variable(placement, piece) for placement, piece in slices})
-    tables = {table.name: table_variable(table) for table in deployment.plan.tables}
-    names = [*variables, *tables]
-    program = program.with_blocks(
-        Block(0, freeze({**variables, **tables}), tuple(Op("init", {}, (name,)) for name in names))
-    )
-    verify(program, deployment.plan)
-    if storage is None:
-        return program
-    values = {piece.name: _slice_values(placement, piece, storage) for placement, piece in slices}
-    return replace(
-        program,
-        storage=Storage(values, storage.optimizer, rows=rows_at_start(deployment.plan, storage)),
-    )

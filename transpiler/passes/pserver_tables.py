@@ -1,8 +1,7 @@
-"""Tables in a server's program: two blocks for each, one that updates its rows and one that answers
-lookups.
+"""The passes of sparse tables in a server's program: one block updates rows, one answers lookups.
 
-Every server holds a part of every table: the rows whose ids it owns.  The block that updates is
-like that of a slice, on gradients of rows: sum and scale over trainers in sync mode, what clips,
+Every server holds a part of every table: the rows whose ids it owns.  The block that updates rows
+is like that of a slice, on gradients of rows: sum and scale over trainers in sync mode, a clip op,
 one optimizer op for each segment of columns; in geo mode one sum of the table and a delta.
 """
 
@@ -21,8 +20,8 @@ from transpiler.program import Program
 
 
 def arriving(table: Table, plan: Plan) -> tuple[str, ...]:
-    """The names under which what trainers send arrives: one for each trainer where a server merges,
-    otherwise one.
+    """The names of a table's gradients or deltas as they arrive: one for each trainer where the
+    server merges, otherwise one.
     """
     lane = plan.lanes[table.lane]
     merged = f"{table.name}.delta" if lane.kind.steps_on_trainer else f"{table.name}@GRAD"
@@ -32,7 +31,7 @@ def arriving(table: Table, plan: Plan) -> tuple[str, ...]:
 
 
 def define_tables(program: Program, plan: Plan) -> Program:
-    """Block 0 defines every table, what arrives for it, and the ids that are looked up."""
+    """Block 0 defines every table, its gradients or deltas, and the ids that are looked up."""
     found: dict[str, Variable] = {}
     for table in plan.tables:
         lane = plan.lanes[table.lane]
@@ -95,7 +94,7 @@ def _lookup_block(table: Table, index: int) -> Block:
 
 
 def append_table_blocks(program: Program, plan: Plan) -> Program:
-    """For each table a block that updates its rows; then for each one that looks rows up."""
+    """Appends for each table a block that updates its rows, then for each one that looks them up."""
     blocks = program.blocks
     blocks += [
         Block(len(blocks) + at, freeze({}), tuple(_update_ops(table, plan)))
@@ -111,7 +110,7 @@ def looks_up(block: Block) -> bool:
 
 
 def rows_at_start(plan: Plan, storage: Storage) -> dict[str, tuple[Tensor, Tensor]]:
-    """The rows that tables begin with, where the process that captured has some: ids, int64 [n],
+    """The first rows of tables, by name, where the capturing process holds some: ids, int64 [n],
     and values, [n, dim].
     """
     found = {

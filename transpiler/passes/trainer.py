@@ -1,38 +1,34 @@
-"""A trainer's two programs: the single-node ones with communication in place of the updates.
+"""The passes of a trainer's programs: communication takes the place of the updates.
 
-Main program, in sync mode::
+The main program in sync mode::
 
-    forward and backward, and right after the last op that writes a gradient:  split (if its parameter is sliced), send
-    send_barrier    every gradient of this step has left
+    forward, backward; right after the last op that writes a gradient:
+        split       if its parameter is sliced
+        send
+    send_barrier    every gradient of this step is sent
     recv            one for each updated parameter
-    fetch_barrier   everything has arrived
+    fetch_barrier   every parameter has arrived
     concat          one for each sliced parameter
 
+async mode has no barriers; half_async mode has a send_barrier that is local to the trainer.  In geo
+and diloco mode the optimizer ops stay, followed by one send of the deltas, and there is no recv:
+parameters arrive between steps.  In a job of several lanes each parameter is sent as its lane's
+mode says, and every barrier stands that some lane needs.  With runtime_split_send_recv there is no
+split and no concat: send and recv carry the sections.
+
 Lookups of tables, and the gradients of their rows, are in trainer_tables.py.
-
-In async mode it is the same without the two barriers; in half_async mode with a send_barrier that
-is this trainer's own.  In geo and diloco mode the optimizer ops stay, and after them there is one
-send of what changes, and nothing else: parameters arrive between steps.  In a job of several lanes
-each parameter is sent in the form of its lane, and there is each barrier that a lane asks for.
-With ``runtime_split_send_recv`` there is no split and no concat: send and recv carry the
-sections.
-
-Every pass takes a program and returns another: none changes what it was given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze, refs
 from transpiler.ir.ops import is_optimizer
 from transpiler.ir.updates import gradient_of, optimizer_ops, parameter_of
 from transpiler.passes.trainer_tables import (
     declared_tables,
-    pull_rows,
-    send_row_gradients,
     table_changes,
 )
 from transpiler.plan.lanes import delta_name
@@ -40,23 +36,6 @@ from transpiler.plan.modes import Barrier
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Deployment, Placement, Plan
 from transpiler.program import Program
-from transpiler.verify.tables import (
-    row_gradients_sent_once,
-    rows_pulled_once,
-    rows_updated_in_one_place,
-    tables_declared,
-)
-from transpiler.verify.trainer import (
-    barriers_exactly_where_due,
-    changes_sent_once,
-    concatenated_after_arrival,
-    parameters_received_once,
-    received_after_sending,
-    sent_exactly_once,
-    sent_when_final,
-    updated_in_one_place,
-)
-from transpiler.verify.verify import Stage
 
 CLIP_OPS = frozenset({"clip", "clip_by_norm", "global_norm_scale", "scale_by"})
 
@@ -67,7 +46,7 @@ def _deployment(program: Program) -> Deployment:
 
 
 def _place(program: Program) -> dict[str, Argument]:
-    """The arguments of an op that concerns every server."""
+    """The arguments of an op that addresses every server."""
     deployment = _deployment(program)
     return {"endpoints": deployment.endpoints, "trainer_id": deployment.trainer_id}
 
@@ -85,8 +64,8 @@ def _without(block: Block, dropped: set[str], ops: Iterable[Op]) -> Block:
 
 
 def leave_clipping_to_servers(program: Program, plan: Plan) -> Program:
-    """Where the servers clip the merged gradients, a trainer's clip ops go and its optimizer ops
-    read unclipped gradients.
+    """Drops the clip ops where the servers clip the merged gradients; optimizer ops then read
+    unclipped gradients.
     """
     if not plan.clips_on_servers:
         return program
@@ -105,20 +84,18 @@ def leave_clipping_to_servers(program: Program, plan: Plan) -> Program:
 
 
 def _sections(placement: Placement) -> tuple[int, ...]:
-    return tuple(piece.end - piece.begin for piece in placement.slices)
+    return tuple(slice_.end - slice_.begin for slice_ in placement.slices)
 
 
 def _endpoints(placement: Placement, program: Program) -> tuple[str, ...]:
     deployment = _deployment(program)
-    return tuple(deployment.endpoints[piece.server] for piece in placement.slices)
+    return tuple(deployment.endpoints[slice_.server] for slice_ in placement.slices)
 
 
 def _sending(
     placement: Placement, gradient: str, program: Program, runtime_split_send_recv: bool
 ) -> tuple[list[Op], list[Variable]]:
-    """The ops that send one gradient, and the slices that they define; with
-    ``runtime_split_send_recv`` the send cuts it.
-    """
+    """The ops that send one gradient, and the slices that they define."""
     arguments: dict[str, Argument] = {
         "x": (Ref(gradient),),
         "endpoints": _endpoints(placement, program),
@@ -131,9 +108,13 @@ def _sending(
     dtype = program.main.variables[gradient].dtype
     slices = [
         Variable(
-            name_beside(placement, piece, "GRAD"), piece.shape, dtype, Role.GRADIENT, placement.name
+            name_beside(placement, slice_, "GRAD"),
+            slice_.shape,
+            dtype,
+            Role.GRADIENT,
+            placement.name,
         )
-        for piece in placement.slices
+        for slice_ in placement.slices
     ]
     names = tuple(variable.name for variable in slices)
     split = Op("split", {"x": Ref(gradient), "sections": _sections(placement)}, names)
@@ -141,8 +122,8 @@ def _sending(
 
 
 def send_gradients(program: Program, plan: Plan, runtime_split_send_recv: bool = False) -> Program:
-    """Right after the last op that writes a gradient, the gradient is split if its parameter is
-    sliced, and sent.
+    """Sends each gradient right after the last op that writes it, split if its parameter is
+    sliced.
     """
     placements = {
         placement.name: placement
@@ -175,8 +156,8 @@ def send_gradients(program: Program, plan: Plan, runtime_split_send_recv: bool =
 
 
 def drop_updates(program: Program, plan: Plan) -> Program:
-    """The optimizer ops of what servers update go, and their states with them: they live on the
-    servers.
+    """Drops the optimizer ops of the parameters that servers update, and their states, which live
+    on the servers.
     """
     gone = {
         placement.name
@@ -193,7 +174,7 @@ def drop_updates(program: Program, plan: Plan) -> Program:
 
 
 def _sending_changes(lane: int, program: Program, plan: Plan) -> Op:
-    """The send of what changes in one lane."""
+    """The send of one k-step lane's deltas."""
     placements = [
         placement
         for placement in plan.placements
@@ -213,7 +194,7 @@ def _sending_changes(lane: int, program: Program, plan: Plan) -> Op:
             *rows["sections"],
         ),
         "delta": (
-            *(delta_name(piece) for placement in placements for piece in placement.slices),
+            *(delta_name(slice_) for placement in placements for slice_ in placement.slices),
             *rows["delta"],
         ),
         "mode": plan.lanes[lane].mode,
@@ -223,8 +204,8 @@ def _sending_changes(lane: int, program: Program, plan: Plan) -> Op:
 
 
 def send_changes(program: Program, plan: Plan) -> Program:
-    """After the updates that a trainer runs itself there is one send for each such lane, for every
-    ``k_steps`` steps.
+    """Appends one send of deltas, due every ``k_steps`` steps, for each lane whose updates the
+    trainer runs itself.
     """
     sends = [
         _sending_changes(index, program, plan)
@@ -239,7 +220,7 @@ def send_changes(program: Program, plan: Plan) -> Program:
 def _receiving(
     placements: Iterable[Placement], program: Program, runtime_split_send_recv: bool
 ) -> tuple[list[Op], list[Op], list[Variable]]:
-    """The ops that receive these variables, those that put slices together, and the slices."""
+    """The recv ops of these variables, the concat ops of their slices, and the slices."""
     receives, concats, slices = [], [], []
     for placement in placements:
         arguments: dict[str, Argument] = {
@@ -252,12 +233,12 @@ def _receiving(
                 Op("recv", {**arguments, "sections": _sections(placement)}, (placement.name,))
             )
             continue
-        names = tuple(piece.name for piece in placement.slices)
+        names = tuple(slice_.name for slice_ in placement.slices)
         receives.append(Op("recv", arguments, names))
         if placement.split:
             slices += [
-                Variable(piece.name, piece.shape, placement.dtype, Role.TEMPORARY, placement.name)
-                for piece in placement.slices
+                Variable(slice_.name, slice_.shape, placement.dtype, Role.TEMPORARY, placement.name)
+                for slice_ in placement.slices
             ]
             concats.append(
                 Op("concat", {"x": tuple(map(Ref, names)), "axis": 0}, (placement.name,))
@@ -291,10 +272,10 @@ def receive_parameters(
 def receive_everything(
     program: Program, plan: Plan, runtime_split_send_recv: bool = False
 ) -> Program:
-    """A trainer initialises nothing: it receives every variable that servers hold, so that all
-    start from trainer 0's values.
+    """Replaces the init ops: a trainer receives every variable that servers hold, so that all
+    trainers start from trainer 0's values.
 
-    Tables, which it never holds, are declared.
+    Tables, which a trainer never holds, are declared.
     """
     receives, concats, slices = _receiving(plan.placements, program, runtime_split_send_recv)
     kept = [op for op in program.main.ops if op.type != "init"]
@@ -306,50 +287,3 @@ def receive_everything(
         *kept,
     ]
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
-
-
-def trainer_passes(runtime_split_send_recv: bool = False) -> tuple[Stage, ...]:
-    """The passes that make a trainer's main program."""
-    return (
-        Stage(leave_clipping_to_servers),
-        Stage(
-            partial(pull_rows, runtime_split_send_recv=runtime_split_send_recv), (rows_pulled_once,)
-        ),
-        Stage(
-            partial(send_gradients, runtime_split_send_recv=runtime_split_send_recv),
-            (sent_exactly_once, sent_when_final),
-        ),
-        Stage(
-            partial(send_row_gradients, runtime_split_send_recv=runtime_split_send_recv),
-            (row_gradients_sent_once, rows_updated_in_one_place),
-        ),
-        Stage(drop_updates, (updated_in_one_place,)),
-        Stage(send_changes, (changes_sent_once,)),
-        Stage(
-            partial(receive_parameters, runtime_split_send_recv=runtime_split_send_recv),
-            (
-                parameters_received_once,
-                received_after_sending,
-                barriers_exactly_where_due,
-                concatenated_after_arrival,
-            ),
-        ),
-    )
-
-
-def startup_passes(runtime_split_send_recv: bool = False) -> tuple[Stage, ...]:
-    """The passes that make a trainer's startup program."""
-    return (
-        Stage(
-            partial(receive_everything, runtime_split_send_recv=runtime_split_send_recv),
-            (
-                parameters_received_once,
-                barriers_exactly_where_due,
-                concatenated_after_arrival,
-                tables_declared,
-            ),
-        ),
-    )
-
-
-TRAINER_PASSES, STARTUP_PASSES = trainer_passes(), startup_passes()

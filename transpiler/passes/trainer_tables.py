@@ -1,23 +1,22 @@
-"""What becomes of tables in a trainer's programs: lookups ask servers for rows, gradients of rows
-go to them.
+"""The passes of sparse tables in a trainer's programs: rows are pulled, their gradients are sent.
 
-In the main program, split at compile time::
+In the main program::
 
-    split_ids       the ids of all lookups of a table that can share one pull, each id once, by server
+    split_ids       the ids of all lookups of a table that share one pull, each id once, by server
     prefetch        their rows, from all servers at once
     merge_ids       the rows of each lookup
     ...
-    split_ids       the gradient of the rows, by server, right after the op that makes it
+    split_ids       the gradient of the rows, by server, right after the op that produces it
     send
 
-Split at run time there is one ``distributed_lookup_table`` in place of the first three, and the
-send has the whole gradient.  In a k-step lane the optimizer op stays, and the table leaves with the
-lane's changes.
+With runtime_split_send_recv one ``distributed_lookup_table`` takes the place of the first three,
+and the send has the gradient of all rows.  In a k-step lane the optimizer op stays, and the table's
+delta is sent with the lane's other deltas.
 
-[Note: one pull]  Lookups of one table share a pull where the ids of all of them can be known before
-the rows of any: what computes ids is moved up if need be.  It is not where ids depend on rows,
-where something that computes them draws random numbers, or where what they depend on is changed in
-between; then there is another pull.
+[Note: one pull]  Lookups of one table share a pull if the ids of all of them can be computed before
+the rows of any; the ops that compute ids are moved up where necessary.  An op cannot be moved if
+its ids depend on rows, if it draws random numbers, or if a variable that it depends on is changed
+in between; such a lookup gets a pull of its own.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ def _deployed(program: Program) -> tuple[tuple[str, ...], int]:
 
 
 def part_names(name: str, servers: int) -> tuple[str, ...]:
-    """The names of the parts of a variable that is divided by rows: ``emb@GRAD.server_0``."""
+    """The names of a variable's parts, one for each server: ``emb@GRAD.server_0``."""
     return tuple(f"{name}.server_{server}" for server in range(servers))
 
 
 def table_deltas(table: Table, servers: int) -> tuple[str, ...]:
-    """The names of what k steps changed of a table's rows, by server."""
+    """The names of the parts of a table's delta, by server."""
     return part_names(f"{table.name}.delta", servers)
 
 
@@ -59,8 +58,12 @@ def table_deltas(table: Table, servers: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """Lookups that share one pull: ``leader`` is the first of them, before which the ``moved`` ops
-    are put.
+    """Lookups that share one pull.
+
+    Attributes:
+        leader: the number of the first lookup.
+        members: the numbers of all, the leader among them.
+        moved: the numbers of the ops that are moved before the leader.
     """
 
     leader: int
@@ -69,7 +72,7 @@ class _Pull:
 
 
 class _Order:
-    """Which ops a variable comes from.
+    """The dependences among the ops of block 0: which ops a variable comes from.
 
     Args:
         ops: of block 0.
@@ -83,7 +86,7 @@ class _Order:
                 self._writer.setdefault(name, index)
 
     def makers(self, names: Iterable[str]) -> set[int]:
-        """The ops that variables come from, directly or not."""
+        """The numbers of the ops that variables come from, directly or not."""
         found: set[int] = set()
         waiting = list(names)
         while waiting:
@@ -94,7 +97,7 @@ class _Order:
         return found
 
     def sources(self, names: Iterable[str]) -> set[str]:
-        """The variables, and all that they come from."""
+        """The variables, and all variables that they come from."""
         given = list(names)
         return {
             *given,
@@ -107,8 +110,8 @@ class _Order:
         }
 
     def moved(self, leader: int, lookup: Op) -> tuple[int, ...] | None:
-        """The ops to put before ``leader`` so that the lookup's ids are known there; None: they
-        cannot.
+        """The ops to move before ``leader`` so that the lookup's ids are known there; None if that
+        is impossible.
 
         See [Note: one pull].
         """
@@ -166,8 +169,9 @@ def _shares(first: Op, other: Op) -> bool:
 
 
 def pull_rows(program: Program, plan: Plan, runtime_split_send_recv: bool = False) -> Program:
-    """Lookups become pulls, one for all lookups of a table that can share it; with
-    ``runtime_split_send_recv`` the op itself splits ids.
+    """Replaces lookups by pulls, one for all lookups of a table that can share it.
+
+    See [Note: one pull].
     """
     if not plan.tables:
         return program
@@ -201,7 +205,7 @@ def _pulling(
     program: Program,
     runtime_split_send_recv: bool,
 ) -> tuple[list[Op], list[Variable]]:
-    """The ops of one pull, and the parts that they define."""
+    """The ops of one pull, and the parts of ids and rows that they define."""
     endpoints, trainer_id = _deployed(program)
     padding = {key: value for key, value in lookups[0].arguments.items() if key == "padding_idx"}
     ids = tuple(Ref(name) for op in lookups for name in refs(op.arguments["ids"]))
@@ -232,8 +236,8 @@ def _pulling(
 def send_row_gradients(
     program: Program, plan: Plan, runtime_split_send_recv: bool = False
 ) -> Program:
-    """Right after the last op that writes it a gradient of rows is split and sent; what updates the
-    rows goes.
+    """Sends each gradient of rows right after the last op that writes it, split by server, and
+    drops the ops that update the rows.
     """
     served = {
         table.name: table
@@ -286,7 +290,7 @@ def _with(program: Program, ops: Iterable[Op], variables: Iterable[Variable]) ->
 
 
 def declared_tables(program: Program) -> Iterator[Op]:
-    """A trainer holds no table: it only knows that there is one."""
+    """A fake_init for each table: a trainer holds no rows."""
     for variable in program.main.variables_of(Role.TABLE):
         yield Op("fake_init", {}, (variable.name,))
 
@@ -294,9 +298,7 @@ def declared_tables(program: Program) -> Iterator[Op]:
 def table_changes(
     tables: Sequence[Table], endpoints: Sequence[str]
 ) -> Mapping[str, tuple[Argument, ...]]:
-    """What the send of a k-step lane says of the lane's tables, besides what it says of
-    parameters.
-    """
+    """The arguments that a k-step lane's send has for the lane's tables."""
     servers = len(endpoints)
     return {
         "x": tuple(Ref(table.name) for table in tables),

@@ -1,1 +1,22 @@
-"""Room of transpiler/tracing."""
+"""Capture: from a module, a step, an optimizer and a batch to a single-node program.
+
+In reading order::
+
+    capture.py                what capture does, in order
+    capture_arguments.py      checks what the caller gave
+    default_programs.py       the default programs; names of intermediate tensors
+    embedding_tables.py       the tables of a model
+    embedding_lookup.py       a lookup as one op of the trace
+    decompositions.py         composite ops, decomposed as eager runs them
+    trace.py                  the step as an fx graph, with free sizes and guards
+    guards.py                 the sizes at which a guard falls otherwise
+    equivalence_check.py      runs the captured and the eager step, and compares bits
+    smallest_batch.py         runs the check at every size that matters
+    emit.py                   the graph as variables and ops
+    variable_names.py         which variable has which name
+    emit_ops.py               which node is which op
+    emit_tables.py            the nodes of lookups
+    single_node_programs.py   adds clipping and updates
+
+The room may import ir, plan, clip.py, lower.py and program.py.
+"""

@@ -1,10 +1,9 @@
-"""While a step is traced, some of torch's composite ops are taken apart otherwise than when they
-run.  Here they are put right.
+"""Decompositions for tracing that compute what eager computes, where torch's own do not.
 
-- ``dropout``: for tracing torch puts another op in its place, which draws the mask in another order
-  where a tensor is not row-major.  Without the replacement torch's own composition runs.
-- recurrent layers with ``dropout`` between them: torch 2.13's decomposition loses the dropout.  Run
-layer by layer they keep it.
+- ``dropout``: torch traces another op in its place, which draws the mask in another order where a
+  tensor is not row-major.  Without that replacement torch's own composition runs.
+- Recurrent layers with ``dropout`` between them: torch 2.13's decomposition loses the dropout.  Run
+  layer by layer they keep it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Kernel = Callable[..., Any]
 
 @contextmanager
 def as_eager() -> Iterator[None]:
-    """Composite ops traced inside consist of the ops that run when nothing is traced."""
+    """Traces composite ops inside as the ops that eager runs."""
     aten = torch.ops.aten
     with ExitStack() as stack:
         stack.enter_context(_replaced(aten.dropout.default, lambda kernel: None))

@@ -1,6 +1,4 @@
-"""Names: the default programs of this process, and the names that a step gives to its own
-intermediate tensors.
-"""
+"""The default programs of this process, and the names that a step gives to intermediate tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +12,17 @@ from transpiler.program import Program
 
 
 class _Defaults:
-    """One level of default programs."""
+    """One level of default programs: the process's own, or those of one ``program_guard``.
+
+    Attributes:
+        main: None before anything is captured.
+        startup: None before anything is captured.
+        trainer: what ``transpile`` made of ``main`` in a mode without servers; None otherwise.
+    """
 
     def __init__(self, main: Program | None = None, startup: Program | None = None) -> None:
         self.main = main
         self.startup = startup
-        # what transpile made of main, in a mode without servers
         self.trainer: Program | None = None
 
 
@@ -31,8 +34,18 @@ _recorders: list[dict[str, Tensor]] = []
 def default_main_program() -> Program:
     """The main program of the last ``capture``, or that of the innermost ``program_guard``.
 
+    Returns:
+        The single-node main program.
+
     Raises:
         ValueError: nothing has been captured yet.
+
+    Example:
+        >>> from transpiler import Program, default_main_program, program_guard
+        >>> main, startup = Program(()), Program(())
+        >>> with program_guard(main, startup):
+        ...     default_main_program() is main
+        True
     """
     if (main := _defaults[-1].main) is None:
         raise ValueError(
@@ -44,8 +57,18 @@ def default_main_program() -> Program:
 def default_startup_program() -> Program:
     """The startup program of the last ``capture``, or that of the innermost ``program_guard``.
 
+    Returns:
+        The single-node startup program.
+
     Raises:
         ValueError: nothing has been captured yet.
+
+    Example:
+        >>> from transpiler import Program, default_startup_program, program_guard
+        >>> main, startup = Program(()), Program(())
+        >>> with program_guard(main, startup):
+        ...     default_startup_program() is startup
+        True
     """
     if (startup := _defaults[-1].startup) is None:
         raise ValueError(
@@ -55,13 +78,13 @@ def default_startup_program() -> Program:
 
 
 def set_defaults(main: Program, startup: Program) -> None:
-    """Makes these the default programs, at the present level."""
+    """Makes these the default programs of the innermost ``program_guard``, or of the process."""
     _defaults[-1].main, _defaults[-1].startup, _defaults[-1].trainer = main, startup, None
 
 
 def set_default_trainer(program: Program) -> None:
-    """Notes what ``transpile`` made of the default main program, for ``ParallelExecutor``; the
-    defaults stay as they are.
+    """Records what ``transpile`` made of the default main program, for ``ParallelExecutor``; the
+    default programs stay as they are.
     """
     _defaults[-1].trainer = program
 
@@ -78,11 +101,23 @@ def default_trainer_program() -> Program:
 
 @contextmanager
 def program_guard(main: Program, startup: Program | None = None) -> Iterator[None]:
-    """Scopes the default programs: these inside, the former ones again afterwards, whatever was
-    captured in between.
+    """Scopes the default programs: the given ones inside, the former ones again afterwards.
+
+    A ``capture`` inside replaces the inner ones only.
+
+    Args:
+        main: the default main program inside.
+        startup: the default startup program inside; None: the present one.
 
     Raises:
         TypeError: an argument is no program.
+
+    Example:
+        >>> from transpiler import Program, default_main_program, program_guard
+        >>> main = Program(())
+        >>> with program_guard(main):
+        ...     default_main_program() is main
+        True
     """
     for program in (main, startup):
         if program is not None and not isinstance(program, Program):
@@ -96,15 +131,30 @@ def program_guard(main: Program, startup: Program | None = None) -> Iterator[Non
 
 
 def name(tensor: Tensor, label: str) -> Tensor:
-    """Gives an intermediate tensor of a step a name, under which the captured program knows it;
-    returns the tensor unchanged.
+    """Gives an intermediate tensor of a step a name in the captured program.
 
-    Inside ``name_scope("block1")`` the name ``"x"`` is ``"block1/x"``.  Outside a capture nothing
-    happens.
+    Fetch lists, recompute checkpoints and dumps refer to the tensor by this name.  Inside
+    ``name_scope("block1")`` the name ``"x"`` is ``"block1/x"``.  Outside a capture nothing happens.
+
+    Args:
+        tensor: an intermediate tensor of the step.
+        label: any text without ``@``.
+
+    Returns:
+        The tensor, unchanged.
 
     Raises:
         TypeError: not a tensor, or the label is not text.
         ValueError: the step uses the name twice, or the label is empty or holds ``@``.
+
+    Example:
+        >>> import torch
+        >>> from transpiler import name
+        >>> def step(model, x):
+        ...     hidden = name(torch.relu(model(x)), "hidden")
+        ...     return hidden.sum()
+        >>> step(torch.nn.Identity(), torch.tensor([1.0, -1.0]))
+        tensor(1.)
     """
     if not isinstance(tensor, Tensor) or not isinstance(label, str):
         raise TypeError(
@@ -127,8 +177,21 @@ def name(tensor: Tensor, label: str) -> Tensor:
 def name_scope(label: str) -> Iterator[None]:
     """Prefixes the names given inside with ``label/``; scopes nest.
 
+    Args:
+        label: any text without ``@``.
+
     Raises:
         ValueError: the label is empty or holds ``@``.
+
+    Example:
+        >>> import torch
+        >>> from transpiler import name, name_scope
+        >>> def step(model, x):
+        ...     with name_scope("block1"):
+        ...         hidden = name(model(x), "hidden")  # the program calls it block1/hidden
+        ...     return hidden.sum()
+        >>> step(torch.nn.Identity(), torch.tensor([1.0, -1.0]))
+        tensor(0.)
     """
     _check_label("name_scope", label)
     _scopes.append(label)
@@ -147,7 +210,7 @@ def _check_label(what: str, label: str) -> None:
 
 @contextmanager
 def recording() -> Iterator[dict[str, Tensor]]:
-    """Collects the names that a step gives, and starts it outside any scope."""
+    """Collects the names that a step gives inside; no ``name_scope`` from outside applies."""
     outer, names = list(_scopes), {}  # type: tuple[list[str], dict[str, Tensor]]
     _scopes.clear()
     _recorders.append(names)

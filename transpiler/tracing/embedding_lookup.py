@@ -1,10 +1,9 @@
-"""Lookups in a trace: while a step is traced, an embedding whose rows are sparse puts an op of ours
-where its rows come from.
+"""Lookups in a trace: a sparse embedding that is traced becomes one op, ``lookup_table``.
 
-The sizes of everything that the rows go through inside of such a module (which ids differ, how many
-there are) depend on data, so a program cannot hold it.  The op stands for all of it; pooling is
-ordinary compute on its result.  Neither op is ever run: traces run on fake tensors, and programs
-have kernels of their own (sparse_rows.py).
+What such a module computes has sizes that depend on data (which ids differ, how many there are), so
+a program cannot hold it.  The op takes the place of all of it; pooling is ordinary compute on its
+result.  Neither this op nor its gradient ever runs: traces run on fake tensors, and programs have
+kernels of their own (ir/sparse_rows.py).
 """
 
 from __future__ import annotations
@@ -25,33 +24,33 @@ NAMESPACE = "pserver"
 
 _library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own
 _library.define(
-    f"{LOOKUP}(Tensor anchor, Tensor ids, str table, int dim, ScalarType dtype, int? padding) -> "
+    f"{LOOKUP}(Tensor proxy, Tensor ids, str table, int dim, ScalarType dtype, int? padding) -> "
     "Tensor"
 )
 _library.define(
-    f"{GRADIENT}(Tensor anchor, Tensor ids, Tensor grad, Tensor? counted, str table, int? "
+    f"{GRADIENT}(Tensor proxy, Tensor ids, Tensor grad, Tensor? counted, str table, int? "
     "padding) -> Tensor"
 )
 
-# of the tables that modules look up, by the module's id; None: nothing is traced
+# the tables that modules look up: names by the module's id; None: nothing is traced
 _names: dict[int, str] | None = None
 
 
 def _fake_lookup(
-    anchor: Tensor, ids: Tensor, table: str, dim: int, dtype: torch.dtype, padding: int | None
+    proxy: Tensor, ids: Tensor, table: str, dim: int, dtype: torch.dtype, padding: int | None
 ) -> Tensor:
     return ids.new_empty((*ids.shape, dim), dtype=dtype)
 
 
 def _fake_gradient(
-    anchor: Tensor,
+    proxy: Tensor,
     ids: Tensor,
     grad: Tensor,
     counted: Tensor | None,
     table: str,
     padding: int | None,
 ) -> Tensor:
-    return torch.empty_like(anchor)
+    return torch.empty_like(proxy)
 
 
 for _name, _fake in ((LOOKUP, _fake_lookup), (GRADIENT, _fake_gradient)):
@@ -63,14 +62,17 @@ class Lookup:
     """One lookup in a step.
 
     Attributes:
-        anchor: the parameter that stands for the table in the optimizer: its gradient is the sum of
-            the lookups'.
+        table: the table's name.
+        proxy: the table's proxy parameter in the optimizer; its gradient is the sum of the
+            lookups'.
+        dim: columns of a row.
+        dtype: of the rows.
         skipped: an id that is not looked up: it reads zeros.
-        untrained: an id that learns nothing.
+        untrained: an id whose row gets no gradient.
     """
 
     table: str
-    anchor: Tensor
+    proxy: Tensor
     dim: int
     dtype: torch.dtype
     skipped: int | None = None
@@ -78,23 +80,30 @@ class Lookup:
 
     def rows(self, ids: Tensor, counted: Tensor | None = None) -> Tensor:
         """int64 ids of any shape -> [*shape, dim]."""
-        found: Tensor = _Looked.apply(self.anchor, ids, counted, self)  # type: ignore[no-untyped-call]  # torch's own
+        found: Tensor = _Looked.apply(self.proxy, ids, counted, self)  # type: ignore[no-untyped-call]  # torch's own
         return found
 
     def pooled(
         self, ids: Tensor, weights: Tensor | None, pooling: str, counted: Tensor | None = None
     ) -> Tensor:
-        """The rows of each bag, put together as :func:`trainer.embedding.bags.pool` does: ids [bags, size] ->
-        [bags, dim].
+        """The rows of each bag, pooled as :func:`trainer.embedding.bags.pool` does.
+
+        Args:
+            ids: int64 [bags, size].
+            weights: [bags, size], of the ids; None: 1 each.
+            pooling: "sum", "mean" or "sqrtn".
+            counted: float32 [ids, 2], shows and clicks.
+
+        Returns:
+            [bags, dim].
 
         Raises:
             ValueError: ids have another shape.
         """
         if ids.dim() != 2:
             raise ValueError(
-                f"table {self.table!r}: a program holds bags of one size, as ids [bags, size]; "
-                f"got ids {list(ids.shape)}: fill "
-                "shorter bags up with padding_idx"
+                f"table {self.table!r}: expected bags of one size, as ids [bags, size], got ids "
+                f"{list(ids.shape)}: fill shorter bags up with padding_idx"
             )
         rows, given = self.rows(ids, counted), None if weights is None else weights.to(self.dtype)
         counts = given
@@ -113,24 +122,26 @@ class Lookup:
 
 
 class _Looked(torch.autograd.Function):
+    """The lookup op in autograd: its gradient is that of the proxy parameter."""
+
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, ids: Tensor, counted: Tensor | None, lookup: Lookup
+        ctx: Any, proxy: Tensor, ids: Tensor, counted: Tensor | None, lookup: Lookup
     ) -> Tensor:
-        ctx.save_for_backward(anchor, ids, counted)
+        ctx.save_for_backward(proxy, ids, counted)
         ctx.lookup = lookup
         found: Tensor = torch.ops.pserver.lookup_table(
-            anchor.detach(), ids, lookup.table, lookup.dim, lookup.dtype, lookup.skipped
+            proxy.detach(), ids, lookup.table, lookup.dim, lookup.dtype, lookup.skipped
         )
         return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        anchor, ids, counted = ctx.saved_tensors
+        proxy, ids, counted = ctx.saved_tensors
         lookup = ctx.lookup
         return (
             torch.ops.pserver.lookup_table_grad(
-                anchor, ids, grad, counted, lookup.table, lookup.untrained
+                proxy, ids, grad, counted, lookup.table, lookup.untrained
             ),
             None,
             None,
@@ -147,7 +158,11 @@ def table_of(module: nn.Module) -> str | None:
 
 @contextmanager
 def looking_up(tables: Mapping[str, list[nn.Module]]) -> Iterator[None]:
-    """While a step is traced: these modules look up these tables."""
+    """Lets modules put lookup ops into the step that is traced inside.
+
+    Args:
+        tables: the modules that look up each table, by the table's name.
+    """
     global _names
     before, own = (
         _names,
@@ -180,6 +195,6 @@ def _of_torch(
         return lookup.rows(ids)
     if offsets is not None:
         raise ValueError(
-            f"table {table!r}: a program holds bags of one size, as ids [bags, size]; got offsets"
+            f"table {table!r}: expected bags of one size, as ids [bags, size], got offsets"
         )
     return lookup.pooled(ids, per_sample_weights, module.mode)

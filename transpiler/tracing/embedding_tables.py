@@ -1,9 +1,9 @@
 """The tables of a model that is captured: which modules look them up, by which rules their rows are
 updated.
 
-Two kinds of modules do: those that have a table to say (``trainer.DistributedEmbedding``, known by
-what it offers, for nothing here imports it), and torch's own embeddings with ``sparse=True``, whose
-weight is the table.
+Two kinds of modules look tables up: ``trainer.DistributedEmbedding``, which is recognised by its
+attributes, because nothing here may import the trainer; and torch's own embeddings with
+``sparse=True``, whose weight is the table.
 """
 
 from __future__ import annotations
@@ -15,55 +15,61 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transpiler.ir.graph import Op, Ruled, Variable
+from transpiler.ir.graph import HasRule, Op, Variable
 from transpiler.ir.rules import Rule
 from transpiler.ir.sparse_rows import Rows, SparseRows
 from transpiler.ir.table_ops import declared, is_sparse, table_variable, update_op
 from transpiler.ir.tables import DTYPES, Segment, Table
 from transpiler.plan.table_planner import group_rule
 
-# that torch has for sparse gradients, all without weight decay
+# the rules that torch has for sparse gradients, all without weight decay
 SPARSE_RULES = ("sgd", "momentum", "adagrad", "lazy_adam")
 
 
 @dataclass
-class Captured:
+class CapturedTable:
     """One table of a model.
 
     Attributes:
-        anchor: the name of the parameter that stands for it in the optimizer.
-        modules: that look it up.
-        rules: of its segments; none while nothing trains it.
+        name: the table's name.
+        proxy: the name of its proxy parameter in the optimizer; of a weight, the weight itself.
+        table: its settings.
+        modules: the modules that look it up.
+        rules: of its segments; none while no optimizer trains it.
     """
 
     name: str
-    anchor: str
+    proxy: str
     table: Table
     modules: list[nn.Module]
     rules: list[Rule] = field(default_factory=list)
 
     @property
     def gradient(self) -> str:
-        """The name of its gradient."""
+        """The name of its gradient's variable."""
         return f"{self.name}@GRAD"
 
     @property
     def variable(self) -> Variable:
-        """It, as a variable: how many rows there are may be open."""
+        """Its variable; the number of rows may be a symbol."""
         return table_variable(self.table)
 
     def rows(self) -> Rows:
-        """What this process holds of it."""
+        """The rows that this process holds."""
         module: Any = self.modules[0]
         found: Rows = WeightRows(module.weight) if is_sparse(module) else module.rows
         return found
 
     def declared(self) -> Op:
-        """The op that declares it."""
+        """The ``sparse_table`` op that declares it."""
         return declared(self.table)
 
     def updates(self, grad: str) -> list[Op]:
-        """Its optimizer ops."""
+        """Its optimizer ops, one for each segment.
+
+        Args:
+            grad: the name of the gradient that they read.
+        """
         return [
             update_op(self.name, grad, *each)
             for each in zip(self.table.segments, self.rules, strict=True)
@@ -71,7 +77,7 @@ class Captured:
 
 
 class WeightRows:
-    """The rows of a weight of torch's own."""
+    """The weight of one of torch's embeddings, as rows."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
@@ -87,28 +93,31 @@ class WeightRows:
 
 def find_tables(
     model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[list[Captured], list[Ruled]]:
-    """The tables of a model, and the optimizers of tables' own, whose groups come behind the
-    optimizer's.
+) -> tuple[list[CapturedTable], list[HasRule]]:
+    """Finds the tables of a model.
 
     Modules that name one table share its rows from here on, as in a job.
 
+    Returns:
+        The tables, and the optimizers that belong to single tables; their groups come after the
+        groups of ``optimizer``.
+
     Raises:
-        ValueError: two modules of one table's name have different settings, or a rule is none for
-            rows.
+        ValueError: two modules of one table's name have different settings, or rows cannot be
+            updated by the optimizer's rule.
     """
-    found: dict[str, Captured] = {}
+    found: dict[str, CapturedTable] = {}
     for path, module in model.named_modules():
         if is_sparse(module):
             _check_sparse(path, module)
             name = f"{path}.weight".lstrip(".")
-            found[name] = Captured(name, name, _of_weight(name, module), [module])
+            found[name] = CapturedTable(name, name, _of_weight(name, module), [module])
         elif _has_table(module):
             _take(found, path, module)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    own: list[Ruled] = []
+    own: list[HasRule] = []
     for captured in found.values():
-        captured.anchor = names[id(_anchor(captured.modules[0]))]
+        captured.proxy = names[id(_proxy_of(captured.modules[0]))]
         _train(captured, optimizer, own)
     return list(found.values()), own
 
@@ -117,12 +126,12 @@ def _has_table(module: Any) -> bool:
     return all(hasattr(module, name) for name in ("proxy", "table", "differs", "share", "rules"))
 
 
-def _anchor(module: Any) -> Tensor:
-    anchor: Tensor = module.weight if is_sparse(module) else module.proxy
-    return anchor
+def _proxy_of(module: Any) -> Tensor:
+    proxy: Tensor = module.weight if is_sparse(module) else module.anchor
+    return proxy
 
 
-def _take(found: dict[str, Captured], path: str, module: Any) -> None:
+def _take(found: dict[str, CapturedTable], path: str, module: Any) -> None:
     name = module.name or path or "embedding"
     if module.cache is not None:
         raise ValueError(
@@ -130,12 +139,12 @@ def _take(found: dict[str, Captured], path: str, module: Any) -> None:
         )
     known = found.get(name)
     if known is None:
-        found[name] = Captured(name, "", module.table(name), [module])
+        found[name] = CapturedTable(name, "", module.table(name), [module])
         return
     first: Any = known.modules[0]
     if is_sparse(first) or (difference := first.differs(module)) is not None:
         raise ValueError(f"capture: two embeddings are called {name!r} and differ: {difference}")
-    if module.proxy is not first.proxy:
+    if _proxy_of(module) is not _proxy_of(first):
         module.share(first)
     known.modules.append(module)
 
@@ -145,8 +154,8 @@ def _check_sparse(path: str, module: Any) -> None:
     if refused or getattr(module, "mode", "") == "max":
         odd = refused[0] if refused else "mode='max'"
         raise ValueError(
-            f"capture: {path or 'the model'} is {type(module).__name__}(sparse=True, {odd}): a "
-            "table has none of it"
+            f"capture: expected {path or 'the model'} without {odd}, which tables do not have, got "
+            f"{type(module).__name__}(sparse=True, {odd})"
         )
 
 
@@ -158,19 +167,19 @@ def _of_weight(name: str, module: Any) -> Table:
     return Table(name, module.embedding_dim, segments, dtype=dtype, rows=module.num_embeddings)
 
 
-def _train(captured: Captured, optimizer: torch.optim.Optimizer, own: list[Ruled]) -> None:
+def _train(captured: CapturedTable, optimizer: torch.optim.Optimizer, own: list[HasRule]) -> None:
     """Finds the rules of its segments, and their groups."""
     module: Any = captured.modules[0]
-    anchor = _anchor(module)
+    proxy = _proxy_of(module)
     index = next(
         (
             i
             for i, group in enumerate(optimizer.param_groups)
-            if any(anchor is each for each in group["params"])
+            if any(proxy is each for each in group["params"])
         ),
         None,
     )
-    if index is None or not anchor.requires_grad:
+    if index is None or not proxy.requires_grad:
         return
     sparse = is_sparse(module)
     if sparse or module.optimizer is None:
@@ -191,29 +200,34 @@ def _train(captured: Captured, optimizer: torch.optim.Optimizer, own: list[Ruled
     captured.table = _with_segments(captured, segments)
 
 
-def _with_segments(captured: Captured, segments: Sequence[tuple[int, int, int]]) -> Table:
+def _with_segments(captured: CapturedTable, segments: Sequence[tuple[int, int, int]]) -> Table:
     return replace(captured.table, segments=tuple(Segment(*segment) for segment in segments))
 
 
-def _added(own: list[Ruled], optimizer: Ruled) -> int:
+def _added(own: list[HasRule], optimizer: HasRule) -> int:
     if not any(optimizer is known for known in own):
         own.append(optimizer)
     return next(index for index, known in enumerate(own) if known is optimizer)
 
 
-# ---- beside an eager step ----
+# ---- in the equivalence check ----
 
 
-def as_compared(name: str, gradient: SparseRows) -> Mapping[str, Tensor]:
-    """A gradient of rows as a rehearsal compares it: by the anchor's name."""
+def comparable(name: str, gradient: SparseRows) -> Mapping[str, Tensor]:
+    """A gradient of rows as tensors that the equivalence check compares.
+
+    Args:
+        name: of the table's proxy parameter.
+    """
     gradient = gradient.sorted()
     counted = {} if gradient.statistics is None else {f"{name}@STATISTICS": gradient.statistics}
     return {f"{name}@IDS": gradient.ids, f"{name}@GRAD": gradient.rows, **counted}
 
 
 def eager_gradient(parameter: Any) -> Tensor | SparseRows | None:
-    """What an eager step has left for a parameter: of an anchor, or a sparse weight, the gradient
-    of its rows.
+    """The gradient that an eager step left at a parameter.
+
+    For a proxy parameter or a sparse weight it is that of the rows.
     """
     grad: Tensor | None = parameter.grad
     if callable(getattr(parameter, "waiting", None)):

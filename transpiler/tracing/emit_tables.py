@@ -1,8 +1,8 @@
 """The lookups of a traced graph, and the gradients of what they read, as ops of a program.
 
-autograd adds the gradients of a table's lookups up in the table's anchor.  In the graph these are
-additions of stand-ins, which go: one op over all lookups takes their place, where the last of them
-has its gradient.
+autograd adds the gradients of a table's lookups up in the table's proxy parameter.  In the graph
+these are additions of placeholders.  They are dropped: one op over all lookups takes their place,
+where the last lookup has its gradient.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch._ops import OpOverload
 
 from transpiler.ir.graph import Argument, Op, Ref
 from transpiler.tracing.embedding_lookup import GRADIENT, LOOKUP, NAMESPACE
-from transpiler.tracing.embedding_tables import Captured
+from transpiler.tracing.embedding_tables import CapturedTable
 from transpiler.tracing.trace import Trace
 
-# what stands between lookups and an anchor's gradient
+# the ops between lookups and the gradient of a proxy parameter
 _SUMS = ("aten::add", "aten::detach", "aten::alias", "aten::clone")
 
 
 def kind_of(node: fx.Node) -> str:
-    """Which of the two ops of lookups a node is; "" for any other."""
+    """``"lookup_table"`` or ``"lookup_table_grad"`` for such a node; "" for others."""
     if not isinstance(node.target, OpOverload) or node.target.namespace != NAMESPACE:
         return ""
     return node.target._schema.name.partition("::")[2]
@@ -38,42 +38,42 @@ def _given(node: fx.Node) -> dict[str, Any]:
 
 
 class TableNodes:
-    """See the module's docstring.
+    """The nodes of a trace that look tables up, and those that compute the gradients of rows.
 
     Args:
-        found: the trace, with the gradients of anchors among those of parameters.
+        found: the trace, with the gradients of proxy parameters among those of parameters.
         tables: of the model.
 
     Attributes:
-        anchors: the tables, by the names of the parameters that stand for them.
-        looked_up: the names of those that the step looks up.
+        proxies: the tables, by the names of their proxy parameters.
+        looked_up: the names of the tables that the step looks up.
         skipped: nodes that become no op of their own.
 
     Raises:
-        ValueError: an anchor's gradient is not a sum of those of lookups: a weight is used in
-            another way as well.
+        ValueError: the gradient of a proxy parameter is not a sum of gradients of lookups: the step
+            uses a weight in another way as well.
     """
 
-    def __init__(self, found: Trace, tables: Sequence[Captured]) -> None:
-        self.anchors = {table.anchor: table for table in tables}
+    def __init__(self, found: Trace, tables: Sequence[CapturedTable]) -> None:
+        self.proxies = {table.proxy: table for table in tables}
         self.looked_up = {
             _given(node)["table"] for node in found.graph.nodes if kind_of(node) == LOOKUP
         }
         self.skipped: set[fx.Node] = set()
-        self._last: dict[fx.Node, tuple[Captured, list[fx.Node]]] = {}
+        self._last: dict[fx.Node, tuple[CapturedTable, list[fx.Node]]] = {}
         order = {node: place for place, node in enumerate(found.graph.nodes)}
         for node in found.graph.find_nodes(op="placeholder"):
-            table = self.anchors.get(found.placeholders[node.name])
+            table = self.proxies.get(found.placeholders[node.name])
             if table is not None:
                 _check_uses(node, table)
-        for anchor, table in self.anchors.items():
-            if anchor in found.gradients:
-                parts = sorted(self._parts(found.gradients[anchor], table), key=order.__getitem__)
+        for proxy, table in self.proxies.items():
+            if proxy in found.gradients:
+                parts = sorted(self._parts(found.gradients[proxy], table), key=order.__getitem__)
                 self._last[parts[-1]] = (table, parts)
         self.skipped |= {node for node in found.graph.nodes if kind_of(node) == GRADIENT}
 
-    def _parts(self, node: fx.Node, table: Captured) -> list[fx.Node]:
-        """The gradients of lookups that a node is the sum of."""
+    def _parts(self, node: fx.Node, table: CapturedTable) -> list[fx.Node]:
+        """The gradients of lookups whose sum a node is."""
         if kind_of(node) == GRADIENT and _given(node)["table"] == table.name:
             return [node]
         name = node.target._schema.name if isinstance(node.target, OpOverload) else ""
@@ -92,8 +92,10 @@ class TableNodes:
 
     def gradient(
         self, node: fx.Node, argument: Callable[[Any], Argument]
-    ) -> tuple[Captured, Op] | None:
-        """Of a table whose last lookup has its gradient with this node: the op over all of them."""
+    ) -> tuple[CapturedTable, Op] | None:
+        """The table and the op that computes its gradient, if this node is the last of the table's
+        lookups in backward; None otherwise.
+        """
         if node not in self._last:
             return None
         table, parts = self._last[node]
@@ -110,17 +112,16 @@ class TableNodes:
         return table, Op(GRADIENT, arguments, (table.gradient,))
 
 
-def _check_uses(anchor: fx.Node, table: Captured) -> None:
-    for user in anchor.users:
+def _check_uses(proxy: fx.Node, table: CapturedTable) -> None:
+    for user in proxy.users:
         if user.target is torch.ops.aten.detach.default:
             _check_uses(user, table)
         elif user.op != "output" and not kind_of(user):
             raise _tied(table)
 
 
-def _tied(table: Captured) -> ValueError:
+def _tied(table: CapturedTable) -> ValueError:
     return ValueError(
-        f"cannot capture this step: table {table.name!r} is used in another way than looked up (a "
-        "weight that a layer shares?); "
-        "its rows are no tensor: use sparse=False"
+        f"cannot capture this step: expected table {table.name!r} in lookups only, got another use "
+        "(a weight that a layer shares?): its rows are no tensor; use sparse=False"
     )

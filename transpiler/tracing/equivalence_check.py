@@ -1,14 +1,13 @@
-"""Before a captured step is handed out it runs beside the eager one, at two batch sizes or more,
-and must give the same bits.
+"""The equivalence check: a captured step runs beside the eager step and must give the same bits.
 
-What tracing cannot see (a checkpointed dropout, a number that the module counts in Python, a hook
-on a parameter) shows here. The module, its gradients, the optimizer and every random generator are
-afterwards as they were.
+``capture`` returns a program only after this check has passed at two batch sizes or more.  The
+check finds what tracing cannot see: a checkpointed dropout, a number that the module counts in
+Python, a hook on a parameter.  Afterwards the module, its gradients, the optimizer and every random
+generator are as they were.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,26 +20,31 @@ import torch
 from torch import Tensor, nn
 
 from transpiler.ir.sparse_rows import SparseRows
-from transpiler.tracing.embedding_tables import as_compared, eager_gradient
+from transpiler.tracing.embedding_tables import comparable, eager_gradient
 
-LOG = logging.getLogger(__name__)
-CLOSE = 1e-6  # relative difference that kernels may have in eager form and in parts (GRU)
-CLOSE_ON_A_GPU = 1e-4  # where sums are added up in no fixed order
+CLOSE = (
+    1e-6  # relative difference allowed where eager runs one kernel and the program several (GRU)
+)
+CLOSE_ON_A_GPU = 1e-4  # the same on a GPU, which adds sums up in no fixed order
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one step gave: outputs and gradients, then the buffers after it.
+    """What one step gave.
 
-    In the order in which they are compared.
+    Attributes:
+        values: outputs and gradients, then the buffers after the step, by name and in the order in
+            which they are compared.
     """
 
     values: Mapping[str, Tensor]
 
 
-def rows(batch: Sequence[Tensor], sizes: Sequence[int | None]) -> list[Tensor]:
-    """The batch with other extents of dimension 0, by repeating its rows or leaving some out;
-    copies.
+def resized(batch: Sequence[Tensor], sizes: Sequence[int | None]) -> list[Tensor]:
+    """Copies of a batch's tensors with other extents of dimension 0: rows are repeated or left out.
+
+    Args:
+        sizes: the extent of each tensor; None leaves it as it is.
     """
     pairs = zip((tensor.detach() for tensor in batch), sizes, strict=True)
     return [
@@ -82,8 +86,10 @@ def outputs_of(result: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Restores the module, its gradients and the random generators at the end; and, when called, in
-    between.
+    """Restores the module, its gradients and the random generators at the end.
+
+    Yields:
+        A function that restores them in between.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -115,8 +121,8 @@ def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def _members(owner: Any) -> dict[str, tuple[Any, Any]]:
-    """The own attributes of a module or parameter, and copies of those that are plain containers (a
-    module's parameters, say).
+    """The attributes of a module or parameter, each with a copy if it is a plain container (the
+    dict of a module's parameters, say).
     """
     containers = (dict, OrderedDict, list, set)
     return {
@@ -138,7 +144,7 @@ def _restore_members(present: dict[str, Any], found: Mapping[str, tuple[Any, Any
 
 
 def plain_members(model: nn.Module) -> dict[str, Any]:
-    """The numbers and words that the modules hold as Python attributes."""
+    """The numbers and texts that the modules hold as Python attributes."""
     return {
         f"{name}.{key}".lstrip("."): value
         for name, module in model.named_modules()
@@ -150,7 +156,11 @@ def plain_members(model: nn.Module) -> dict[str, Any]:
 def eager(
     model: nn.Module, step: Callable[..., Any], trained: Sequence[str], batch: Sequence[Tensor]
 ) -> Result:
-    """One step of the script that was never captured: forward and backward."""
+    """Runs the eager step, forward and backward.
+
+    Raises:
+        ValueError: it draws from ``random`` or ``numpy.random``.
+    """
     parameters = dict(model.named_parameters())
     for parameter in parameters.values():
         parameter.grad = None
@@ -167,7 +177,7 @@ def eager(
     for name in trained:
         grad = eager_gradient(parameters[name])
         if isinstance(grad, SparseRows):
-            kept |= as_compared(name, grad)
+            kept |= comparable(name, grad)
         elif grad is not None:
             kept[f"{name}@GRAD"] = grad.detach().clone()
     return Result({**kept, **buffers(model)})
@@ -181,7 +191,7 @@ def _python_generators() -> tuple[object, ...]:
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of what a step may change in the module without training it."""
+    """Copies of the buffers and frozen parameters: what a step may change without training it."""
     frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
     return {
         name: value.detach().clone()
@@ -214,10 +224,10 @@ def _bound(tensor: Tensor) -> float:
 
 
 def _noise(result: Result) -> float:
-    """How much rounding alone may leave in any one gradient.
+    """The 2-norm that rounding alone may leave in any one gradient.
 
-    Some gradients are zero in exact arithmetic (that of the bias of attention's keys): all that
-    they hold is what was lost in the cancellation, which no relative bound fits.
+    Some gradients are zero in exact arithmetic (the bias of attention's keys has such a one).  They
+    hold only rounding errors, which no relative bound fits.
     """
     gradients = [
         value
@@ -250,29 +260,35 @@ def difference(expected: Result, came: Result) -> tuple[str, float]:
     return first, largest
 
 
-def rehearse(
+def check_equivalence(
     model: nn.Module,
     restore: Callable[[], None],
     batches: Sequence[Sequence[Tensor]],
     eagerly: Callable[[Sequence[Tensor]], Result],
     captured: Callable[[Sequence[Tensor]], Result],
 ) -> tuple[str, float]:
-    """Runs the same batches, one after the other, through both forms of the step; the parameters
-    move in between.
+    """Runs the same batches, one after the other, through both forms of the step.
+
+    The parameters change a little in between.
+
+    Args:
+        restore: puts the module and the random generators back, as :func:`unchanged` gives it.
+        eagerly: the eager step, as a function of a batch.
+        captured: the captured step, as a function of a batch.
 
     Returns:
         A variable that differs by no more than rounding, and by how much; ("", 0.0) where the bits
         are the same.
 
     Raises:
-        ValueError: they differ by more, or the module counts in Python; the message names the
-            variable.
+        ValueError: the two differ by more, or the module changes one of its Python attributes at
+            every call; the message names the variable or the attribute.
     """
     expected, members = [], []
     for batch in batches:
         expected.append(eagerly([tensor.clone() for tensor in batch]))
         members.append(plain_members(model))
-        _move_on(model)
+        _perturb(model)
     restore()
     for key, value in members[-1].items():
         if len(members) > 1 and members[-2].get(key, value) != value:
@@ -286,13 +302,13 @@ def rehearse(
         if by > (_bound(wanted.values[name]) if name in wanted.values else 0.0):
             raise ValueError(_explain(name, by, batch))
         worst = max(worst, (name, by), key=lambda found: found[1])
-        _move_on(model)
+        _perturb(model)
     restore()
     return worst
 
 
-def _move_on(model: nn.Module) -> None:
-    """Changes every parameter a little, so that a value that tracing took for a constant shows."""
+def _perturb(model: nn.Module) -> None:
+    """Scales every parameter a little, so that a value that tracing took for a constant shows."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():

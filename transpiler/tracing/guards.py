@@ -1,6 +1,6 @@
-"""The decisions about batch sizes that tracing took, and at which sizes they would fall otherwise.
+"""The decisions about batch sizes that tracing took, and the sizes at which they fall otherwise.
 
-See [Note: what stays free] in ``trace.py``.
+See [Note: what stays free] in ``trace.py``.  The equivalence check runs at these sizes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ _PROBES = sorted(
         100_000,
     }
 )
-# rows; torch's own decisions beyond (may indices be 32 bits wide?) are taken on trust
-_LARGEST_REHEARSED = 1024
+# rows: torch's own decisions at larger sizes (are 32-bit indices enough?) are not checked
+_LARGEST_CHECKED = 1024
 
 Values = Mapping[sympy.Symbol, int]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A batch to rehearse: values of the free sizes, and the decision that falls otherwise there
-    (None: only another size).
+    """A batch size at which the equivalence check runs.
+
+    Attributes:
+        values: of the free sizes.
+        guard: the decision that falls otherwise at these values; None: only another size.
     """
 
     values: Values
@@ -76,7 +79,7 @@ def _fails(trace: Trace, guard: Guard) -> list[Values]:
 
 
 def variants(trace: Trace) -> list[Variant]:
-    """What to rehearse: the example, one row more, and a size on the other side of every decision.
+    """The sizes to check: the example's, one row more, and one on the other side of every decision.
 
     Raises:
         ValueError: a decision of the model's own code does not hold for every size of 2 or more;
@@ -90,7 +93,7 @@ def variants(trace: Trace) -> list[Variant]:
         if larger is not None and not guard.internal:
             raise branch_error(guard)
         for values in (single, larger):
-            if values is not None and max(values.values()) <= _LARGEST_REHEARSED:
+            if values is not None and max(values.values()) <= _LARGEST_CHECKED:
                 if not any(variant.guard and variant.values == values for variant in found):
                     found.append(Variant(values, guard))
     return found
@@ -105,7 +108,7 @@ def _one_more(trace: Trace) -> Variant:
 
 
 def branch_error(guard: Guard) -> ValueError:
-    """What a decision that depends on the batch size is to the user."""
+    """The error for a decision of the model's code that depends on the batch size."""
     return ValueError(
         f"{guard.line or 'in the backward pass'}: cannot capture this step: it takes another way "
         "for other batch sizes "

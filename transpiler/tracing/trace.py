@@ -3,11 +3,11 @@ free.
 
 [Note: what stays free]  Tracing runs the step once on fake tensors.  Dimension 0 of an input is a
 symbol there, every other extent a number.  Python code that looks at a symbol (``if x.shape[0] >
-16``) is decided for the example, and torch notes the decision as a guard.  A decision of the user's
-code must hold for every batch size, or else the graph would be one branch of the model in silence.
-torch takes decisions of its own too (is this tensor contiguous? which memory format will the
-convolution choose?).  They do not change what is computed, so they are no error by themselves, but
-a promise that ``equivalence_check.py`` tests at a size where they fail.
+16``) is decided for the example, and torch records the decision as a guard.  A decision of the
+user's code must hold for every batch size; otherwise the graph would silently hold one branch of
+the model.  torch takes decisions of its own too (is this tensor contiguous? which memory format
+does the convolution choose?).  They do not change what is computed, so they are no error by
+themselves; the equivalence check tests them at a size where they fall otherwise.
 
 [Note: gradients as autograd stores them]  ``p.grad`` is not always the tensor that backward
 computed: autograd copies one whose strides differ from the parameter's.  Reductions over it (a
@@ -59,9 +59,12 @@ _DATA_DEPENDENT = (
 
 @dataclass(frozen=True)
 class Guard:
-    """A decision about sizes that tracing took for the example: ``expression`` was true.
+    """A decision about sizes that tracing took for the example.
 
-    ``internal``: torch's own code asked, not the model's.
+    Attributes:
+        expression: was true for the example's sizes.
+        line: the line of the step, ``"train.py:12"``; "" if unknown.
+        internal: torch's own code asked, not the model's.
     """
 
     expression: sympy.Basic
@@ -71,27 +74,39 @@ class Guard:
 
 @dataclass
 class Trace:
-    """What tracing found.  Nodes are those of ``graph``; tensors in node metadata are fake."""
+    """What tracing found.  Tensors in the metadata of nodes are fake.
+
+    Attributes:
+        graph: the step; every node below is one of it.
+        constants: by the target of the get_attr node.
+        placeholders: the name of the variable, by the node's name.
+        outputs: by name, "loss" first.
+        gradients: by parameter.
+        named: by the label of ``name()``.
+        lines: the line of the step, ``"train.py:12"``, by the node's name.
+        sizes: dimension 0 of each input; None where the input has no dimension.
+        guards: the decisions about sizes.
+        hints: the example's sizes, by free symbol.
+    """
 
     graph: fx.Graph
-    constants: Mapping[str, Tensor]  # by the target of get_attr nodes
-    placeholders: Mapping[str, str]  # node name -> variable name
-    outputs: Mapping[str, fx.Node]  # "loss" first
-    gradients: Mapping[str, fx.Node]  # by parameter
-    named: Mapping[str, fx.Node]  # by the label of name()
-    lines: Mapping[str, str]  # node name -> "train.py:12"
-    # of dimension 0 of each input; None where it has none
+    constants: Mapping[str, Tensor]
+    placeholders: Mapping[str, str]
+    outputs: Mapping[str, fx.Node]
+    gradients: Mapping[str, fx.Node]
+    named: Mapping[str, fx.Node]
+    lines: Mapping[str, str]
     sizes: list[sympy.Basic | None] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
-    # the free symbols, with the example's sizes
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
 
 
 class _Environment(ShapeEnv):
     """A ShapeEnv that knows whose code asked about a size.
 
-    ``asked`` has every question of the model's own code, also one whose answer followed from a
-    decision that torch took before.
+    Attributes:
+        asked: every decision that the model's own code asked for, also one whose answer followed
+            from a decision that torch took before.
     """
 
     def __init__(self) -> None:
@@ -127,8 +142,11 @@ def _internal() -> bool:
 
 
 class _Lines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stubs
-    """Notes, for every node that an op makes, the line of the step; for a backward op, that of the
-    forward op it belongs to.
+    """Records the line of the step for every node that an op makes; a backward op has the line of
+    its forward op.
+
+    Attributes:
+        lines: by the node's name.
     """
 
     def __init__(self) -> None:
@@ -177,7 +195,7 @@ class _Step(nn.Module):
         self.trained = trained
 
     def forward(self, *batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        outputs = outputs_of(source_location.gate(self.step, self.model, *batch))
+        outputs = outputs_of(source_location.call_step(self.step, self.model, *batch))
         self._keep_buffers()
         found = torch.autograd.grad(
             outputs["loss"], [self.given[name] for name in self.trained], allow_unused=True
@@ -188,7 +206,7 @@ class _Step(nn.Module):
         return outputs, {name: _as_stored(grad, self.given[name]) for name, grad in pairs}
 
     def _keep_buffers(self) -> None:
-        """A buffer that the module replaced instead of changing it is copied into the tensor that
+        """Copies a buffer that the module replaced, instead of changing it, into the tensor that
         holds it.
         """
         for name, buffer in self.model.named_buffers():
@@ -213,7 +231,10 @@ class _Step(nn.Module):
 
 
 def _as_stored(grad: Tensor, param: Tensor) -> Tensor:
-    """See [Note: gradients as autograd stores them]."""
+    """The gradient in the strides in which autograd stores it.
+
+    See [Note: gradients as autograd stores them].
+    """
     if grad.layout != torch.strided:
         raise ValueError(f"expected dense gradients, got a {grad.layout} one")
     same = all(
@@ -234,11 +255,13 @@ def trace(
     batch: Sequence[Tensor],
     tables: Mapping[str, list[nn.Module]] = MappingProxyType({}),
 ) -> Trace:
-    """Traces one step.  ``trained`` are the parameters whose gradients are wanted, ``names`` those
-    of the inputs.
+    """Traces one step.
 
     Args:
-        tables: the modules that look up each table.
+        trained: the parameters whose gradients are wanted.
+        names: of the inputs.
+        batch: two rows or more in every input.
+        tables: the modules that look up each table, by the table's name.
 
     Raises:
         ValueError: the step cannot be captured; the message names the line of the step.
@@ -266,7 +289,7 @@ def trace(
     with _explained():
         module = make_fx(run, tracing_mode="symbolic")(held, fed)
     made = _collect(module, keys, [*state, *names], lines.lines)
-    _close(made, environment, fed, list(names))
+    _read_sizes(made, environment, fed, list(names))
     return made
 
 
@@ -324,7 +347,9 @@ def _collect(
     )
 
 
-def _close(made: Trace, environment: _Environment, fed: list[FakeTensor], names: list[str]) -> None:
+def _read_sizes(
+    made: Trace, environment: _Environment, fed: list[FakeTensor], names: list[str]
+) -> None:
     """Reads the sizes and the guards; an extent that tracing fixed is an error."""
     raised = [(guard.expr, guard.sloc) for guard in environment.guards]
     decided = [
@@ -349,10 +374,9 @@ def _close(made: Trace, environment: _Environment, fed: list[FakeTensor], names:
             line = line or next((guard.line for guard in reversed(decided) if guard.line), "")
             raise ValueError(
                 f"{line + ': ' if line else ''}the step fixes dimension 0 of the input {name!r} "
-                f"to {size}, but it must stay "
-                "free: put the batch first, where time or another axis is; and write x.shape[0], "
-                "where len(x), int() or range() "
-                "makes a plain number of it"
+                f"to {size}, but it must stay free: put the batch first, where time or another "
+                "axis is; and write x.shape[0], where len(x), int() or range() makes a plain "
+                "number of it"
             )
         made.sizes.append(size)
         for free in size.free_symbols:

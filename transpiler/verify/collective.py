@@ -1,4 +1,4 @@
-"""The laws of a trainer's programs where there are no servers."""
+"""The invariants of a trainer's programs in a job without servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_startup(program: Program) -> bool:
 
 
 def _collective(plan: Plan) -> Collective:
-    assert plan.collective is not None, "laws of a job without servers"
+    assert plan.collective is not None, "invariants of a job without servers"
     return plan.collective
 
 
@@ -38,7 +38,7 @@ def shares_nothing(program: Program, plan: Plan) -> Iterator[Violation]:
             yield Violation(
                 at(0, index, op),
                 ", ".join(op.outputs),
-                "ParallelExecutor adds what trainers share, nobody before it",
+                "expected no communication before ParallelExecutor adds it",
             )
 
 
@@ -105,8 +105,8 @@ def _final_gradients(program: Program) -> dict[str, str]:
     return found
 
 
-def _total(op: Op) -> tuple[str, str]:
-    """What a sum reads, and what it writes."""
+def _source_and_result(op: Op) -> tuple[str, str]:
+    """The variable that an all-reduce or broadcast reads, and the one that it writes."""
     return next(iter(op.inputs), ""), next(iter(op.outputs), "")
 
 
@@ -117,7 +117,7 @@ def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
     gradients = _final_gradients(program)
     missing = dict(gradients)
     for index, op in numbered(program, "c_allreduce_sum"):
-        name, result = _total(op)
+        name, result = _source_and_result(op)
         if name != result or missing.pop(name, None) is None:
             yield Violation(
                 at(0, index, op),
@@ -129,7 +129,7 @@ def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
     begun: set[str] = set()
     for index, op in enumerate(program.main.ops):
         if op.type == "c_allreduce_sum":
-            begun.add(_total(op)[0])
+            begun.add(_source_and_result(op)[0])
         elif op.type not in (
             "c_sync_comm_stream",
             "clip",
@@ -143,7 +143,7 @@ def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
             for name in op.inputs:
                 if name in gradients and not is_optimizer(op.type):
                     yield Violation(
-                        at(0, index, op), name, "backward computes with what is summed in place"
+                        at(0, index, op), name, "backward reads a gradient that is summed in place"
                     )
 
 
@@ -156,7 +156,7 @@ def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
         if is_optimizer(op.type):
             updated.update(op.outputs)
         elif op.type == "c_allreduce_sum":
-            name, result = _total(op)
+            name, result = _source_and_result(op)
             if name not in updated or name == result or name in totals.values():
                 yield Violation(
                     at(0, index, op),
@@ -223,7 +223,7 @@ def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def awaited_before_use(program: Program, plan: Plan) -> Iterator[Violation]:
-    """What is on its way is waited for exactly once, on its ring, and no op reads or writes it
+    """A result in flight is waited for exactly once, on its ring, and no op reads or writes it
     before.
     """
     flying: dict[str, object] = {}
@@ -231,13 +231,13 @@ def awaited_before_use(program: Program, plan: Plan) -> Iterator[Violation]:
         if op.type == "c_sync_comm_stream":
             for name in op.inputs:
                 if name not in flying:
-                    yield Violation(at(0, index, op), name, "nothing of it is on its way")
+                    yield Violation(at(0, index, op), name, "it is not in flight")
                 elif flying.pop(name) != op.arguments["ring_id"]:
-                    yield Violation(at(0, index, op), name, "it is on its way on another ring")
+                    yield Violation(at(0, index, op), name, "it is in flight on another ring")
             continue
         for name in (*op.inputs, *op.outputs):
             if name in flying:
-                yield Violation(at(0, index, op), name, "it is used while it is on its way")
+                yield Violation(at(0, index, op), name, "it is used while it is in flight")
         if op.type in _STARTS:
             flying[op.outputs[0]] = op.arguments["ring_id"]
     for name in flying:
@@ -247,8 +247,8 @@ def awaited_before_use(program: Program, plan: Plan) -> Iterator[Violation]:
 # ---- startup ----
 
 
-def ids_drawn_once(program: Program, plan: Plan) -> Iterator[Violation]:
-    """One gen_nccl_id draws the ids of all rings, after every value is bound."""
+def ids_generated_once(program: Program, plan: Plan) -> Iterator[Violation]:
+    """One gen_nccl_id generates the ids of all rings, after every value is bound."""
     found = numbered(program, "gen_nccl_id")
     if len(found) != 1:
         yield Violation(
@@ -270,12 +270,14 @@ def ids_drawn_once(program: Program, plan: Plan) -> Iterator[Violation]:
     for late, other in numbered(program, "init"):
         if late > index:
             yield Violation(
-                at(0, late, other), ", ".join(other.outputs), "it is bound after the ids are drawn"
+                at(0, late, other),
+                ", ".join(other.outputs),
+                "it is bound after the ids are generated",
             )
 
 
-def rings_begin_once(program: Program, plan: Plan) -> Iterator[Violation]:
-    """Each ring begins exactly once, with its ids."""
+def rings_initialized_once(program: Program, plan: Plan) -> Iterator[Violation]:
+    """Each ring is initialised exactly once, with its ids."""
     collective = _collective(plan)
     found = numbered(program, "c_comm_init")
     expected = [(ring, ids_of(collective, ring), plan.trainers) for ring in range(collective.rings)]
@@ -288,9 +290,9 @@ def rings_begin_once(program: Program, plan: Plan) -> Iterator[Violation]:
         )
 
 
-def parameters_handed_on(program: Program, plan: Plan) -> Iterator[Violation]:
-    """Every parameter and buffer becomes trainer 0's exactly once, in place, on a ring that has
-    begun.
+def parameters_broadcast(program: Program, plan: Plan) -> Iterator[Violation]:
+    """Every parameter and buffer is broadcast from trainer 0 exactly once, in place, on a ring that
+    is initialised.
     """
     missing = {v.name for v in program.main.variables_of(Role.PARAMETER, Role.BUFFER)}
     rings: set[object] = set()
@@ -298,17 +300,19 @@ def parameters_handed_on(program: Program, plan: Plan) -> Iterator[Violation]:
         if op.type == "c_comm_init":
             rings.add(op.arguments["ring_id"])
             continue
-        name, result = _total(op)
+        name, result = _source_and_result(op)
         if name != result or name not in missing:
             yield Violation(
                 at(0, index, op),
                 name,
-                "it is handed on a second time or elsewhere, or is nothing that trainers hold",
+                "it is broadcast a second time or elsewhere, or trainers do not hold it",
             )
         if op.arguments["root"] != 0 or op.arguments["ring_id"] not in rings:
             yield Violation(
-                at(0, index, op), name, "expected trainer 0's value, over a ring that has begun"
+                at(0, index, op),
+                name,
+                "expected trainer 0's value, over a ring that is initialised",
             )
         missing.discard(name)
     for name in sorted(missing):
-        yield Violation("", name, "trainer 0's value is never handed on")
+        yield Violation("", name, "trainer 0's value is never broadcast")

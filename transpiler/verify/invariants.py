@@ -1,7 +1,7 @@
-"""Laws that every program and every plan obeys, and what it means to break one.
+"""The invariants of every program and plan, and the error of a program that violates one.
 
-A law is a function of a program and its plan that yields what is wrong; the first sentence of its
-docstring is the law.
+An invariant is a function of a program and its plan that yields the violations it finds.  The first
+sentence of its docstring is the invariant in words, which the error quotes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from transpiler.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One violation: where (an op, or "" for the program as a whole), of which variable, and in
-    what way.
+    """One place in a program where an invariant does not hold.
+
+    Attributes:
+        op: the op, as :func:`at` describes it, or the block; "" for the program as a whole.
+        variable: its name; "" where the violation concerns none.
+        why: what was expected and what came.
     """
 
     op: str
@@ -30,13 +34,18 @@ Invariant = Callable[[Program, Plan], Iterator[Violation]]
 
 
 class IllegalProgram(ValueError):
-    """A program breaks a law.  The message names the law, the op and the variable."""
+    """A program violates an invariant; the message names the op, the variable and the invariant.
 
-    def __init__(self, law: str, fault: Violation) -> None:
-        place = ", ".join(part for part in (fault.op, fault.variable) if part)
-        super().__init__(f"{place or 'program'}: {fault.why} (law: {law})")
-        self.law = law
-        self.fault = fault
+    Attributes:
+        invariant: its sentence, without the full stop.
+        violation: the first that was found.
+    """
+
+    def __init__(self, invariant: str, violation: Violation) -> None:
+        place = ", ".join(part for part in (violation.op, violation.variable) if part)
+        super().__init__(f"{place or 'program'}: {violation.why} (invariant: {invariant})")
+        self.invariant = invariant
+        self.violation = violation
 
 
 def at(block: int, index: int, op: Op) -> str:
@@ -50,7 +59,9 @@ def numbered(program: Program, *types: str) -> list[tuple[int, Op]]:
 
 
 def _given(program: Program) -> set[str]:
-    """What is there before the first op runs: fed, held, or (on a server) received."""
+    """The variables that have a value before the first op runs: fed, held, or received by a
+    server.
+    """
     given = {
         v.name
         for v in program.main.variables.values()
@@ -64,7 +75,7 @@ def _given(program: Program) -> set[str]:
 
 
 def table_of_block(block: Block, main: Block) -> str:
-    """The table that a block of a server's program is for; "" for one of a slice."""
+    """The table that a block of a server's program updates or looks up; "" for a slice's block."""
     names = (name for op in block.ops for name in (*op.inputs, *op.outputs))
     return next(
         (
@@ -76,7 +87,7 @@ def table_of_block(block: Block, main: Block) -> str:
     )
 
 
-def _unheld(block: Block, main: Block) -> Iterator[tuple[int, Op, str]]:
+def _undefined(block: Block, main: Block) -> Iterator[tuple[int, Op, str]]:
     for index, op in enumerate(block.ops):
         for name in (*op.inputs, *filter(None, op.outputs)):
             if name not in block.variables and name not in main.variables:
@@ -89,11 +100,11 @@ def defined_before_use(program: Program, plan: Plan | None = None) -> Iterator[V
     """
     given = _given(program)
     for block in program.blocks:
-        for index, op, name in _unheld(block, program.main):
+        for index, op, name in _undefined(block, program.main):
             yield Violation(
                 at(block.index, index, op),
                 name,
-                "expected a defined variable, got a name that no table has",
+                "expected a defined variable, got a name that neither block defines",
             )
         present = set(given)
         for index, op in enumerate(block.ops):
@@ -102,7 +113,7 @@ def defined_before_use(program: Program, plan: Plan | None = None) -> Iterator[V
                     yield Violation(
                         at(block.index, index, op),
                         name,
-                        "it is read before any op has given it a value",
+                        "it is read before an op gives it a value",
                     )
             present.update(op.outputs)
 
@@ -114,29 +125,30 @@ def slices_tile(program: Program, plan: Plan) -> Iterator[Violation]:
     seen: set[str] = set()
     for placement in plan.placements:
         edge = 0
-        for piece in placement.slices:
-            if piece.begin != edge or piece.end < piece.begin:
+        for slice_ in placement.slices:
+            if slice_.begin != edge or slice_.end < slice_.begin:
                 yield Violation(
                     "",
-                    piece.name,
-                    f"expected a slice from element {edge}, got [{piece.begin}, {piece.end})",
+                    slice_.name,
+                    f"expected a slice from element {edge}, got [{slice_.begin}, {slice_.end})",
                 )
-            edge = piece.end
-            if math.prod(piece.shape) != piece.end - piece.begin:
+            edge = slice_.end
+            elements = slice_.end - slice_.begin
+            if math.prod(slice_.shape) != elements:
                 yield Violation(
                     "",
-                    piece.name,
-                    f"expected {piece.end - piece.begin} elements, got shape {list(piece.shape)}",
+                    slice_.name,
+                    f"expected {elements} elements, got shape {list(slice_.shape)}",
                 )
-            if piece.name in seen:
-                yield Violation("", piece.name, "two slices have this name")
-            if not 0 <= piece.server < plan.servers:
+            if slice_.name in seen:
+                yield Violation("", slice_.name, "two slices have this name")
+            if not 0 <= slice_.server < plan.servers:
                 yield Violation(
                     "",
-                    piece.name,
-                    f"expected a server from 0 to {plan.servers - 1}, got {piece.server}",
+                    slice_.name,
+                    f"expected a server from 0 to {plan.servers - 1}, got {slice_.server}",
                 )
-            seen.add(piece.name)
+            seen.add(slice_.name)
         if edge != math.prod(placement.shape):
             yield Violation(
                 "",

@@ -1,4 +1,4 @@
-"""The laws of a server's programs."""
+"""The invariants of a server's programs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def _held(program: Program, plan: Plan) -> dict[str, tuple[Placement, Slice]]:
     """The slices that the plan gives to this server, by name."""
     index = _index(program)
     return {
-        piece.name: (placement, piece)
+        slice_.name: (placement, slice_)
         for placement in plan.placements
-        for piece in placement.slices
-        if piece.server == index
+        for slice_ in placement.slices
+        if slice_.server == index
     }
 
 
@@ -43,11 +43,11 @@ def slices_held(program: Program, plan: Plan) -> Iterator[Violation]:
     }
     for name in sorted(defined.keys() - held.keys()):
         yield Violation("", name, f"it does not live on server {_index(program)}")
-    for name, (placement, piece) in held.items():
+    for name, (placement, slice_) in held.items():
         if name not in defined:
             yield Violation("", name, f"server {_index(program)} owns it and does not define it")
             continue
-        found, expected = defined[name], (piece.shape, placement.dtype, placement.name)
+        found, expected = defined[name], (slice_.shape, placement.dtype, placement.name)
         if (found.shape, found.dtype, found.of) != expected:
             yield Violation(
                 "", name, f"expected {expected}, got {(found.shape, found.dtype, found.of)}"
@@ -118,14 +118,16 @@ def _expected_types(placement: Placement, plan: Plan) -> list[str]:
     return [*merging, *clipping, found[1].type]
 
 
-def _expected_facts(op: Op, placement: Placement, piece: Slice, plan: Plan) -> dict[str, object]:
-    """The arguments of a merging op: of variables their names."""
+def _expected_arguments(
+    op: Op, placement: Placement, slice_: Slice, plan: Plan
+) -> dict[str, object]:
+    """The arguments that a merging op must have; variables are given by name."""
     lane = plan.lane_of(placement)
     arriving = (
-        delta_name(piece) if lane.kind.steps_on_trainer else name_beside(placement, piece, "GRAD")
+        delta_name(slice_) if lane.kind.steps_on_trainer else name_beside(placement, slice_, "GRAD")
     )
     if op.type == "sum" and lane.kind.servers_add:
-        return {"x": (piece.name, arriving)}
+        return {"x": (slice_.name, arriving)}
     if op.type == "sum":
         several = tuple(f"{arriving}.trainer_{trainer}" for trainer in range(plan.trainers))
         return {"x": several if plan.trainers > 1 else (arriving,)}
@@ -135,42 +137,43 @@ def _expected_facts(op: Op, placement: Placement, piece: Slice, plan: Plan) -> d
             "scale": (-1.0 if lane.kind.steps_on_trainer else 1.0) / plan.trainers,
         }
     if op.type == "dc_compensate":
-        backups = backup_names(piece, plan.trainers)
+        backups = backup_names(slice_, plan.trainers)
         return {
             "grad": (arriving,),
-            "param": (piece.name,),
+            "param": (slice_.name,),
             "backups": backups,
             "factor": lane.dc_asgd,
         }
     return {}
 
 
-def _block_faults(
-    block: Block, placement: Placement, piece: Slice, plan: Plan
+def _block_violations(
+    block: Block, placement: Placement, slice_: Slice, plan: Plan
 ) -> Iterator[Violation]:
     types, expected = [op.type for op in block.ops], _expected_types(placement, plan)
     if types != expected:
         yield Violation(
             f"block {block.index}",
-            piece.name,
+            slice_.name,
             f"expected {', '.join(expected)}; got {', '.join(types)}",
         )
         return
     found = applied(plan, placement)
     if found is not None and block.ops[-1].arguments.get("group") != found[0]:
         yield Violation(
-            at(block.index, len(types) - 1, block.ops[-1]), piece.name, f"expected group {found[0]}"
+            at(block.index, len(types) - 1, block.ops[-1]),
+            slice_.name,
+            f"expected group {found[0]}",
         )
     for index, op in enumerate(block.ops):
-        for key, wanted in _expected_facts(op, placement, piece, plan).items():
+        for key, wanted in _expected_arguments(op, placement, slice_, plan).items():
             argument = op.arguments.get(key)
             got = tuple(refs(argument)) or argument
             if got != wanted:
                 yield Violation(
                     at(block.index, index, op),
-                    piece.name,
-                    f"{key}: expected {wanted} in "
-                    "a lane of mode "
+                    slice_.name,
+                    f"{key}: expected {wanted} in a lane of mode "
                     f"{plan.lane_of(placement).mode}, got {got}",
                 )
     for before, (index, op) in zip(block.ops, list(enumerate(block.ops))[1:], strict=False):
@@ -215,10 +218,10 @@ def optimize_blocks_complete(program: Program, plan: Plan) -> Iterator[Violation
             yield Violation(
                 at(block.index, index, op),
                 name,
-                "it is updated a second time, or is nothing that this server updates",
+                "it is updated a second time, or this server does not update it",
             )
             continue
-        yield from _block_faults(block, *due.pop(name), plan)
+        yield from _block_violations(block, *due.pop(name), plan)
     for name in due:
         yield Violation("", name, "no block updates it")
 
@@ -246,7 +249,7 @@ def owned_once(programs: Sequence[Program], plan: Plan) -> Iterator[Violation]:
             f"{[_index(p) for p in programs]}",
         )
     owners: dict[str, list[int]] = {
-        piece.name: [] for placement in plan.placements for piece in placement.slices
+        slice_.name: [] for placement in plan.placements for slice_ in placement.slices
     }
     for program in programs:
         for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER):

@@ -1,4 +1,4 @@
-"""The laws of sparse tables: in a trainer's programs, and in a server's."""
+"""The invariants of sparse tables in a trainer's programs and in a server's."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _names(op: Op, key: str) -> tuple[str, ...]:
 
 
 def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Violation]:
-    """A trainer looks up no table itself: rows come from all servers, and each part of a pull's ids
-    is asked for once, in the order in which it was split, and merged for the lookups that it was
-    split for.
+    """A trainer looks up no table itself: it pulls rows from all servers, each part of a pull's ids
+    once and in the order in which it was split, and merges them for the lookups that it split the
+    ids for.
     """
     tables, split = {table.name for table in plan.tables}, dict[tuple[str, ...], Op]()
     asked: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -55,25 +55,25 @@ def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Violation]:
                 yield Violation(
                     where,
                     name,
-                    "expected ids of one split_ids, in its order, that nothing else asks for",
+                    "expected ids of one split_ids, in its order, that no other prefetch has",
                 )
             asked[_names(op, "ids")] = op.outputs
         elif op.type == "merge_ids":
-            yield from _merge_faults(
+            yield from _merge_violations(
                 where, op, split.get(_names(op, "ids")), asked.pop(_names(op, "ids"), ())
             )
     for ids in asked:
-        yield Violation("", ids[0], "its rows are asked for and never merged")
+        yield Violation("", ids[0], "its rows are pulled and never merged")
 
 
-def _merge_faults(
+def _merge_violations(
     where: str, op: Op, split: Op | None, rows: tuple[str, ...]
 ) -> Iterator[Violation]:
     if split is None or _names(op, "rows") != rows:
         yield Violation(
             where,
             op.outputs[0],
-            "expected parts of ids and the rows that were asked for with them, once",
+            "expected parts of ids and the rows that were pulled with them, once",
         )
     elif _names(op, "x") != _names(split, "x") or op.arguments.get(
         "padding_idx"
@@ -96,13 +96,13 @@ def _is_gradient(program: Program, op: Op) -> bool:
 
 def row_gradients_sent_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """The gradient of each table that servers update is sent exactly once, to all servers, when it
-    is final; it is split, if it is, once into a part for each of them.
+    is final, either unsplit or split once into a part for each server.
     """
     unsent = {
         table.name for table in plan.tables if not plan.lanes[table.lane].kind.steps_on_trainer
     }
     last = {name: index for index, op in enumerate(program.main.ops) for name in op.outputs}
-    whole = {
+    split = {
         op.outputs: op
         for op in program.main.ops
         if op.type == "split_ids" and _is_gradient(program, op)
@@ -116,7 +116,7 @@ def row_gradients_sent_once(program: Program, plan: Plan) -> Iterator[Violation]
                 where, name, "it is sent a second time, or is no table that servers update"
             )
         unsent.discard(name)
-        gradients = _names(whole[x], "x") if x in whole else x
+        gradients = _names(split[x], "x") if x in split else x
         for gradient in (*gradients, *x):
             found = program.main.variables.get(gradient)
             if found is None or found.role is not Role.GRADIENT or found.of != name:
@@ -126,7 +126,9 @@ def row_gradients_sent_once(program: Program, plan: Plan) -> Iterator[Violation]
                     f"expected the gradient of {name}, or its parts as they were split",
                 )
             elif last.get(gradient, index) >= index:
-                yield Violation(where, gradient, "it leaves before the op that produces it has run")
+                yield Violation(
+                    where, gradient, "it is sent before the op that produces it has run"
+                )
         if op.arguments["endpoints"] != _servers(program):
             yield Violation(
                 where,
@@ -196,7 +198,7 @@ def tables_held(program: Program, plan: Plan) -> Iterator[Violation]:
             name,
             "it is no table of the plan"
             if name in defined
-            else "every server holds a part of it; none here",
+            else "expected a variable, because every server holds a part of it, got none",
         )
     for name in defined.keys() & tables.keys():
         found, table = defined[name], tables[name]
@@ -227,7 +229,7 @@ def _expected_types(table: Table, plan: Plan) -> list[str]:
     return [*merging, *clipping, *(rule.type for rule in rules_of(table, plan.groups))]
 
 
-def _expected_facts(op: Op, table: Table, plan: Plan) -> dict[str, object]:
+def _expected_arguments(op: Op, table: Table, plan: Plan) -> dict[str, object]:
     """The arguments that a merging or clipping op must have."""
     lane, clip = plan.lanes[table.lane], plan.clip
     if op.type == "sum" and lane.kind.steps_on_trainer:
@@ -242,7 +244,7 @@ def _expected_facts(op: Op, table: Table, plan: Plan) -> dict[str, object]:
     return {"min": clip.low, "max": clip.high} if op.type == "clip" and clip is not None else {}
 
 
-def _update_faults(block: Block, table: Table, plan: Plan) -> Iterator[Violation]:
+def _update_violations(block: Block, table: Table, plan: Plan) -> Iterator[Violation]:
     types, expected = [op.type for op in block.ops], _expected_types(table, plan)
     if types != expected:
         yield Violation(
@@ -268,19 +270,19 @@ def _update_faults(block: Block, table: Table, plan: Plan) -> Iterator[Violation
                 yield Violation(where, table.name, f"expected {segment} by {rule}")
             continue
         before = op.outputs[0]
-        for key, wanted in _expected_facts(op, table, plan).items():
+        for key, wanted in _expected_arguments(op, table, plan).items():
             got = _names(op, key) or op.arguments.get(key)
             if got != wanted:
                 yield Violation(where, table.name, f"{key}: expected {wanted}, got {got}")
 
 
-def _lookup_faults(block: Block, table: Table) -> Iterator[Violation]:
+def _lookup_violations(block: Block, table: Table) -> Iterator[Violation]:
     op = block.ops[0]
     if len(block.ops) > 1 or _names(op, "w") != (table.name,) or "padding_idx" in op.arguments:
         yield Violation(
             at(block.index, 0, op),
             table.name,
-            "expected one lookup of this table, of all ids that are asked for",
+            "expected one lookup of this table, of all ids that trainers ask for",
         )
 
 
@@ -299,9 +301,9 @@ def table_blocks_complete(program: Program, plan: Plan) -> Iterator[Violation]:
         looks_up = block.ops[0].type == "lookup_table"
         found[name, looks_up] += 1
         yield from (
-            _lookup_faults(block, tables[name])
+            _lookup_violations(block, tables[name])
             if looks_up
-            else _update_faults(block, tables[name], plan)
+            else _update_violations(block, tables[name], plan)
         )
     for name in tables:
         for looks_up, what in ((False, "updates it"), (True, "looks it up")):

@@ -1,4 +1,4 @@
-"""The laws of a trainer's programs."""
+"""The invariants of a trainer's programs in a job with servers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ STARTUP_OPS = frozenset({"init", "fake_init", "recv", "fetch_barrier", "concat"}
 
 
 def is_startup(program: Program) -> bool:
-    """Whether a trainer's program is its startup program: the one that computes and sends
-    nothing.
-    """
+    """Whether a trainer's program is its startup program, which computes and sends nothing."""
     return all(op.type in STARTUP_OPS for op in program.main.ops)
 
 
 def _updated(plan: Plan, local: bool) -> list[Placement]:
-    """What is updated by trainers (local), or by servers."""
+    """The parameters that trainers update (``local``), or those that servers update."""
     return [
         placement
         for placement in plan.placements
@@ -36,7 +34,7 @@ def _updated(plan: Plan, local: bool) -> list[Placement]:
 
 def _expected_endpoints(program: Program, placement: Placement) -> tuple[str, ...]:
     assert program.deployment is not None
-    return tuple(program.deployment.endpoints[piece.server] for piece in placement.slices)
+    return tuple(program.deployment.endpoints[slice_.server] for slice_ in placement.slices)
 
 
 def _servers(program: Program) -> tuple[str, ...]:
@@ -45,7 +43,7 @@ def _servers(program: Program) -> tuple[str, ...]:
 
 
 def _sections(placement: Placement) -> tuple[int, ...]:
-    return tuple(piece.end - piece.begin for piece in placement.slices)
+    return tuple(slice_.end - slice_.begin for slice_ in placement.slices)
 
 
 def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Violation]:
@@ -81,12 +79,10 @@ def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def _is_sent_as(program: Program, op: Op, placement: Placement) -> bool:
-    """Whether a send has a placement's gradient: in slices, or whole, with the sections where there
-    are several.
-    """
+    """Whether a send has a placement's gradient: in slices, or unsliced with the sections."""
     names = tuple(refs(op.arguments["x"]))
     if placement.split and "sections" not in op.arguments:
-        return names == tuple(name_beside(placement, piece, "GRAD") for piece in placement.slices)
+        return names == tuple(name_beside(placement, slice_, "GRAD") for slice_ in placement.slices)
     variable = program.main.variables.get(names[0]) if len(names) == 1 else None
     return (
         variable is not None
@@ -96,8 +92,8 @@ def _is_sent_as(program: Program, op: Op, placement: Placement) -> bool:
 
 
 def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
-    """Each gradient is sent exactly once, whole, every slice to the server that holds it; nothing
-    else is sent.
+    """Each gradient is sent exactly once, every slice to the server that holds it; nothing else is
+    sent.
     """
     unsent = {placement.name: placement for placement in _updated(plan, local=False)}
     for index, op in numbered(program, "send"):
@@ -133,9 +129,9 @@ def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def changes_sent_once(program: Program, plan: Plan) -> Iterator[Violation]:
-    """What changes in a k-step lane leaves in exactly one send, after the lane's last update: every
-    slice of every parameter, to the server that holds it, and of every table the rows that were
-    touched, to all.
+    """The deltas of a k-step lane are sent in exactly one send, after the lane's last update: every
+    slice of every parameter to the server that holds it, and the touched rows of every table to all
+    servers.
     """
     found = [(index, op) for index, op in numbered(program, "send") if "delta" in op.arguments]
     lanes = [index for index, lane in enumerate(plan.lanes) if lane.kind.steps_on_trainer]
@@ -144,52 +140,54 @@ def changes_sent_once(program: Program, plan: Plan) -> Iterator[Violation]:
         yield Violation(
             where,
             "",
-            f"expected {len(lanes)} sends of changes, one for each k-step lane, got {len(found)}",
+            f"expected {len(lanes)} sends of deltas, one for each k-step lane, got {len(found)}",
         )
         return
     for lane, (index, op) in zip(lanes, found, strict=True):
-        placements = [
-            placement for placement in _updated(plan, local=True) if placement.lane == lane
-        ]
-        tables, servers = (
-            [table.name for table in plan.tables if table.lane == lane],
-            _servers(program),
-        )
-        expected: dict[str, object] = {
-            "x": (*(placement.name for placement in placements), *tables),
-            "delta": (
-                *(delta_name(piece) for placement in placements for piece in placement.slices),
-                *(
-                    f"{name}.delta.server_{server}"
-                    for name in tables
-                    for server in range(len(servers))
-                ),
-            ),
-            "endpoints": (
-                *(e for p in placements for e in _expected_endpoints(program, p)),
-                *(servers * len(tables)),
-            ),
-            "sections": (
-                *(size for p in placements for size in _sections(p)),
-                *((0,) * len(servers) * len(tables)),
-            ),
-            "mode": plan.lanes[lane].mode,
-            "k_steps": plan.lanes[lane].k_steps,
-        }
-        for key, wanted in expected.items():
+        for key, wanted in _expected_delta_send(program, plan, lane).items():
             got = op.inputs if key == "x" else op.arguments.get(key)
             if got != wanted:
                 yield Violation(
                     at(0, index, op), ", ".join(op.inputs), f"{key}: expected {wanted}, got {got}"
                 )
+        names = {*(placement.name for placement in _in_lane(plan, lane)), *_tables(plan, lane)}
         for later, update in list(enumerate(program.main.ops))[index:]:
-            if is_optimizer(update.type) and set(update.outputs) & {
-                *(placement.name for placement in placements),
-                *tables,
-            }:
+            if is_optimizer(update.type) and names & set(update.outputs):
                 yield Violation(
                     at(0, later, update), update.outputs[0], f"it changes after {at(0, index, op)}"
                 )
+
+
+def _in_lane(plan: Plan, lane: int) -> list[Placement]:
+    """What trainers update in a k-step lane."""
+    return [placement for placement in _updated(plan, local=True) if placement.lane == lane]
+
+
+def _tables(plan: Plan, lane: int) -> list[str]:
+    return [table.name for table in plan.tables if table.lane == lane]
+
+
+def _expected_delta_send(program: Program, plan: Plan, lane: int) -> dict[str, object]:
+    """The arguments of a k-step lane's send: parameters slice by slice, then tables by server."""
+    placements, tables, servers = _in_lane(plan, lane), _tables(plan, lane), _servers(program)
+    slices = [slice_ for placement in placements for slice_ in placement.slices]
+    return {
+        "x": (*(placement.name for placement in placements), *tables),
+        "delta": (
+            *(delta_name(slice_) for slice_ in slices),
+            *(f"{name}.delta.server_{server}" for name in tables for server in range(len(servers))),
+        ),
+        "endpoints": (
+            *(e for placement in placements for e in _expected_endpoints(program, placement)),
+            *(servers * len(tables)),
+        ),
+        "sections": (
+            *(size for placement in placements for size in _sections(placement)),
+            *((0,) * len(servers) * len(tables)),
+        ),
+        "mode": plan.lanes[lane].mode,
+        "k_steps": plan.lanes[lane].k_steps,
+    }
 
 
 def sent_when_final(program: Program, plan: Plan) -> Iterator[Violation]:
@@ -210,7 +208,7 @@ def sent_when_final(program: Program, plan: Plan) -> Iterator[Violation]:
             last = max(writes.get(name, [len(program.main.ops)]))
             if last > index:
                 yield Violation(
-                    at(0, index, op), name, "it leaves before the op that produces it has run"
+                    at(0, index, op), name, "it is sent before the op that produces it has run"
                 )
     sizes = {
         placement.name: _sections(placement) for placement in plan.placements if placement.split
@@ -229,10 +227,10 @@ def sent_when_final(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def _arrives_as(op: Op, placement: Placement) -> bool:
-    """Whether a recv has a placement's slices; or all of it, with their sections."""
+    """Whether a recv has a placement's slices, or the variable unsliced with the sections."""
     if "sections" in op.arguments:
         return op.outputs == (placement.name,) and op.arguments["sections"] == _sections(placement)
-    return op.outputs == tuple(piece.name for piece in placement.slices)
+    return op.outputs == tuple(slice_.name for slice_ in placement.slices)
 
 
 def parameters_received_once(program: Program, plan: Plan) -> Iterator[Violation]:
@@ -284,7 +282,9 @@ def received_after_sending(program: Program, plan: Plan) -> Iterator[Violation]:
     for index, op in list(enumerate(program.main.ops))[first:]:
         if op.type not in ("recv", "fetch_barrier", "concat", "send_barrier", "send"):
             yield Violation(
-                at(0, index, op), "", "it computes with parameters that may be of the next step"
+                at(0, index, op),
+                "",
+                "it computes with parameters that may be those of the next step",
             )
 
 
@@ -296,9 +296,8 @@ def _barriers(program: Program, kind: str, wanted: int, own: bool = False) -> It
     ]
     if len(found) != wanted:
         where = at(0, *found[-1]) if found else ""
-        yield Violation(
-            where, "", f"expected {wanted} {kind}{' of its own' if own else ''}, got {len(found)}"
-        )
+        what = f"{kind} of the trainer's own" if own else kind
+        yield Violation(where, "", f"expected {wanted} {what}, got {len(found)}")
 
 
 def barriers_exactly_where_due(program: Program, plan: Plan) -> Iterator[Violation]:
@@ -323,10 +322,10 @@ def barriers_exactly_where_due(program: Program, plan: Plan) -> Iterator[Violati
         latest = max(latest, order[op.type])
 
 
-def _concat_faults(
+def _concat_violations(
     index: int, op: Op, placement: Placement, arrived: set[str]
 ) -> Iterator[Violation]:
-    expected = tuple(piece.name for piece in placement.slices)
+    expected = tuple(slice_.name for slice_ in placement.slices)
     if tuple(refs(op.arguments["x"])) != expected or op.arguments["axis"] != 0:
         yield Violation(
             at(0, index, op),
@@ -338,12 +337,12 @@ def _concat_faults(
             yield Violation(
                 at(0, index, op),
                 name,
-                "it is put together before it has been received and fetch_barrier has passed",
+                "it is concatenated before it has been received and fetch_barrier has passed",
             )
 
 
 def concatenated_after_arrival(program: Program, plan: Plan) -> Iterator[Violation]:
-    """Each sliced parameter that is received is put together exactly once, from its slices in
+    """Each sliced parameter that is received is concatenated exactly once, from its slices in
     order, after they have arrived.
     """
     received = {
@@ -370,6 +369,6 @@ def concatenated_after_arrival(program: Program, plan: Plan) -> Iterator[Violati
         if op.type == "recv":
             arrived.update(op.outputs)
         elif op.outputs and op.outputs[0] in sliced:
-            yield from _concat_faults(
+            yield from _concat_violations(
                 index, op, sliced[op.outputs[0]], arrived if index > waits else set()
             )

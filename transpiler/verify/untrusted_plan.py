@@ -1,5 +1,6 @@
-"""Whether a plan, and a server's deployment of it, make sense by themselves: the part of admission
-that needs no program.
+"""What a server checks of a plan, and of its deployment, that came over the wire.
+
+This is the part of the validation that needs no program; a part of untrusted_program.py.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ MOST_BYTES = 2**46  # of one variable: beyond any machine, and far from the end 
 
 
 def expect(holds: bool, what: str) -> None:
-    """Raises a ValueError that says what was expected and what came, unless the condition holds."""
+    """Raises a ValueError with the message ``what`` unless the condition holds."""
     if not holds:
         raise ValueError(what)
 
 
 def check_extent(what: str, shape: Iterable[int | str], dtype: str) -> None:
-    """Whether a variable has a dtype that torch knows, and fixed sizes that a machine could hold.
+    """Checks that a variable has a dtype of torch's, and fixed sizes that a machine could hold.
 
     Raises:
         ValueError: naming the variable.
@@ -46,25 +47,25 @@ def check_extent(what: str, shape: Iterable[int | str], dtype: str) -> None:
     expect(math.prod(size or 1 for size in sizes) * DTYPES[dtype].itemsize <= MOST_BYTES, limit)
 
 
-def _check_slice(what: str, placement: Placement, piece: Slice, begin: int, servers: int) -> None:
-    expect(piece.name != "", f"{what}: expected slices with names, got an empty one")
-    what = f"{what}, slice {piece.name!r}"
+def _check_slice(what: str, placement: Placement, slice_: Slice, begin: int, servers: int) -> None:
+    expect(slice_.name != "", f"{what}: expected slices with names, got an empty one")
+    what = f"{what}, slice {slice_.name!r}"
     expect(
-        piece.begin == begin <= piece.end,
-        f"{what}: expected elements from {begin} on, got [{piece.begin}, {piece.end})",
+        slice_.begin == begin <= slice_.end,
+        f"{what}: expected elements from {begin} on, got [{slice_.begin}, {slice_.end})",
     )
     expect(
-        0 <= piece.server < servers,
-        f"{what}: expected a server of 0 to {servers - 1}, got {piece.server}",
+        0 <= slice_.server < servers,
+        f"{what}: expected a server of 0 to {servers - 1}, got {slice_.server}",
     )
-    check_extent(what, piece.shape, placement.dtype)
-    whole = placement.shape if len(placement.slices) == 1 else (piece.end - piece.begin,)
-    rows = (piece.shape[:1] or (0,)) + placement.shape[1:]
-    fits = piece.shape in (whole, rows) and math.prod(piece.shape) == piece.end - piece.begin
+    check_extent(what, slice_.shape, placement.dtype)
+    whole = placement.shape if len(placement.slices) == 1 else (slice_.end - slice_.begin,)
+    rows = (slice_.shape[:1] or (0,)) + placement.shape[1:]
+    fits = slice_.shape in (whole, rows) and math.prod(slice_.shape) == slice_.end - slice_.begin
     expect(
         fits,
-        f"{what}: expected a shape for {piece.end - piece.begin} elements of "
-        f"{list(placement.shape)}, got {list(piece.shape)}",
+        f"{what}: expected a shape for {slice_.end - slice_.begin} elements of "
+        f"{list(placement.shape)}, got {list(slice_.shape)}",
     )
 
 
@@ -96,9 +97,9 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
         f"{what}: expected a lane below {len(plan.lanes)}, got {placement.lane}",
     )
     begin = 0
-    for piece in placement.slices:
-        _check_slice(what, placement, piece, begin, plan.servers)
-        begin = piece.end
+    for slice_ in placement.slices:
+        _check_slice(what, placement, slice_, begin, plan.servers)
+        begin = slice_.end
     total = math.prod(placement.shape)
     expect(
         len(placement.slices) > 0 and begin == total,
@@ -107,7 +108,7 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Whether a plan makes sense by itself.
+    """Checks that a plan is consistent by itself.
 
     Raises:
         ValueError: naming the variable, slice, group or field, what was expected and what came.
@@ -154,21 +155,22 @@ def check_plan(plan: Plan) -> None:
         "plan, variable", [p.name for p in plan.placements] + [table.name for table in plan.tables]
     )
     check_unique(
-        "plan, slice", (piece.name for placement in plan.placements for piece in placement.slices)
+        "plan, slice", (slice_.name for placement in plan.placements for slice_ in placement.slices)
     )
 
 
 def check_deployment(deployment: Deployment | None) -> Deployment:
-    """Whether a deployment makes sense for a server.
+    """Checks that a deployment is a server's, and consistent by itself.
+
+    Returns:
+        The deployment.
 
     Raises:
-        ValueError: there is none, it is a trainer's, its numbers contradict each other, or its plan
-            does not make sense.
+        ValueError: there is none, it is a trainer's, its counts contradict each other, or its plan
+            is inconsistent.
     """
     if deployment is None:
-        raise ValueError(
-            "expected a program with a deployment, got one without: it is no pserver's program"
-        )
+        raise ValueError("expected a pserver's program, which has a deployment, got one without")
     check_plan(deployment.plan)
     servers, index = deployment.plan.servers, deployment.server_index
     expect(

@@ -1,7 +1,7 @@
-"""What a server asks of the tables in a program that came over the wire; a part of untrusted_program.py.
+"""What a server checks of the tables in a program that came over the wire.
 
-The plan says all there is to say of a table, so its blocks have to be what the plan says: the laws
-of tables, held here against a program that nobody's passes have made.
+The plan determines the blocks of a table, so the invariants of tables (tables.py) are checked here
+on a program that no pass of ours may have made.  A part of untrusted_program.py.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ ROLES = frozenset({Role.TABLE, Role.GRADIENT, Role.DELTA, Role.INPUT, Role.TEMPO
 
 
 def is_of_table(variable: Variable, plan: Plan) -> bool:
-    """Whether a variable of a server's program belongs to a table: how many rows it has may be
-    open, and nothing is allocated.
+    """Whether a variable of a server's program belongs to a table.
+
+    Such a variable may have a free number of rows, and nothing is allocated for it.
     """
     return variable.role is Role.TABLE or any(variable.of == table.name for table in plan.tables)
 
 
 def check_table_variable(what: str, variable: Variable) -> None:
-    """Whether a variable of a table may be one.
+    """Checks the role, dtype and shape of a variable of a table.
 
     Raises:
         ValueError: naming the variable.
@@ -49,7 +50,7 @@ def check_table_variable(what: str, variable: Variable) -> None:
 
 
 def blocks_of_tables(program: Program) -> tuple[list[int], list[int]]:
-    """The blocks of a server's program that answer lookups, and all that are for tables."""
+    """The indices of a server's blocks that answer lookups, and those of all blocks of tables."""
     tables = [block for block in program.blocks[1:] if table_of_block(block, program.main)]
     return [block.index for block in tables if block.ops[0].type == "lookup_table"], [
         block.index for block in tables
@@ -57,7 +58,7 @@ def blocks_of_tables(program: Program) -> tuple[list[int], list[int]]:
 
 
 def check_tables(program: Program, plan: Plan) -> None:
-    """Holds the blocks of tables against the plan.
+    """Checks the blocks of tables against the plan.
 
     Raises:
         ValueError: naming block, op and table.
@@ -65,10 +66,12 @@ def check_tables(program: Program, plan: Plan) -> None:
     _, indices = blocks_of_tables(program)
     for index in indices:
         _check_block(program.blocks[index], program.main.variables)
-    for law in (tables_held, table_blocks_complete):
-        for fault in law(program, plan):
-            place = ", ".join(part for part in (fault.op, f"table {fault.variable!r}") if part)
-            raise ValueError(f"{place}: {fault.why}")
+    for invariant in (tables_held, table_blocks_complete):
+        for violation in invariant(program, plan):
+            place = ", ".join(
+                part for part in (violation.op, f"table {violation.variable!r}") if part
+            )
+            raise ValueError(f"{place}: {violation.why}")
 
 
 def _check_block(block: Block, shared: Mapping[str, Variable]) -> None:

@@ -1,7 +1,6 @@
-"""Programs are held against laws after every pass; an error names the op, the variable and the law.
+"""Checks programs against their invariants, at once or after every pass of a pipeline.
 
-The laws stand in ``invariants.py`` (all programs, and the plan), ``trainer.py``,
-``pserver.py``, ``tables.py`` and ``collective.py``.
+An error names the op, the variable and the invariant.
 """
 
 from __future__ import annotations
@@ -38,13 +37,18 @@ Pass = Callable[[Program, Plan], Program]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pass, and the laws that hold from then on."""
+    """A pass of a pipeline.
+
+    Attributes:
+        transform: the pass.
+        invariants: hold after it and after every later pass.
+    """
 
     transform: Pass
-    laws: tuple[Invariant, ...] = ()
+    invariants: tuple[Invariant, ...] = ()
 
 
-ALWAYS: tuple[Invariant, ...] = (slices_tile, defined_before_use)
+EVERY_PROGRAM: tuple[Invariant, ...] = (slices_tile, defined_before_use)
 TRAINER: tuple[Invariant, ...] = (
     trainer.updated_in_one_place,
     trainer.sent_exactly_once,
@@ -78,9 +82,9 @@ PSERVER_STARTUP: tuple[Invariant, ...] = (
     pserver.only_server_ops,
 )
 COLLECTIVE_STARTUP: tuple[Invariant, ...] = (
-    collective.ids_drawn_once,
-    collective.rings_begin_once,
-    collective.parameters_handed_on,
+    collective.ids_generated_once,
+    collective.rings_initialized_once,
+    collective.parameters_broadcast,
     collective.awaited_before_use,
 )
 SHARED: tuple[Invariant, ...] = (
@@ -97,13 +101,13 @@ AVERAGED_PARAMETERS: tuple[Invariant, ...] = (collective.averaged_exactly_once, 
 UNSHARED: tuple[Invariant, ...] = (collective.shares_nothing, collective.updated_once)
 
 
-def _collective_laws_of(program: Program, mode: CollectiveMode) -> tuple[Invariant, ...]:
-    """The laws of a job without servers.
+def _collective_invariants_of(program: Program, mode: CollectiveMode) -> tuple[Invariant, ...]:
+    """The invariants of a program in a job without servers.
 
-    What ParallelExecutor made of an nccl2 program averages gradients.
+    An nccl2 program with sums is one that ParallelExecutor has made: it averages gradients.
     """
     if collective.is_startup(program):
-        return (collective.ids_drawn_once,) if mode.averages is None else COLLECTIVE_STARTUP
+        return (collective.ids_generated_once,) if mode.averages is None else COLLECTIVE_STARTUP
     if mode.averages is Payload.PARAMETERS:
         return AVERAGED_PARAMETERS
     shares = any(op.type == "c_allreduce_sum" for op in program.main.ops)
@@ -111,60 +115,70 @@ def _collective_laws_of(program: Program, mode: CollectiveMode) -> tuple[Invaria
 
 
 def invariants_of(program: Program) -> tuple[Invariant, ...]:
-    """The laws of a complete program of a cluster: a trainer's or a server's, main or startup."""
+    """The invariants of a complete program of a job: a trainer's or a server's, main or startup."""
     plan = None if program.deployment is None else program.deployment.plan
     if plan is not None and plan.collective is not None:
-        return _always(plan) + _collective_laws_of(program, plan.collective.kind)
+        return _before_any_pass(plan) + _collective_invariants_of(program, plan.collective.kind)
     if program.deployment is not None and program.deployment.server_index is not None:
-        return ALWAYS + (PSERVER if len(program.blocks) > 1 else PSERVER_STARTUP)
-    return ALWAYS + (TRAINER_STARTUP if trainer.is_startup(program) else TRAINER)
+        return EVERY_PROGRAM + (PSERVER if len(program.blocks) > 1 else PSERVER_STARTUP)
+    return EVERY_PROGRAM + (TRAINER_STARTUP if trainer.is_startup(program) else TRAINER)
 
 
-def _always(plan: Plan) -> tuple[Invariant, ...]:
-    """The laws that hold before the first pass; without servers there are no slices."""
-    return ALWAYS if plan.collective is None else (defined_before_use,)
+def _before_any_pass(plan: Plan) -> tuple[Invariant, ...]:
+    """The invariants that hold before the first pass; without servers there are no slices."""
+    return EVERY_PROGRAM if plan.collective is None else (defined_before_use,)
 
 
-def _hold(program: Program, plan: Plan, laws: Sequence[Invariant]) -> None:
-    for law in laws:
-        for fault in law(program, plan):
-            sentence = " ".join((inspect.getdoc(law) or law.__name__).split("\n\n")[0].split())
-            raise IllegalProgram(sentence.rstrip("."), fault)
+def _check(program: Program, plan: Plan, invariants: Sequence[Invariant]) -> None:
+    for invariant in invariants:
+        for violation in invariant(program, plan):
+            sentence = " ".join(
+                (inspect.getdoc(invariant) or invariant.__name__).split("\n\n")[0].split()
+            )
+            raise IllegalProgram(sentence.rstrip("."), violation)
 
 
 def verify(program: Program, plan: Plan) -> None:
-    """Holds a complete program of a cluster against its laws.
+    """Checks a complete program of a job against its invariants.
 
     Raises:
-        IllegalProgram: it breaks one.
-        ValueError: the program is not one of a cluster.
+        IllegalProgram: it violates one.
+        ValueError: the program is a single-node one.
     """
     if program.deployment is None:
-        raise ValueError("verify: expected a program of a cluster, got a single-node one")
-    _hold(program, plan, invariants_of(program))
+        raise ValueError("verify: expected a program of a job, got a single-node one")
+    _check(program, plan, invariants_of(program))
 
 
 def verify_servers(programs: Sequence[Program], plan: Plan) -> None:
-    """Every slice is owned by exactly one of the servers' main programs, the one that the plan
-    names.
+    """Checks that every slice is owned by exactly one of the servers' main programs, the one that
+    the plan names.
 
     Raises:
         IllegalProgram: a slice is on two servers, on none, or on another one.
     """
-    for fault in pserver.owned_once(programs, plan):
-        raise IllegalProgram("every slice is owned exactly once over all servers", fault)
+    for violation in pserver.owned_once(programs, plan):
+        raise IllegalProgram("every slice is owned exactly once over all servers", violation)
 
 
 def run(program: Program, plan: Plan, stages: Sequence[Stage]) -> Program:
-    """Runs the passes in order.  After each one, all laws that hold by then are checked.
+    """Runs a pipeline.  After each pass, all invariants that hold by then are checked.
+
+    Args:
+        program: what the first pass is given.
+        stages: in order.
+
+    Returns:
+        The program that the last pass made.
 
     Raises:
-        IllegalProgram: a pass broke a law, or was given a program that does.
+        IllegalProgram: a pass made a program that violates an invariant, or the first was given
+            one.
     """
-    laws = _always(plan)
-    _hold(program, plan, laws)
+    invariants = _before_any_pass(plan)
+    _check(program, plan, invariants)
     for stage in stages:
         program = stage.transform(program, plan)
-        laws += stage.laws
-        _hold(program, plan, laws)
+        invariants += stage.invariants
+        _check(program, plan, invariants)
     return program

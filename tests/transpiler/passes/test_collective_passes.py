@@ -1,4 +1,4 @@
-"""Programs of trainers without servers: what the passes put in, what is refused, and the laws that
+"""Programs of trainers without servers: what the passes put in, what is refused, and the invariants that
 hold.
 """
 
@@ -26,7 +26,12 @@ from transpiler import (
     capture,
     program_guard,
 )
-from transpiler.collective import collective_program, deployment_of, handing_on, parallel_program
+from transpiler.collective import (
+    broadcast_program,
+    collective_program,
+    deployment_of,
+    parallel_program,
+)
 from transpiler.formats.plan_text import plan_text
 from transpiler.ir.graph import Argument, Op, Ref, Role
 from transpiler.plan.comm_rings import heads, row_length, row_of
@@ -283,7 +288,7 @@ def test_parallel_executor_gets_the_sums_of_grad_allreduce(single: Single) -> No
     nccl2, averaged = pair(single, mode="nccl2")[0], pair(single, **GRAD)[0]
     assert parallel_program(nccl2).blocks == averaged.blocks
     assert parallel_program(averaged) is averaged
-    assert types(handing_on(nccl2)) == types(pair(single, **GRAD)[1])
+    assert types(broadcast_program(nccl2)) == types(pair(single, **GRAD)[1])
 
 
 def test_one_trainer_works_in_every_mode(single: Single) -> None:
@@ -420,7 +425,7 @@ def test_there_is_no_program_of_a_server(single: Single) -> None:
         transpiler.get_pserver_programs,
         transpiler.get_startup_program,
     ):
-        with pytest.raises(ValueError, match="mode='grad_allreduce' has no servers"):
+        with pytest.raises(ValueError, match="got mode='grad_allreduce', which has no server"):
             ask("h:1")
     for program in pair(single, **GRAD):
         assert program.deployment is not None
@@ -546,7 +551,7 @@ def test_the_plan_says_what_a_trainer_holds(single: Single) -> None:
     ]
 
 
-# ---- laws ----
+# ---- invariants ----
 
 
 def edited(program: Program, change: Callable[[list[Op]], None]) -> Program:
@@ -618,48 +623,48 @@ BREAKS: list[tuple[str, int, Callable[[list[Op]], None], str]] = [
     ("grad_allreduce", 0, early_wait, "awaited_before_use"),
     ("grad_allreduce", 0, twice("c_sync_comm_stream"), "awaited_before_use"),
     ("grad_allreduce", 0, alter("c_sync_comm_stream", ring_id=1), "awaited_before_use"),
-    ("grad_allreduce", 1, drop("gen_nccl_id"), "ids_drawn_once"),
-    ("nccl2", 1, twice("gen_nccl_id"), "ids_drawn_once"),
-    ("nccl2", 1, alter("gen_nccl_id", endpoints=("h:1",)), "ids_drawn_once"),
-    ("nccl2", 1, lambda ops: ops.append(ops.pop(0)), "ids_drawn_once"),
-    ("grad_allreduce", 1, drop("c_comm_init"), "rings_begin_once"),
-    ("grad_allreduce", 1, alter("c_comm_init", nranks=3), "rings_begin_once"),
-    ("grad_allreduce", 1, twice("c_broadcast"), "parameters_handed_on"),
-    ("grad_allreduce", 1, alter("c_broadcast", root=1), "parameters_handed_on"),
+    ("grad_allreduce", 1, drop("gen_nccl_id"), "ids_generated_once"),
+    ("nccl2", 1, twice("gen_nccl_id"), "ids_generated_once"),
+    ("nccl2", 1, alter("gen_nccl_id", endpoints=("h:1",)), "ids_generated_once"),
+    ("nccl2", 1, lambda ops: ops.append(ops.pop(0)), "ids_generated_once"),
+    ("grad_allreduce", 1, drop("c_comm_init"), "rings_initialized_once"),
+    ("grad_allreduce", 1, alter("c_comm_init", nranks=3), "rings_initialized_once"),
+    ("grad_allreduce", 1, twice("c_broadcast"), "parameters_broadcast"),
+    ("grad_allreduce", 1, alter("c_broadcast", root=1), "parameters_broadcast"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "number", "change", "law"), BREAKS)
+@pytest.mark.parametrize(("kind", "number", "change", "invariant"), BREAKS)
 def test_a_broken_law_is_named(
-    single: Single, kind: str, number: int, change: Callable[[list[Op]], None], law: str
+    single: Single, kind: str, number: int, change: Callable[[list[Op]], None], invariant: str
 ) -> None:
-    """verify refuses the program, and the message begins with where it is and ends in the law."""
+    """verify refuses the program, and the message begins with where it is and ends in the invariant."""
     program = pair(single, FOUR, **KINDS[kind])[number]
     assert program.deployment is not None
     plan = program.deployment.plan
     broken = edited(program, change)
     verify(program, plan)
     sentence = " ".join(
-        (inspect.getdoc(getattr(collective_invariants, law)) or "").split("\n\n")[0].split()
+        (inspect.getdoc(getattr(collective_invariants, invariant)) or "").split("\n\n")[0].split()
     ).rstrip(".")
-    faults = list(getattr(collective_invariants, law)(broken, plan))
-    assert faults and all(fault.why for fault in faults)
+    violations = list(getattr(collective_invariants, invariant)(broken, plan))
+    assert violations and all(violation.why for violation in violations)
     with pytest.raises(IllegalProgram) as caught:
         verify(broken, plan)
     if not any(
-        list(other(broken, plan)) for other in invariants_of(broken) if other.__name__ != law
+        list(other(broken, plan)) for other in invariants_of(broken) if other.__name__ != invariant
     ):
-        assert caught.value.law == sentence
+        assert caught.value.invariant == sentence
 
 
 def test_every_law_has_a_program_that_breaks_it() -> None:
-    """No law stands untested."""
-    laws = {
+    """No invariant stands untested."""
+    invariants = {
         name
-        for name, law in vars(collective_invariants).items()
-        if inspect.isgeneratorfunction(law)
+        for name, invariant in vars(collective_invariants).items()
+        if inspect.isgeneratorfunction(invariant)
     }
-    assert laws == {law for *_, law in BREAKS}
+    assert invariants == {invariant for *_, invariant in BREAKS}
 
 
 def test_a_bucket_that_is_too_full_breaks_the_law(single: Single) -> None:
@@ -669,5 +674,5 @@ def test_a_bucket_that_is_too_full_breaks_the_law(single: Single) -> None:
     plan = replace(
         main.deployment.plan, collective=replace(main.deployment.plan.collective, bucket_bytes=8)
     )
-    faults = list(collective_invariants.buckets_in_bounds(main, plan))
-    assert "expected 8 bytes a bucket at most" in faults[0].why
+    violations = list(collective_invariants.buckets_in_bounds(main, plan))
+    assert "expected 8 bytes a bucket at most" in violations[0].why

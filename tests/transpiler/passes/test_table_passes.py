@@ -1,4 +1,4 @@
-"""Sparse tables in programs: captured as ops, divided among servers, held against their laws."""
+"""Sparse tables in programs: captured as ops, divided among servers, held against their invariants."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 REFUSED: dict[
     str, tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.optim.Optimizer], str]
 ] = {
-    "a weight that is used densely, too": (Tied, sgd, "used in another way than looked up"),
+    "a weight that is used densely, too": (Tied, sgd, "in lookups only, got another use"),
     "Adam of a sparse weight": (
         lambda: One(nn.Embedding(9, 4, sparse=True)),
         adam,
@@ -356,20 +356,23 @@ def test_tables_need_servers_and_a_gradient() -> None:
     main, startup = captured()
     config = DistributeTranspilerConfig()
     config.mode = "nccl2"
-    with pytest.raises(ValueError, match="table 'emb' needs servers"):
+    with pytest.raises(
+        ValueError,
+        match="expected a program without tables in a mode without servers, got table 'emb'",
+    ):
         DistributeTranspiler(config).transpile(
             0, main, trainers=ENDPOINTS, startup_program=startup, current_endpoint="127.0.0.1:6174"
         )
     kept = tuple(op for op in main.main.ops if op.type not in ("ftrl", "rowwise_adagrad"))
     untrained = main.with_blocks(replace(main.main, ops=kept))
     assert len(tables_of(untrained.main)) == 3
-    with pytest.raises(ValueError, match="table 'own': no op updates its rows"):
+    with pytest.raises(ValueError, match="table 'own': expected an op that updates its rows"):
         DistributeTranspiler().transpile(
             0, untrained, pservers=ENDPOINTS, trainers=1, startup_program=startup
         )
 
 
-# ---- laws ----
+# ---- invariants ----
 
 
 def edited(
@@ -554,31 +557,36 @@ BROKEN: list[tuple[str, str, str, Edit, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("law", "mode", "program", "edit", "words"),
+    ("invariant", "mode", "program", "edit", "words"),
     BROKEN,
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_law_of_tables_is_kept(
-    law: str, mode: str, program: str, edit: Edit, words: str
+    invariant: str, mode: str, program: str, edit: Edit, words: str
 ) -> None:
-    """A program that breaks it is refused: the law says what was expected of which table."""
+    """A program that breaks it is refused: the invariant says what was expected of which table."""
     whole = job(mode)[program]
     assert whole.deployment is not None
     verify(whole, whole.deployment.plan)
     broken = edit(whole)
     with pytest.raises(IllegalProgram):
         verify(broken, whole.deployment.plan)
-    faults = list(getattr(table_invariants, law)(broken, whole.deployment.plan))
+    violations = list(getattr(table_invariants, invariant)(broken, whole.deployment.plan))
 
-    assert any(words in fault.why for fault in faults), faults
+    assert any(words in violation.why for violation in violations), violations
 
 
 def test_every_law_of_tables_has_a_test_that_breaks_it() -> None:
     """All that complete programs are held against."""
     used = {
-        law for mode in MODES for program in job(mode).values() for law in invariants_of(program)
+        invariant
+        for mode in MODES
+        for program in job(mode).values()
+        for invariant in invariants_of(program)
     }
-    names = {law.__name__ for law in used if inspect.getmodule(law) is table_invariants}
+    names = {
+        invariant.__name__ for invariant in used if inspect.getmodule(invariant) is table_invariants
+    }
 
     assert names == {case[0] for case in BROKEN}
 
@@ -650,5 +658,5 @@ def test_rules_for_rows_are_ops_of_rows_alone() -> None:
         for name, role in (("w", Role.PARAMETER), ("g", Role.GRADIENT))
     }
     program = Program((Block(0, freeze(variables), (op,)),))
-    with pytest.raises(ValueError, match="a rule for rows: expected columns"):
+    with pytest.raises(ValueError, match="expected columns for a rule of rows, got none"):
         Program.from_proto(program.to_proto())

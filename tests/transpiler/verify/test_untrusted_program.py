@@ -14,9 +14,9 @@ import torch
 from google.protobuf.message import DecodeError
 
 from transpiler import program_pb2 as pb
+from transpiler.cluster_programs import pserver_program
 from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze
 from transpiler.ir.rules import RULES, Clip, Rule, rule_of
-from transpiler.passes.pserver import pserver_program
 from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Slice
 from transpiler.program import Program
 from transpiler.verify.untrusted_program import check_server_program
@@ -241,11 +241,11 @@ ATTACKS: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "a parameter from nowhere": (
         lambda: server({"v": replace(VARIABLES["w.block0"], name="v")}),
-        "places no such slice",
+        "expected a slice that the plan places",
     ),
     "a buffer from nowhere": (
         lambda: server({"v": replace(VARIABLES["n"], name="v")}),
-        "places no such slice",
+        "expected a slice that the plan places",
     ),
     "a slice as a temporary": (
         lambda: declared("n", role=Role.TEMPORARY),
@@ -297,18 +297,18 @@ ATTACKS: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: server().with_blocks(Block(0, freeze(VARIABLES), ()), server().blocks[1]),
         "expected one op",
     ),
-    "a listen within": (lambda: server(ops=(*OPS, LISTEN)), "a server runs no such op"),
+    "a listen within": (lambda: server(ops=(*OPS, LISTEN)), "expected an op that servers run"),
     "a compute op": (
         lambda: server(ops=(Op("aten.neg", {"self": Ref("t")}, ("t",)), *OPS)),
         "block 1, op 0: op 'aten.neg'",
     ),
     "a send": (
         lambda: server(ops=(Op("fetch_barrier", {"endpoints": (), "trainer_id": 0}), *OPS)),
-        "a server runs no such op",
+        "expected an op that servers run",
     ),
     "an init": (
         lambda: server(ops=(Op("init", {}, ("w.block0",)), *OPS)),
-        "a server runs no such op",
+        "expected an op that servers run",
     ),
     "an unknown op": (
         lambda: server(ops=(Op("exec", {}, ("t",)), *OPS)),
@@ -393,9 +393,12 @@ ATTACKS: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "another kind of clip": (
         lambda: planned(clip=Clip("norm", 2.0)),
-        "op 'clip': the plan clips by Clip.kind='norm'",
+        "op 'clip': a server does not run it, because the plan clips by Clip.kind='norm'",
     ),
-    "no clip": (lambda: planned(clip=None), "op 'clip': the plan clips by None"),
+    "no clip": (
+        lambda: planned(clip=None),
+        "op 'clip': a server does not run it, because the plan clips by None",
+    ),
     "a slice of another variable": (
         lambda: declared("w.block0", of="v"),
         "expected a slice of 'w', got one of 'v'",
@@ -508,10 +511,13 @@ LANE_ATTACKS: dict[str, tuple[Callable[[], Program], str]] = {
     "a staleness of nothing": (relaned(Lane("async", staleness=0)), "lane 0, staleness"),
     "an infinite compensation": (relaned(Lane("async", dc_asgd=float("inf"))), "lane 0, dc_asgd"),
     "a merge over trainers without rounds": (told("async", *OPS), "does not run it in async mode"),
-    "a scale without rounds": (told("async", *OPS[1:]), "'scale': the plan clips by None"),
+    "a scale without rounds": (
+        told("async", *OPS[1:]),
+        "'scale': a server does not run it, because the plan clips by None",
+    ),
     "a compensation that nobody asked for": (
         lambda: made("async").with_blocks(*made("dc").blocks),
-        "op 'dc_compensate': the plan clips by None",
+        "op 'dc_compensate': a server does not run it, because the plan clips by None",
     ),
     "another factor": (
         in_lane("dc", dc_compensate={"factor": 1.0}),

@@ -1,4 +1,4 @@
-"""Each law has a test that breaks it."""
+"""Each invariant has a test that breaks it."""
 
 import inspect
 from collections.abc import Callable
@@ -198,7 +198,7 @@ UPDATE = Op("sgd", {"param": Ref("b"), "grad": Ref("b@GRAD"), "group": 0, **SGD}
 COMPUTE = Op("aten.add.Tensor", {"self": Ref("b"), "other": Ref("b")}, ("h",))
 
 BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
-    # law, mode, which program, op or variable named, how it is broken, what the message says
+    # invariant, mode, which program, op or variable named, how it is broken, what the message says
     ("updated_in_one_place", "sync", "trainer", "sgd", added(UPDATE, 4), "the servers update"),
     (
         "updated_in_one_place",
@@ -475,14 +475,14 @@ BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
     ),
     ("updated_in_one_place", "geo", "trainer", "w", twice("sgd"), "a second update"),
     ("updated_in_one_place", "mixed", "trainer", "b", added(UPDATE, 4), "the servers update"),
-    ("changes_sent_once", "geo", "trainer", "", without("send"), "expected 1 sends of changes"),
+    ("changes_sent_once", "geo", "trainer", "", without("send"), "expected 1 sends of deltas"),
     (
         "changes_sent_once",
         "diloco",
         "trainer",
         "send",
         twice("send"),
-        "expected 1 sends of changes",
+        "expected 1 sends of deltas",
     ),
     (
         "changes_sent_once",
@@ -490,7 +490,7 @@ BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
         "trainer",
         "send",
         changed("send", sections=(3,), delta=("b.delta",), mode="geo", k_steps=5),
-        "expected 0 sends of changes",
+        "expected 0 sends of deltas",
     ),
     ("changes_sent_once", "geo", "trainer", "w", moved("send", 4), "it changes after"),
     (
@@ -582,7 +582,7 @@ BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
         "trainer",
         "",
         without("send_barrier"),
-        "expected 1 send_barrier of its own, got 0",
+        "expected 1 send_barrier of the trainer's own, got 0",
     ),
     (
         "barriers_exactly_where_due",
@@ -712,7 +712,7 @@ BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
         "trainer",
         "ghost",
         added(Op("aten.neg", {"self": Ref("ghost")}, ("h",)), 0),
-        "no table has",
+        "neither block defines",
     ),
     (
         "defined_before_use",
@@ -720,7 +720,7 @@ BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
         "trainer",
         "h",
         added(Op("aten.neg", {"self": Ref("h")}, ("loss",)), 0),
-        "before any op has given it a value",
+        "before an op gives it a value",
     ),
 ]
 
@@ -729,36 +729,42 @@ BROKEN: list[tuple[str, str, str, str, Edit, str]] = [
     "case", BROKEN, ids=lambda case: f"{case[0]}-{case[1]}-{case[2].replace(' ', '_')}-{case[3]}"
 )
 def test_a_broken_law_is_named(case: tuple[str, str, str, str, Edit, str]) -> None:
-    """A program that breaks a law is refused, with the law's sentence, the op or variable, and what
+    """A program that violates an invariant is refused, with the invariant's sentence, the op or variable, and what
     is wrong.
     """
-    law, mode, which, named, edit, words = case
+    invariant, mode, which, named, edit, words = case
     program = job(mode)[which]
     verify(program, plan_of(program))  # lawful before the edit
     broken = edit(program)
     module = next(
-        m for m in (invariants, trainer_invariants, pserver_invariants) if hasattr(m, law)
+        m for m in (invariants, trainer_invariants, pserver_invariants) if hasattr(m, invariant)
     )
-    faults = list(getattr(module, law)(broken, plan_of(program)))
-    assert faults, "the law sees nothing"
-    assert any(words in fault.why for fault in faults)
-    assert any(named in f"{fault.op} {fault.variable} {fault.why}" for fault in faults)
+    violations = list(getattr(module, invariant)(broken, plan_of(program)))
+    assert violations, "the invariant sees nothing"
+    assert any(words in violation.why for violation in violations)
+    assert any(
+        named in f"{violation.op} {violation.variable} {violation.why}" for violation in violations
+    )
     with pytest.raises(IllegalProgram):
         verify(broken, plan_of(program))
 
 
 def test_every_law_has_a_test_that_breaks_it() -> None:
-    """Whatever law a complete program is held against stands in the table above, or in a test of
+    """Whatever invariant a complete program is held against stands in the table above, or in a test of
     its own below; those of tables in test_tables.py.
     """
     broken = {case[0] for case in BROKEN} | {"slices_tile"}
-    laws = {
-        law
+    invariants = {
+        invariant
         for programs in map(job, LANES)
         for program in programs.values()
-        for law in invariants_of(program)
+        for invariant in invariants_of(program)
     }
-    used = {law.__name__ for law in laws if law.__module__ != "transpiler.verify.tables"}
+    used = {
+        invariant.__name__
+        for invariant in invariants
+        if invariant.__module__ != "transpiler.verify.tables"
+    }
     assert used == broken
 
 
@@ -827,7 +833,7 @@ def test_where_servers_clip_a_trainer_must_not() -> None:
 
 
 def test_laws_are_checked_after_every_pass() -> None:
-    """A pass that breaks a law established by an earlier one is caught before the next pass
+    """A pass that violates an invariant established by an earlier one is caught before the next pass
     runs.
     """
     program = job()["trainer"]
@@ -856,23 +862,23 @@ def test_laws_are_checked_after_every_pass() -> None:
 
 
 def test_the_message_names_op_variable_and_law() -> None:
-    """An IllegalProgram says where, what and by which law, and keeps them for whoever handles
+    """An IllegalProgram says where, what and by which invariant, and keeps them for whoever handles
     it.
     """
     program = job()["trainer"]
     with pytest.raises(IllegalProgram) as raised:
         verify(twice("send")(program), plan_of(program))
     assert str(raised.value).startswith("op 4 of block 0 (send), b@GRAD: it is sent a second time")
-    assert "law: Each gradient is sent exactly once" in str(raised.value)
-    assert isinstance(raised.value, ValueError) and isinstance(raised.value.fault, Violation)
+    assert "invariant: Each gradient is sent exactly once" in str(raised.value)
+    assert isinstance(raised.value, ValueError) and isinstance(raised.value.violation, Violation)
 
 
 def test_a_law_is_a_sentence() -> None:
-    """Every law's docstring begins with the sentence that its error quotes."""
+    """Every invariant's docstring begins with the sentence that its error quotes."""
     for mode in LANES:
         for program in job(mode).values():
-            for law in invariants_of(program):
-                assert (inspect.getdoc(law) or "").split("\n\n")[0].endswith(".")
+            for invariant in invariants_of(program):
+                assert (inspect.getdoc(invariant) or "").split("\n\n")[0].endswith(".")
 
 
 def test_a_single_node_program_has_no_laws_of_a_cluster() -> None:

@@ -1,0 +1,125 @@
+"""The programs of a job with servers: a plan's pipelines, run on a single-node program.
+
+A trainer's two programs come from the single-node ones; a server's two come from the plan alone, so
+that an eager script, which has no graph, gets the same ones.  Programs of a job without servers are
+in ``collective.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from transpiler.ir.graph import Block, Op, Storage, freeze
+from transpiler.ir.table_ops import table_variable
+from transpiler.passes import PSERVER_PASSES, trainer_passes, trainer_startup_passes
+from transpiler.passes.pserver import held, server_of, value_variable
+from transpiler.passes.pserver_tables import rows_at_start
+from transpiler.plan.plan import Deployment, Placement, Slice
+from transpiler.program import Program
+from transpiler.verify.verify import run, verify
+
+
+def trainer_program(
+    program: Program, deployment: Deployment, runtime_split_send_recv: bool = False
+) -> Program:
+    """A trainer's main program.
+
+    Args:
+        program: the single-node main program.
+        deployment: this trainer's.
+        runtime_split_send_recv: no split and concat ops; send and recv carry the sections.
+
+    Raises:
+        IllegalProgram: the program violates an invariant, or a gradient has no op that produces it.
+    """
+    return run(
+        replace(program, deployment=deployment),
+        deployment.plan,
+        trainer_passes(runtime_split_send_recv),
+    )
+
+
+def trainer_startup(
+    startup: Program, deployment: Deployment, runtime_split_send_recv: bool = False
+) -> Program:
+    """A trainer's startup program.
+
+    Args:
+        startup: the single-node startup program.
+        deployment: this trainer's.
+        runtime_split_send_recv: as in :func:`trainer_program`.
+
+    Raises:
+        IllegalProgram: the startup program initialises other variables than the plan places.
+    """
+    return run(
+        replace(startup, deployment=deployment),
+        deployment.plan,
+        trainer_startup_passes(runtime_split_send_recv),
+    )
+
+
+def pserver_program(deployment: Deployment) -> Program:
+    """A server's main program.
+
+    Args:
+        deployment: that of the server, ``deployment.server_index``.
+
+    Raises:
+        ValueError: the deployment is a trainer's.
+    """
+    return run(Program((Block(0, freeze({}), ()),), deployment), deployment.plan, PSERVER_PASSES)
+
+
+def pserver_startup(deployment: Deployment, storage: Storage | None = None) -> Program:
+    """A server's startup program: one ``init`` for each slice and table that it holds.
+
+    States are not initialised: the update rule makes them at its first step, or they are loaded.
+
+    Args:
+        deployment: that of the server, ``deployment.server_index``.
+        storage: the module's live values; the program's storage then holds copies of the slices.
+            None: the program holds no values, and its server waits for trainer 0's.
+
+    Raises:
+        ValueError: the deployment is a trainer's, or a value is missing or of another shape.
+    """
+    program = Program((Block(0, freeze({}), ()),), deployment)
+    slices = list(held(deployment.plan, server_of(program)))
+    variables = freeze(
+        {slice_.name: value_variable(placement, slice_) for placement, slice_ in slices}
+    )
+    tables = {table.name: table_variable(table) for table in deployment.plan.tables}
+    names = [*variables, *tables]
+    program = program.with_blocks(
+        Block(0, freeze({**variables, **tables}), tuple(Op("init", {}, (name,)) for name in names))
+    )
+    verify(program, deployment.plan)
+    if storage is None:
+        return program
+    values = {
+        slice_.name: _slice_values(placement, slice_, storage) for placement, slice_ in slices
+    }
+    return replace(
+        program,
+        storage=Storage(values, storage.optimizer, rows=rows_at_start(deployment.plan, storage)),
+    )
+
+
+def _slice_values(placement: Placement, slice_: Slice, storage: Storage) -> torch.Tensor:
+    """A contiguous copy of a slice's values, on the CPU."""
+    if placement.name not in storage.tensors:
+        raise ValueError(
+            f"expected a value for {placement.name}, which server {slice_.server} holds a part of; "
+            "got none"
+        )
+    value = storage.tensors[placement.name].detach()
+    if tuple(value.shape) != placement.shape:
+        raise ValueError(
+            f"{placement.name}: expected a value of shape {list(placement.shape)}, got "
+            f"{list(value.shape)}"
+        )
+    part = value.reshape(-1)[slice_.begin : slice_.end].reshape(slice_.shape)
+    return part.cpu().clone(memory_format=torch.contiguous_format)

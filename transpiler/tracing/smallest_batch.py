@@ -1,0 +1,135 @@
+"""The smallest batch for which a captured step computes what the eager step computes.
+
+The equivalence check runs at every size that matters: the example's, one row more, and a size on
+the other side of every decision that tracing took (guards.py).  A batch of one row may be ruled
+out; a failure at any other size is the user's error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transpiler.ir.sparse_rows import SparseRows
+from transpiler.lower import lower
+from transpiler.tracing.embedding_tables import CapturedTable, comparable
+from transpiler.tracing.emit import emit
+from transpiler.tracing.equivalence_check import Result, buffers, check_equivalence, eager, resized
+from transpiler.tracing.guards import Variant, branch_error, sizes_at, variants
+from transpiler.tracing.trace import Trace
+
+LOG = logging.getLogger(__name__)
+Step = Callable[..., Any]
+
+
+def smallest_batch(
+    model: nn.Module,
+    step: Step,
+    restore: Callable[[], None],
+    found: Trace,
+    names: Sequence[str],
+    trained: Sequence[str],
+    batch: Sequence[Tensor],
+    tables: Sequence[CapturedTable],
+) -> int:
+    """Runs the equivalence check at every size that matters.
+
+    Args:
+        restore: puts the module and the random generators back, as ``unchanged`` gives it.
+        found: the trace of the step.
+        names: of the inputs.
+        trained: the parameters whose gradients are compared.
+        batch: the example.
+        tables: of the model.
+
+    Returns:
+        1, or 2 where a batch of one row is ruled out.
+
+    Raises:
+        ValueError: the captured step differs from the eager one; the message names the line of the
+            step, or the variable.
+    """
+    captured = _captured_step(model, found, names, trained, tables)
+
+    def run(*of: Variant) -> tuple[str, float]:
+        sizes = [sizes_at(found, variant.values) for variant in of]
+        batches = [resized(batch, size) for size in sizes if size is not None]
+        return check_equivalence(
+            model, restore, batches, lambda given: eager(model, step, trained, given), captured
+        )
+
+    tried = variants(found)
+    worst, minimum = run(*[variant for variant in tried if variant.guard is None]), 1
+    for variant in tried:
+        if variant.guard is None:
+            continue
+        try:
+            worst = max(worst, run(variant), key=lambda result: result[1])
+        except Exception as error:
+            restore()
+            _rule_out_one_row(variant, error)
+            minimum = 2
+    if worst[0]:
+        LOG.warning(
+            "capture: %s differs from eager training by %.1e (relative): some kernel rounds "
+            "differently",
+            *worst,
+        )
+    return minimum
+
+
+def _captured_step(
+    model: nn.Module,
+    found: Trace,
+    names: Sequence[str],
+    trained: Sequence[str],
+    tables: Sequence[CapturedTable],
+) -> Callable[[Sequence[Tensor]], Result]:
+    """The captured step as a function of a batch, on the module's own tensors."""
+    emitted = emit(found, model, names, set(trained), 1, tables)
+    of_rows = {table.proxy: table for table in tables}
+    keys = {
+        f"{name}@GRAD": of_rows[name].gradient if name in of_rows else f"{name}@GRAD"
+        for name in found.gradients
+    }
+    keys = {**{name: name for name in found.outputs}, **keys}
+    held = {table.name: table.rows() for table in tables}
+    kernels = {"sparse_table": lambda op, **settings: held[op.outputs[0]]}
+    lowered = lower(emitted.ops, list(keys.values()), _device(model), kernels)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def captured(given: Sequence[Tensor]) -> Result:
+        with torch.no_grad():
+            values = lowered({**tensors, **dict(zip(names, given, strict=True))})
+        kept: dict[str, Tensor] = {}
+        for key, value in zip(keys, values, strict=True):
+            if isinstance(value, SparseRows):
+                kept |= comparable(key.removesuffix("@GRAD"), value)
+            else:
+                kept[key] = value.detach().clone()
+        return Result({**kept, **buffers(model)})
+
+    return captured
+
+
+def _rule_out_one_row(variant: Variant, error: Exception) -> None:
+    """Handles a failure at a size where a decision falls otherwise: a batch of one row is ruled
+    out.
+
+    Raises:
+        ValueError: the size is another one, or the model's own code decides; the message names the
+            line of the decision.
+    """
+    assert variant.guard is not None, "called for decisions only"
+    eager_refused = "cannot capture" not in str(error)
+    if 1 not in variant.values.values() or not (variant.guard.internal or eager_refused):
+        raise branch_error(variant.guard) from error
+    LOG.info("capture: batches of one row are ruled out: %s", str(error).partition("\n")[0])
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
