@@ -302,7 +302,7 @@ class Communicator:
         return lane.tables[table]
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Queues the gradient of a table's rows, whose tensors nobody writes to any more."""
+        """Queues the gradient of a table's rows; the caller does not write to its tensors again."""
         self.check()
         lane = self.plan.table(table).lane
         self._open.add(lane)

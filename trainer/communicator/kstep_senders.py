@@ -70,8 +70,8 @@ class DiLoCoSender(KStepSender):
     """The sender of a diloco lane: every k steps the parameters themselves leave, and the servers'
     replace them while the script waits.
 
-    The server knows where everybody started, and takes the change: see [Note: what arrives] in
-    pserver/dense/slice_update.py.
+    The server knows the value that every trainer started from, and takes the change: see
+    [Note: what arrives] in pserver/dense/slice_update.py.
     """
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -134,7 +134,7 @@ class GeoSender(KStepSender):
         self._under_way: deque[tuple[int, Tensors, Future[Reply]]] = deque()
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Memory that nobody reads."""
+        """Memory that no other thread reads."""
         return self._pipeline.destination(name)
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:

@@ -49,7 +49,7 @@ class LaneSender(Protocol):
         """Takes one slice's gradient."""
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Takes one table's gradient, whose tensors nobody writes to any more."""
+        """Takes one table's gradient; the caller does not write to its tensors again."""
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """Completes the step."""

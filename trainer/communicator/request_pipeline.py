@@ -3,13 +3,13 @@ that they bring arrive.
 
 [Note: one buffer there and back]  A message owns the memory that its gradients travel from, because
 the script goes on writing to its own.  What comes back for a slice arrives in that same memory: a
-server replies when it has applied the message, so nobody needs the gradient any more.  (Where the
-stream breaks in the middle of a reply, all frames are sent again, some with values in them; the
+server replies when it has applied the message, and then no one reads the gradient again.  (Where
+the stream breaks in the middle of a reply, all frames are sent again, some with values in them; the
 server has applied the step, so it replies again, and uses none of it.)  When the reply is whole,
 the script's thread copies the values into the parameters as soon as it asks for them, and the
-memory is that of the next message.  So a running backward never sees a parameter move, nobody ever
-sees half of a message, and a lane holds as many copies of its parameters as it has messages under
-way, and one in between.
+memory is that of the next message.  So a running backward never sees a parameter move, the script
+never sees half of a message, and a lane holds as many copies of its parameters as it has messages
+under way, and one in between.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pserver.table.gradient import RowGradient
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.plan.plan import Lane
 
-Tensors = dict[str, torch.Tensor]  # by slice, where nothing else is said
+Tensors = dict[str, torch.Tensor]  # by slice, unless a comment names another key
 
 
 class Buffers:
@@ -49,7 +49,7 @@ class Buffers:
         return self._slices.blank(name) if spare is None else spare
 
     def give_back(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes buffers that nobody reads or writes any more."""
+        """Takes buffers that are out of use."""
         with self._lock:
             self._spare.update(tensors)
 
@@ -81,7 +81,7 @@ class RequestPipeline:
         self._channels, self.step = channels, step
 
     def destination(self, name: str) -> torch.Tensor:
-        """Where a slice's value goes: memory that nobody reads."""
+        """Where a slice's value goes: memory that no other thread reads."""
         if name not in self._values:
             self._values[name] = (
                 self._reusable[name] if name in self._reusable else self._buffers.take(name)
@@ -173,8 +173,8 @@ class StagedValues:
             return not self._values
 
     def put(self, values: Tensors, memory: Tensors, message: int = 0) -> None:
-        """Stages the values of a complete message.  Earlier values that nobody took are out of
-        date.
+        """Stages the values of a complete message.  Earlier values that were not taken are out
+        of date.
 
         Args:
             memory: that of the values, and what else is free when they have been taken.

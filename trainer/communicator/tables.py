@@ -211,7 +211,7 @@ class Tables:
         }
 
     def discard(self) -> None:
-        """Drops the gradients of this step, which no trainer takes."""
+        """Drops the gradients of a step that overflowed."""
         for module in self.embeddings():
             module.discard()
 

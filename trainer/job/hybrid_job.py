@@ -119,7 +119,7 @@ class HybridOptimizer(CollectiveOptimizer):
     """The optimizer that fleet returns in a hybrid job: the sharded one, with fleet's calls.
 
     With AMP use ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler``: an overflow on
-    one rank is then everybody's.
+    one rank then skips the step on all.
     """
 
     _step_supports_amp_scaling = False  # the scaler unscales, and all ranks agree on an overflow
