@@ -33,11 +33,11 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_lines_are_short(page: Path) -> None:
-    """At most 100 columns outside of tables, fences and lines that are one link."""
+    """At most 100 columns outside of tables, fences and pictures."""
     long = [
         number
         for number, line in enumerate(prose(page).splitlines(), start=1)
-        if len(line) > WIDTH and not line.startswith("|") and not line.startswith("[")
+        if len(line) > WIDTH and not line.startswith(("|", "!["))
     ]
 
     assert long == [], f"{name(page)}: lines {long}"
