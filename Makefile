@@ -1,7 +1,8 @@
 # make demo     two parameter servers and two trainers learn handwritten digits, on this machine
-# make test     the whole test suite
+# make test     the whole test suite; make test-fast leaves out the tests that start real processes
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so
 # make check-history SEEDS=2000     is every step applied exactly once, whatever the network does?  So many stories
+# make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
 # make lint types check-protos     the other checks of CI (.ci/run runs them all)
 # make protos   generates the protobuf code anew
 #
@@ -10,7 +11,7 @@
 # TORCH_INDEX_URL, where set, is a further index to look for torch in: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint types protos check-protos clean
+.PHONY: help demo test test-fast bench lint types protos check-history check-protos check-wheel clean
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -33,6 +34,10 @@ demo: .venv/.examples
 test: .venv/.dev
 	@echo "== tests, three files at a time"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+
+test-fast: .venv/.dev
+	@echo "== tests without real processes, three files at a time"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not cluster" $(ARGS)
 
 bench: .venv/.dev
 	@echo "== measuring, for some minutes"
@@ -57,6 +62,10 @@ protos: .venv/.dev
 check-protos: .venv/.dev
 	@echo "== is the committed protobuf code what protos/ generates?"
 	@$(BIN)/python -m pytest -q tests/test_protos.py
+
+check-wheel: .venv/.dev
+	@echo "== what is installed is whole: sdist, wheel, examples"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/docs/test_wheel.py $(ARGS)
 
 clean:
 	rm -rf .venv build logs *.egg-info

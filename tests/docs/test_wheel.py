@@ -1,4 +1,4 @@
-"""What is installed is whole: the wheel works outside of the checkout, and the sdist can make it."""
+"""What is installed is whole: the wheel works outside of the checkout, the sdist can make it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_wheel_has_every_module_and_is_typed(built: Path) -> None:
 
 
 def test_the_command_works_where_the_wheel_is_installed(python: str, tmp_path: Path) -> None:
-    """``pserver`` and ``python -m pserver`` are one command, and nothing comes from the checkout."""
+    """``pserver`` and ``python -m pserver`` are one command; nothing comes from the checkout."""
     asked = run(python, "-m", "pserver", "--help", cwd=tmp_path)
     where = "import importlib.metadata as m, transpiler, pserver, trainer\n"
     where += "print(m.version('pserver'), transpiler.__file__, pserver.__file__, trainer.__file__)"
