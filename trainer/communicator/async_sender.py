@@ -3,7 +3,7 @@
 [Note: how far ahead]  ``send_queue_size`` bounds the steps that are on their way: the one that
 finds no slot waits.  But a trainer that computes faster than messages come back would fill any
 queue and then train, no faster, on parameters that are as many steps old.  So before a step is
-copied into the queue it gives the messages before it ``SOFT_SECONDS`` to come back, as long as
+copied into the queue it gives the messages before it ``soft_wait_ms`` to come back, as long as
 there are as many as one message would merge: where servers answer, a trainer is about one message
 ahead, and this step is copied into the memory of the one before; where a server is stopped for a
 while, the queue takes what comes, and each message in it is one more copy of the parameters.  A
@@ -34,7 +34,6 @@ from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)
 
-SOFT_SECONDS = 0.05
 SMALL_BYTES = 2**20  # of a lane's parameters: below, a copy more is no matter
 FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
 
@@ -101,7 +100,7 @@ class AsyncSender:
     step's own result.
     """
 
-    def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
+    def __init__(self, lane: Lane, slices: ParameterSlices, soft_wait_ms: int = 0) -> None:
         self._lane = lane
         self._slices = slices
         self._buffers = Buffers(slices)
@@ -127,6 +126,7 @@ class AsyncSender:
         # Whether a gradient outlives its step, after which the script writes on.
         self._copies = lane.max_merge_var_num > 1 if lane.kind.collects else not self._waits
         self._saves = slices.bytes >= SMALL_BYTES
+        self._soft_seconds = soft_wait_ms / 1000
         self._threads: list[threading.Thread] = []
 
     @property
@@ -209,7 +209,7 @@ class AsyncSender:
         with self._changed:
             if self._closed is not None:
                 self._wait(lambda: self._unanswered < self._lane.send_queue_size)
-                self._changed.wait_for(self._has_room, SOFT_SECONDS)
+                self._changed.wait_for(self._has_room, self._soft_seconds)
         self._enqueue()
         with self._changed:
             if self._waits and not self._collecting():
@@ -217,7 +217,8 @@ class AsyncSender:
             elif not (self._waits or self._saves):
                 most = self._lane.max_merge_var_num
                 self._changed.wait_for(
-                    lambda: self._unanswered <= most or self._failure is not None, SOFT_SECONDS
+                    lambda: self._unanswered <= most or self._failure is not None,
+                    self._soft_seconds,
                 )
             self._check()
         self.refresh()
