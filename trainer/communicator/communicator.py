@@ -449,7 +449,6 @@ SENDERS: Mapping[str, Callable[[Plan, Lane, ParameterSlices, SendOptions], LaneS
     ),
     "async": lambda plan, lane, slices, options: AsyncSender(lane, slices, options.soft_wait_ms),
     "half_async": lambda plan, lane, slices, options: AsyncSender(lane, slices),
-    "periodic": lambda plan, lane, slices, options: AsyncSender(lane, slices),
     "geo": lambda plan, lane, slices, options: GeoSender(lane, slices, plan.trainers),
     "diloco": lambda plan, lane, slices, options: DiLoCoSender(lane, slices),
 }

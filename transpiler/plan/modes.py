@@ -12,7 +12,6 @@ mode        payload     waits for all  queue  a server's update
 sync        gradients   yes            no     the optimizer op, on the mean over trainers
 async       gradients   no             yes    the optimizer op, on each message
 half_async  gradients   no             yes    the optimizer op, on each message
-periodic    gradients   yes            yes    the optimizer op, on the mean over trainers
 geo         deltas      no             no     adds each message
 diloco      parameters  yes            no     the outer optimizer op, on the mean change
 ==========  ==========  =============  =====  ==========================================
@@ -95,8 +94,8 @@ class Mode:
 
     @property
     def merges_gradients(self) -> bool:
-        """Servers merge all trainers' gradients of each step."""
-        return self.waits_for_all and self.payload is Payload.GRADIENTS and not self.collects
+        """Servers merge the gradients of all trainers before they update."""
+        return self.waits_for_all and self.payload is Payload.GRADIENTS
 
     @property
     def merges_by_rule(self) -> bool:
@@ -121,15 +120,6 @@ HALF_ASYNC = Mode(
     collects=True,
     send_barrier=Barrier.LOCAL,
 )
-PERIODIC = Mode(
-    "periodic",
-    Payload.GRADIENTS,
-    "{collected}, mean over trainers{pool}",
-    waits_for_all=True,
-    queues=True,
-    collects=True,
-    send_barrier=Barrier.LOCAL,
-)
 GEO = Mode("geo", Payload.DELTAS, "{every} what changed, divided by {trainers}, is added{pool}")
 DILOCO = Mode(
     "diloco",
@@ -146,7 +136,7 @@ COLLECTIVE = Mode(
     among_trainers=True,
 )
 
-EVERY_MODE = (SYNC, ASYNC, HALF_ASYNC, PERIODIC, GEO, DILOCO, COLLECTIVE)
+EVERY_MODE = (SYNC, ASYNC, HALF_ASYNC, GEO, DILOCO, COLLECTIVE)
 # the modes that a lane may have, by name
 MODES: Mapping[str, Mode] = MappingProxyType(
     {mode.name: mode for mode in EVERY_MODE if not mode.among_trainers}
