@@ -3,7 +3,7 @@
 [Note: how far ahead]  ``send_queue_size`` bounds the steps that are on their way: the one that
 finds no slot waits.  But a trainer that computes faster than messages come back would fill any
 queue and then train, no faster, on parameters that are as many steps old.  So before a step is
-copied into the queue it gives the messages before it ``SOFT_SECONDS`` to come back, as long as
+copied into the queue it gives the messages before it ``soft_wait_ms`` to come back, as long as
 there are as many as one message would merge.  Where servers reply, a trainer is about one message
 ahead, and this step is copied into the memory of the one before.  Where a server is stopped for a
 while, the queue takes what comes, and each message in it is one more copy of the parameters.  A
@@ -33,7 +33,6 @@ from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)
 
-SOFT_SECONDS = 0.05  # see [Note: how far ahead]
 SMALL_BYTES = 2**20  # of a lane's parameters: below, one more copy does not matter
 FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
 
@@ -109,7 +108,7 @@ class AsyncSender:
     ``independent_recv_thread`` another one fetches parameters.
     """
 
-    def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
+    def __init__(self, lane: Lane, slices: ParameterSlices, soft_wait_ms: int = 0) -> None:
         self._lane = lane
         self._slices = slices
         self._buffers = Buffers(slices)
@@ -135,6 +134,7 @@ class AsyncSender:
         # whether a gradient outlives its step, after which the script writes to it again
         self._copies = lane.max_merge_var_num > 1 if lane.kind.collects else not self._waits
         self._saves = slices.bytes >= SMALL_BYTES
+        self._soft_seconds = soft_wait_ms / 1000
         self._threads: list[threading.Thread] = []
 
     @property
@@ -219,7 +219,7 @@ class AsyncSender:
         with self._changed:
             if self._closed is not None:
                 self._wait(lambda: self._unanswered < self._lane.send_queue_size)
-                self._changed.wait_for(self._has_room, SOFT_SECONDS)
+                self._changed.wait_for(self._has_room, self._soft_seconds)
         self._enqueue()
         with self._changed:
             if self._waits and not self._collecting():
@@ -227,7 +227,8 @@ class AsyncSender:
             elif not (self._waits or self._saves):
                 limit = self._lane.max_merge_var_num
                 self._changed.wait_for(
-                    lambda: self._unanswered <= limit or self._failure is not None, SOFT_SECONDS
+                    lambda: self._unanswered <= limit or self._failure is not None,
+                    self._soft_seconds,
                 )
             self._check()
         self.refresh()

@@ -16,9 +16,11 @@ class SendOptions:
     Attributes:
         runtime_split_send_recv: steps queue whole, and each lane's sending thread cuts them into
             slices.
+        soft_wait_ms: see [Note: how far ahead] in async_sender.py.
     """
 
     runtime_split_send_recv: bool = False
+    soft_wait_ms: int = 50
 
 
 def options_of(strategy: DistributedStrategy | None) -> SendOptions:

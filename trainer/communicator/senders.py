@@ -18,7 +18,7 @@ SENDERS: Mapping[str, Callable[[Plan, Lane, ParameterSlices, SendOptions], LaneS
     "sync": lambda plan, lane, slices, options: SyncSender(
         slices, plan.clip if plan.clips_on_servers else None
     ),
-    "async": lambda plan, lane, slices, options: AsyncSender(lane, slices),
+    "async": lambda plan, lane, slices, options: AsyncSender(lane, slices, options.soft_wait_ms),
     "half_async": lambda plan, lane, slices, options: AsyncSender(lane, slices),
     "geo": lambda plan, lane, slices, options: GeoSender(lane, slices, plan.trainers),
     "diloco": lambda plan, lane, slices, options: DiLoCoSender(lane, slices),

@@ -115,6 +115,14 @@ A_SYNC_CONFIGS = table(
         lane="send_wait_times",
     ),
     Setting(
+        "soft_wait_ms",
+        50,
+        count(least=0),
+        "Milliseconds for which a step waits for the answer to the one before, even where the queue "
+        "has room; 0: a trainer runs ahead as far as the queue allows.",
+        _ASYNC,
+    ),
+    Setting(
         "runtime_split_send_recv",
         False,
         flag(),

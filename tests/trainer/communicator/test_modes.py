@@ -277,8 +277,8 @@ def eventually(holds: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("configs", "copies"),
     [
-        ({}, 1),
-        ({"runtime_split_send_recv": True}, 1),
+        ({"soft_wait_ms": 30_000}, 1),  # as if the servers had answered
+        ({"soft_wait_ms": 30_000, "runtime_split_send_recv": True}, 1),
         ({"half_async": True, "max_merge_var_num": 3}, 1),
         ({"staleness": 2}, 0),
         ({"modes": {"*": "sync"}}, 0),
@@ -293,9 +293,6 @@ def test_a_lane_holds_one_copy_of_its_parameters_where_servers_answer(
     """What comes back lands where its gradient left, and the next step's leaves from there; none
     where the script waits.
     """
-    monkeypatch.setattr(
-        "trainer.communicator.async_sender.SOFT_SECONDS", 30.0
-    )  # as if the servers had answered
     monkeypatch.setattr("trainer.communicator.async_sender.SMALL_BYTES", 0)
     blank, made = ParameterSlices.blank, []
 
@@ -328,6 +325,25 @@ def test_max_merge_var_num_merges_steps(server: Server) -> None:
     assert bare.metric("messages") == 3
     assert server.job.installed().version == 3
     assert bare.close() == 12.0
+
+
+def test_soft_wait_ms_bounds_how_far_a_trainer_runs_ahead(server: Server) -> None:
+    """Server held, a queue with room: a step waits so long for the answer to the one before, and
+    with 0 not at all.
+    """
+    seconds = {}
+    for wait in (0, 1000):
+        bare = Bare(server.endpoint, soft_wait_ms=wait)
+        with Held(server):
+            bare.step()
+            began = time.monotonic()
+            bare.step()
+            seconds[wait] = time.monotonic() - began
+        bare.communicator.flush()
+        assert bare.w[0] == 2.0
+        bare.close()
+
+    assert seconds[1000] >= 0.95 > seconds[0]
 
 
 def test_merge_is_a_sum_or_a_mean(server: Server) -> None:

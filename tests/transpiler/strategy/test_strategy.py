@@ -86,12 +86,8 @@ def test_documentation_has_one_row_for_each_key() -> None:
 
     assert list(rows) == [name for name, _ in every_setting()]
     assert all(row.type and row.sentence.endswith(".") for row in rows.values())
-    assert rows["a_sync_configs.max_merge_var_num"][1:5] == (
-        "int",
-        "1",
-        "1 or more",
-        ("async", "half_async"),
-    )
+    staleness = rows["a_sync_configs.staleness"]
+    assert staleness[1:5] == ("int or None", "None", "0 or more", ("async",))
     assert rows["hybrid_configs.order"].modes == ("hybrid job",)
     assert rows["amp_configs.decr_ratio"][1:5] == ("float", "0.5", "above 0 and below 1", ())
 
