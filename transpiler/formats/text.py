@@ -12,8 +12,7 @@
       ...
                send(fc.bias@GRAD -> 127.0.0.1:6174)
 
-Arguments that have their default value are left out.  So are the states and the result of an
-optimizer op; its line shows the parameter, the gradient and the hyper-parameters.
+Arguments that have their default value are left out, and so are the states of an optimizer op.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ class RowKernels:
         backward.
         """
         paddings = [None] * len(ids) if padding_idx is None else padding_idx
-        numbers = [None] * len(ids) if counted is None else counted
-        parts = [self._of_one(*each) for each in zip(ids, grads, numbers, paddings, strict=True)]
+        counts = [None] * len(ids) if counted is None else counted
+        parts = [self._of_one(*each) for each in zip(ids, grads, counts, paddings, strict=True)]
         if len(parts) == 1:
             return parts[0]
         unique, inverse = self.unique(torch.cat([part.ids for part in parts]))
@@ -172,9 +172,9 @@ class RowKernels:
     ) -> SparseRows:
         wanted, stays = self.wanted([ids], padding)
         values = grad.detach().reshape(ids.numel(), grad.shape[-1]).cpu().contiguous()
-        numbers = None if counted is None else counted.detach().cpu().contiguous()
+        counts = None if counted is None else counted.detach().cpu().contiguous()
         if stays is not None:
-            values, numbers = values[stays], None if numbers is None else numbers[stays]
+            values, counts = values[stays], None if counts is None else counts[stays]
         unique, inverse = self.unique(wanted)
-        statistics = None if numbers is None else self.merge(inverse, numbers, len(unique))
+        statistics = None if counts is None else self.merge(inverse, counts, len(unique))
         return SparseRows(unique, self.merge(inverse, values, len(unique)), statistics)

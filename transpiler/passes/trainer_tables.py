@@ -14,9 +14,9 @@ and the send has the gradient of all rows.  In a k-step lane the optimizer op st
 delta is sent with the lane's other deltas.
 
 [Note: one pull]  Lookups of one table share a pull if the ids of all of them can be computed before
-the rows of any; the ops that compute ids are moved up where necessary.  An op cannot be moved if
-its ids depend on rows, if it draws random numbers, or if a variable that it depends on is changed
-in between; such a lookup gets a pull of its own.
+the rows of any; the ops that compute ids are moved up where necessary.  Such an op cannot be moved
+if it depends on rows, if it draws random numbers, or if a variable that it depends on is changed in
+between; its lookup then gets a pull of its own.
 """
 
 from __future__ import annotations

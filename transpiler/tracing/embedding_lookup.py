@@ -128,6 +128,7 @@ class _Looked(torch.autograd.Function):
     def forward(
         ctx: Any, proxy: Tensor, ids: Tensor, counted: Tensor | None, lookup: Lookup
     ) -> Tensor:
+        """Puts the lookup op into the trace."""
         ctx.save_for_backward(proxy, ids, counted)
         ctx.lookup = lookup
         found: Tensor = torch.ops.pserver.lookup_table(
@@ -137,6 +138,7 @@ class _Looked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        """Puts the op of the rows' gradient into the trace."""
         proxy, ids, counted = ctx.saved_tensors
         lookup = ctx.lookup
         return (

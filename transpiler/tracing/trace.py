@@ -124,6 +124,7 @@ class _Environment(ShapeEnv):
         return SLoc("torch" if _internal() else "model", source_location.here()), ""
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *arguments: Any, **options: Any) -> sympy.Basic:
+        """Decides as ShapeEnv does, and records decisions that the model's code asked for."""
         answer = super().evaluate_expr(orig_expr, *arguments, **options)
         if (
             isinstance(orig_expr, sympy.logic.boolalg.Boolean)
@@ -195,6 +196,7 @@ class _Step(nn.Module):
         self.trained = trained
 
     def forward(self, *batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Runs the step: its outputs by name, and the gradients by parameter."""
         outputs = outputs_of(source_location.call_step(self.step, self.model, *batch))
         self._keep_buffers()
         found = torch.autograd.grad(
