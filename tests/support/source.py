@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import tokenize
 from collections.abc import Iterator
@@ -33,21 +34,26 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     """The file's syntax tree."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-def imported(path: Path) -> Iterator[tuple[str, int]]:
+@functools.cache
+def imported(path: Path) -> tuple[tuple[str, int], ...]:
     """Every module, or name of a module, that a file imports, with the line; wherever it stands."""
+    found: list[tuple[str, int]] = []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{relative(path)}:{node.lineno}: expected an absolute import"
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return tuple(found)
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """The first names of all modules that a file imports."""
     return {name.partition(".")[0] for name, _ in imported(path)}
@@ -81,6 +87,7 @@ def arrows() -> dict[str, dict[str, str]]:
     return found
 
 
+@functools.cache
 def code_lines(path: Path) -> set[int]:
     """The numbers of the lines that hold code: no docstring, no comment, no blank line."""
     documentation: set[int] = set()

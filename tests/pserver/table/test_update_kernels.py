@@ -179,6 +179,7 @@ def test_every_rule_is_tested():
     assert {rule.type for rule in RULES.values()} == set(ROW_RULES) == set(CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", RULES)
 def test_a_table_is_what_torch_makes_of_the_whole_parameter(name: str, dtype: str):
