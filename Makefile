@@ -1,17 +1,26 @@
 # make demo     two parameter servers and two trainers learn handwritten digits, on this machine
-# make test     the whole test suite; make test-fast leaves out the tests that start real processes
+# make test     the test suite: of every class of tests one or more, in some minutes
+# make test-fast    without processes and without what takes long: in a minute, with the coverage
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so
-# make check-history SEEDS=2000     is every step applied exactly once, whatever the network does?  So many stories
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
 # make lint types check-protos     the other checks of CI (.ci/run runs them all)
 # make protos   generates the protobuf code anew
+#
+# The complete matrices, of which `make test` takes a part.  An interrupted one goes on where it was; its table is docs/checks/NAME.md:
+#   check-equalities   every optimizer, clip and schedule, on 1 to 3 servers, eagerly and as a program, against plain torch
+#   check-pairs        every model with every optimizer, against plain torch
+#   check-faults       every fault of the network in every mode over every transport
+#   check-examples     every example in every mode, as processes
+#   check-history      SEEDS=2000 random histories: is every step applied exactly once?
+#   check-sample       SAMPLE=100 of all their combinations, others for each state of the source
 #
 # Each sets up what it needs, once: a virtual environment in .venv with the versions of constraints.txt.
 # ARGS goes to the command: `make test ARGS=tests/transpiler`, `make demo ARGS=--program`.
 # TORCH_INDEX_URL, where set, is a further index to look for torch in: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast bench lint types protos check-history check-protos check-wheel clean
+CHECKS = check-equalities check-pairs check-faults check-examples
+.PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-wheel clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -21,6 +30,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-input -c con
 TORCH_INDEX_URL ?=
 ARGS ?=
 SEEDS ?= 2000
+SAMPLE ?= 100
 ONLY ?=
 
 help:
@@ -36,8 +46,16 @@ test: .venv/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 test-fast: .venv/.dev
-	@echo "== tests without real processes, three files at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not cluster" $(ARGS)
+	@echo "== fast tests, two files at a time"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier fast -n 2 --dist loadfile -r fE --cov=transpiler --cov=pserver --cov=trainer --cov-report=term $(ARGS)
+
+$(CHECKS): .venv/.dev
+	@echo "== the complete matrix of $(@:check-%=%), two combinations at a time"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $(@:check-%=%) -n 2 -p no:randomly -r fE $(ARGS)
+
+check-sample: .venv/.dev
+	@echo "== $(SAMPLE) combinations of the matrices, three at a time"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check any --sample $(SAMPLE) -n 3 -r fE $(ARGS)
 
 bench: .venv/.dev
 	@echo "== measuring, for some minutes"

@@ -16,6 +16,8 @@ import torch
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 
+pytest_plugins = ["tests.support.tiers", "tests.support.checks"]
+
 EXIT_SECONDS = 60.0
 CLUSTER_VARIABLES = (
     "TRAINING_ROLE",

@@ -34,7 +34,7 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch: p
     assert Row(Promise("wire/x", "y", 1.0), skipped="no").plain()["ratio"] is None
 
 
-@pytest.mark.cluster
+@pytest.mark.processes
 @pytest.mark.parametrize("only", ["wire/program", "wire/shm async"])
 def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
     """A row at a tiny size ends in the table and, whole, in the JSON file."""

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.processes
 def test_the_committed_code_is_what_the_proto_files_generate(tmp_path: Path) -> None:
     """``protos/generate`` changes nothing: each generated file is committed, and no other one
     is.

@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import PATIENCE, Processes
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.processes
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1")
 
 SMALLEST = """

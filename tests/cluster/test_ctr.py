@@ -19,7 +19,7 @@ SMALL = (
     "--linear-rate 0.1 --every 50"
 ).split()
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.processes
 
 
 def test_two_trainers_learn_together(tmp_path: Path) -> None:

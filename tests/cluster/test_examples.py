@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -15,37 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent.parent
-EXAMPLES = ROOT / "trainer" / "examples"
+from tests.support.launched import EXAMPLES, accuracy, environment, launched
+
 DEADLINE = 100.0
-CLUSTER = (
-    "TRAINING_ROLE",
-    "PSERVER_ENDPOINTS",
-    "TRAINERS",
-    "TRAINER_ID",
-    "CURRENT_ENDPOINT",
-    "RANK",
-    "WORLD_SIZE",
-)
-
-pytestmark = pytest.mark.cluster
-
-
-def environment(**role: str) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in CLUSTER}
-    return {**inherited, "OMP_NUM_THREADS": "1", **role}
-
-
-def run(*command: str, cwd: Path) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=DEADLINE
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def accuracy(text: str) -> float:
-    return float(re.findall(r"accuracy (0\.\d+|1\.0+)", text)[-1])
+pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("flags", [(), ("--program",)], ids=["eager", "program"])
@@ -53,7 +25,8 @@ def test_digits_learns_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """Plain ``python digits.py`` trains in one process to at least 97 %; its last line is the
     accuracy.
     """
-    out = run(sys.executable, str(EXAMPLES / "digits.py"), *flags, cwd=tmp_path)
+    script = str(EXAMPLES / "digits.py")
+    out = launched(tmp_path, "", script, *flags, command=(sys.executable,)).output
 
     assert out.splitlines()[-1].startswith("accuracy") and accuracy(out) >= 0.97
 
@@ -63,9 +36,7 @@ def test_digits_learns_on_a_cluster(tmp_path: Path, flags: tuple[str, ...]) -> N
     """Two servers and two trainers reach at least 97 %, eagerly and as a program; the last line of
     trainer 0's log says so.
     """
-    command = "-m pserver launch --servers 2 --trainers 2".split()
-    out = run(sys.executable, *command, str(EXAMPLES / "digits.py"), *flags, cwd=tmp_path)
-    log = (tmp_path / "logs" / "trainer-0.log").read_text()
+    out, log = launched(tmp_path, "2 x 2", str(EXAMPLES / "digits.py"), *flags)
 
     assert log.splitlines()[-1].startswith("accuracy") and accuracy(log) >= 0.97
     assert "trainer 0 | accuracy" in out and "trainer 1 | accuracy" not in out
@@ -144,15 +115,7 @@ def test_digits_learns_on_a_gpu(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """Two trainers on one GPU reach at least 97 %: gradients and parameters cross between GPU and
     host.
     """
-    command = "-m pserver launch --servers 2 --trainers 2".split()
-    run(
-        sys.executable,
-        *command,
-        str(EXAMPLES / "digits.py"),
-        "--device",
-        "cuda",
-        *flags,
-        cwd=tmp_path,
-    )
+    script = str(EXAMPLES / "digits.py")
+    log = launched(tmp_path, "2 x 2", script, "--device", "cuda", *flags).log
 
-    assert accuracy((tmp_path / "logs" / "trainer-0.log").read_text()) >= 0.97
+    assert accuracy(log) >= 0.97

@@ -59,7 +59,7 @@ print("finished after", optimizer.steps, "steps", flush=True)
 """
 FOREVER = "1000000000"
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from conftest import Processes, Started
 DEADLINE = 3.0
 SCENES = Path(__file__).with_name("two_trainers.py")
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.processes
 
 
 @dataclass

@@ -36,7 +36,7 @@ for step in range(int(sys.argv[1])):
 fleet.finish()
 print("finished")
 """
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.processes
 
 
 class Launched:

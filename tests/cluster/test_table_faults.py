@@ -83,7 +83,7 @@ for each in jobs.split():
     job(*map(int, each.split("-")))
 """
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")

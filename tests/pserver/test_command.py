@@ -159,6 +159,7 @@ def test_what_goes_wrong_is_one_line_and_status_1(
     assert one_line(capsys) == "pserver serve: 127.0.0.1:6174 does not answer\n"
 
 
+@pytest.mark.processes
 def test_help_shows_how_each_command_is_used() -> None:
     """``python -m pserver --help`` has examples, and each command shows its flags."""
     texts = []
@@ -176,6 +177,7 @@ def test_help_shows_how_each_command_is_used() -> None:
     )
 
 
+@pytest.mark.slow
 def test_status_shows_an_unreachable_server_and_ends_with_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -54,7 +54,7 @@ def on_ranks(ranks: int) -> Callable[[Check], Callable[[], None]]:
             check.__doc__,
             check.__module__,
         )
-        marked: Callable[[], None] = pytest.mark.timeout(SECONDS + 40)(test)
+        marked: Callable[[], None] = pytest.mark.processes(pytest.mark.timeout(SECONDS + 40)(test))
         return marked
 
     return decorate

@@ -263,6 +263,7 @@ print("served")
 """
 
 
+@pytest.mark.processes
 def test_a_saved_module_needs_torch_alone(tmp_path: Path) -> None:
     """Exported by torch, it serves bags of any number and size where none of these packages can be
     imported.

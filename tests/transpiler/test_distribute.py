@@ -649,6 +649,7 @@ def test_every_op_of_every_program_is_in_the_catalogue(single: Single) -> None:
                 check_server_program(transpiler.get_pserver_program(endpoint))
 
 
+@pytest.mark.slow
 def test_all_processes_of_a_job_have_one_plan(single: Single) -> None:
     """Trainers and servers, each transpiling for itself, at whatever addresses, have the same plan
     and fingerprint.
@@ -697,6 +698,7 @@ def test_defaults_are_the_captured_programs(single: Single) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_program_brings_its_own_startup(single: Single) -> None:
     """A main program given without its startup starts from its own model's values, whatever was
     captured since.
@@ -1247,6 +1249,7 @@ def test_an_asynchronous_field_contradicts_transpiles_sync_mode(single: Single, 
     )
 
 
+@pytest.mark.processes
 def test_the_transpiler_imports_no_network_threads_or_clock() -> None:
     """Importing the distribute room loads neither grpc nor this project's server and trainer
     packages.

@@ -91,6 +91,7 @@ def saves_until_killed(path: Path, step: int) -> int:
     return got.count(b"s")
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(60)
 def test_a_process_that_is_killed_while_it_saves_leaves_one_whole_save(tmp_path: Path) -> None:
     """kill -9 at random moments of real saves, full ones and deltas in place: the last save that

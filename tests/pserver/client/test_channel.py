@@ -320,6 +320,7 @@ def held(job: Job, name: str = "w") -> float:
     return float(job.installed().table.values[name].view(-1)[0])
 
 
+@pytest.mark.slow
 def test_a_later_stream_takes_the_place_of_an_earlier_one(serve) -> None:
     """From its HELLO on the earlier one is broken, and what had been sent of a step over it leaves
     no trace.

@@ -448,6 +448,7 @@ def test_a_barrier_and_a_step_that_wait_for_one_another_end_the_job(served) -> N
                 future.result(timeout=20)
 
 
+@pytest.mark.slow
 def test_a_step_that_comes_again_while_it_is_applied_waits_for_nobody_else(
     served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

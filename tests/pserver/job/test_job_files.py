@@ -77,6 +77,7 @@ def read(installed: Any) -> torch.Tensor:
     return torch.cat([held.lookup(torch.arange(2000)) for held in installed.tables.values()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes", [None, 20_000], ids=["in memory", "in two tiers"])
 def test_tables_are_saved_and_loaded_with_the_slices(
     tmp_path: Path, memory_bytes: int | None

@@ -31,6 +31,8 @@ print(f"pserver ready at {host}:{bound.getsockname()[1]} (flight 1, grpc)", flus
 {body}
 signal.pause()
 """
+pytestmark = pytest.mark.processes
+
 LEAVE = "sys.exit(0)"  # as after a job
 DEADLINE = 30.0
 

@@ -246,6 +246,7 @@ def assert_untouched(stranger: Stranger) -> None:
 # ---- bytes that are no frames ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "garbage",
     [b"\xff" * 40, b"GET / HTTP/1.1\r\n\r\n", b"\x7a\xff\xff\xff\xff\x7f"],
@@ -260,6 +261,7 @@ def test_garbage_instead_of_hello_is_refused(stranger: Stranger, garbage: bytes)
         answer(stream)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [b"\xff" * 40, b"\x08\x03\x10"], ids=["ff", "cut short"])
 def test_garbage_in_the_middle_of_a_step_leaves_no_trace(
     stranger: Stranger, garbage: bytes
@@ -274,6 +276,7 @@ def test_garbage_in_the_middle_of_a_step_leaves_no_trace(
     assert_untouched(stranger)
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_protocol_at_all_do_not_disturb_a_port(stranger: Stranger) -> None:
     """A port scanner, or a browser, on the control port and on the data port."""
     _, _, control = stranger.control.endpoint.rpartition(":")
@@ -310,6 +313,7 @@ def test_another_flight_call_is_refused(servers: Servers, stranger: Stranger) ->
 # ---- frames out of place ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Kind.PULL, Kind.COMMIT, Kind.BYE, 99])
 def test_a_stream_without_hello_is_refused(stranger: Stranger, kind: Any) -> None:
     """Whatever else comes first."""
@@ -317,6 +321,7 @@ def test_a_stream_without_hello_is_refused(stranger: Stranger, kind: Any) -> Non
         ask(stranger.connect(), Frame(kind=kind))
 
 
+@pytest.mark.slow
 def test_a_session_that_nobody_holds_is_refused(servers: Servers, stranger: Stranger) -> None:
     """Stale, invented, or another trainer's: on a stream and in a heartbeat."""
     for session in ("", "0" * 32, "\u00e9"):
@@ -328,6 +333,7 @@ def test_a_session_that_nobody_holds_is_refused(servers: Servers, stranger: Stra
         answer(stranger.hello(trainer_id=5))
 
 
+@pytest.mark.slow
 def test_a_lane_that_the_plan_does_not_have_is_refused(stranger: Stranger) -> None:
     """HELLO says which lane the stream is for."""
     stranger.installed()
@@ -339,6 +345,7 @@ def test_a_lane_that_the_plan_does_not_have_is_refused(stranger: Stranger) -> No
     assert_untouched(stranger)
 
 
+@pytest.mark.slow
 def test_a_step_before_the_program_is_refused(stranger: Stranger) -> None:
     """A server that has not been installed takes no gradients and no values, and gives none."""
     for header, payload in (
@@ -418,6 +425,7 @@ FRAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", FRAMES)
 def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(
     stranger: Stranger, what: str
@@ -433,6 +441,7 @@ def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(
     assert_untouched(stranger)
 
 
+@pytest.mark.slow
 def test_half_a_gradient_twice_is_not_a_gradient(stranger: Stranger) -> None:
     """The bytes add up, the parts do not."""
     stream = stranger.installed()
@@ -443,6 +452,7 @@ def test_half_a_gradient_twice_is_not_a_gradient(stranger: Stranger) -> None:
     assert_untouched(stranger)
 
 
+@pytest.mark.slow
 def test_half_a_gradient_and_then_silence_leaves_no_trace(stranger: Stranger) -> None:
     """The connection is cut in the middle of a step; the same step, sent whole over another stream,
     is applied once.
@@ -454,6 +464,7 @@ def test_half_a_gradient_and_then_silence_leaves_no_trace(stranger: Stranger) ->
     assert_untouched(stranger)
 
 
+@pytest.mark.slow
 def test_gradients_of_two_steps_do_not_mix(stranger: Stranger) -> None:
     """A second step's gradient before the first one's COMMIT."""
     stream = stranger.installed()
@@ -469,6 +480,7 @@ def test_gradients_of_two_steps_do_not_mix(stranger: Stranger) -> None:
 # ---- programs and jobs ----
 
 
+@pytest.mark.slow
 def test_a_program_with_an_unknown_op_or_argument_is_refused(stranger: Stranger) -> None:
     """Only allow-listed ops with arguments of the right types; afterwards the right program is
     taken.
@@ -494,6 +506,7 @@ def test_a_program_of_another_plan_is_refused(stranger: Stranger) -> None:
         stranger.control.install(InstallRequest(session=stranger.reply.session, program=other))
 
 
+@pytest.mark.slow
 def test_another_program_is_told_in_what_it_differs(servers: Servers, transport: str) -> None:
     """One different learning rate."""
     first = Stranger(servers(1), transport, plan_of(trainers=2))
@@ -510,6 +523,7 @@ def test_another_program_is_told_in_what_it_differs(servers: Servers, transport:
     good_job(servers(1))
 
 
+@pytest.mark.slow
 def test_a_second_job_is_told_that_the_server_is_busy(servers: Servers, stranger: Stranger) -> None:
     """The first is not disturbed."""
     stranger.installed()
@@ -532,6 +546,7 @@ def test_a_transport_that_the_server_does_not_offer_is_refused(transport: str) -
 # ---- servers that are not there ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["nobody", "mute"])
 def test_an_unreachable_server_is_named_within_the_start_deadline(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, what: str
@@ -552,6 +567,7 @@ def test_an_unreachable_server_is_named_within_the_start_deadline(
     good_job(servers(1))
 
 
+@pytest.mark.slow
 def test_a_server_that_no_trainer_0_installs_is_named(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -603,6 +619,7 @@ def available() -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_parameter_of_3_gb_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploaded, stepped and received whole, in one slice: every element has taken its step."""
     if available() < NEEDS:

@@ -160,6 +160,7 @@ def test_a_trainer_that_cannot_share_memory_takes_the_next_transport(
     assert line.endswith("taking flight instead of shm") and reason in line
 
 
+@pytest.mark.slow
 def test_a_trainer_told_to_share_memory_takes_nothing_else() -> None:
     """Where shared memory was the user's only choice and does not work, that is an error."""
     with Server(ServerConfig()) as server:
@@ -219,6 +220,7 @@ def test_a_program_given_at_start_needs_no_trainer_0() -> None:
     assert torch.equal(trainer.value, torch.full((1000,), 2.0))
 
 
+@pytest.mark.slow
 def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
     """The server's own clock finds a trainer that shows no heartbeat for the deadline."""
     with Server(ServerConfig(heartbeat_timeout_seconds=0.3)) as server:
@@ -284,6 +286,7 @@ def test_stopping_tells_a_trainer_that_waits_for_another(transport: str) -> None
     assert time.monotonic() - started < 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_trainer_that_does_not_listen_cannot_hold_a_server(transport: str) -> None:
     """A stream whose client ignores DRAIN is cut after the grace."""
@@ -382,7 +385,7 @@ def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
     return running.returncode, errors
 
 
-@pytest.mark.cluster
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_ends_with_0(number: signal.Signals) -> None:
     """SIGTERM and Ctrl-C tell a connected trainer, and the process ends with 0."""
@@ -398,7 +401,7 @@ def test_a_signal_drains_and_ends_with_0(number: signal.Signals) -> None:
         assert ended(running)[0] == 0
 
 
-@pytest.mark.cluster
+@pytest.mark.processes
 def test_a_second_signal_ends_at_once() -> None:
     """Who asks twice does not wait for a trainer that does not let go."""
     with process() as (running, endpoint):
@@ -424,7 +427,7 @@ def test_a_second_signal_ends_at_once() -> None:
         control.close()
 
 
-@pytest.mark.cluster
+@pytest.mark.processes
 def test_drain_ends_the_process() -> None:
     """The Drain call does what SIGTERM does."""
     with process() as (running, endpoint):
@@ -435,7 +438,7 @@ def test_drain_ends_the_process() -> None:
         assert ended(running)[0] == 0
 
 
-@pytest.mark.cluster
+@pytest.mark.processes
 @pytest.mark.parametrize("failure", ["", "a mistake in the script"])
 def test_once_ends_with_the_job(failure: str) -> None:
     """With --once the process ends after its first job: with 0, or with 1 and the reason in one
@@ -455,7 +458,7 @@ def test_once_ends_with_the_job(failure: str) -> None:
         )
 
 
-@pytest.mark.cluster
+@pytest.mark.processes
 def test_a_server_that_cannot_start_says_why_in_one_line() -> None:
     """A port in use is exit status 1 and one line on stderr that names it."""
     with Server(ServerConfig()) as first:

@@ -82,6 +82,7 @@ def test_records_come_back_to_the_bit(tmp_path: Path) -> None:
     assert len(cold) == 0 and all_of(cold, 5) == [] and not len(cold.get(np.array([2]))["ids"])
 
 
+@pytest.mark.slow
 def test_the_directory_goes_with_its_table(tmp_path: Path) -> None:
     """When it is closed, and when nobody holds it any more."""
     first, second = ColdRows(COLUMNS, tmp_path / "a"), ColdRows(COLUMNS, tmp_path / "a")
@@ -95,6 +96,7 @@ def test_the_directory_goes_with_its_table(tmp_path: Path) -> None:
     assert list((tmp_path / "a").iterdir()) == []
 
 
+@pytest.mark.processes
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
     """A directory whose owner is gone is not read, and goes; one whose owner lives stays."""
     mine = ColdRows(COLUMNS, tmp_path)

@@ -61,6 +61,7 @@ def test_reading_makes_no_row():
     assert np.array_equal(read(table, [-7])[0], first[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("initial", [Constant(0.25), Uniform(-2, 3), Normal(1, 0.5)])
 def test_initial_values_depend_on_seed_and_id_alone(initial: Any, dtype: str):

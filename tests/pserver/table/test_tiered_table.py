@@ -139,6 +139,7 @@ class Story:
         assert {name: mine[name] for name in theirs} == theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RULES)
 def test_a_table_of_ten_times_the_budget_trains_as_one_without(tmp_path: Path, kind: str) -> None:
     """Lookups and whole tables are equal to the bit after every few steps; a lookup leaves rows on

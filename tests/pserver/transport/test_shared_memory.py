@@ -97,6 +97,7 @@ def outcomes() -> tuple[Queue[object], Callable[[Stream], None]]:
     return seen, handle
 
 
+@pytest.mark.processes
 def test_a_killed_client_is_noticed_at_once_and_leaves_nothing() -> None:
     """After kill -9 of a client that is sending, the server's wait ends promptly; no file,
     descriptor or segment stays.
@@ -121,6 +122,7 @@ def test_a_killed_client_is_noticed_at_once_and_leaves_nothing() -> None:
     assert gone
 
 
+@pytest.mark.processes
 def test_a_killed_server_is_noticed_at_once_and_leaves_nothing() -> None:
     """After kill -9 of a server that is sending, the client's wait ends promptly; its name and the
     segment are gone.

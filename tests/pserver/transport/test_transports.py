@@ -153,6 +153,7 @@ def test_headers_travel_alone(transport: Transport) -> None:
     assert kinds == [HELLO, BYE]
 
 
+@pytest.mark.slow
 def test_many_small_frames_keep_their_order(transport: Transport) -> None:
     """Thousands of frames sent without waiting for answers come back in the order in which they
     left.
@@ -211,6 +212,7 @@ def test_both_directions_carry_large_payloads_at_once(transport: Transport) -> N
     assert results.get(timeout=SECONDS) is None
 
 
+@pytest.mark.slow
 def test_a_tensor_of_300_mb_goes_through_in_chunks(transport: Transport) -> None:
     """The size of a variable is bounded by memory, not by a message."""
     chunk, count = Random(1).randbytes(2**22), 75
@@ -536,6 +538,7 @@ def test_a_dead_port_is_unreachable(transport: Transport) -> None:
     assert time.monotonic() - started < 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpc", "flight"])
 def test_a_port_that_answers_with_silence_is_unreachable(name: str) -> None:
     """Something that accepts connections and says nothing is given up at the deadline."""
@@ -561,6 +564,7 @@ def test_a_port_in_use_is_one_sentence(name: str, capfd: pytest.CaptureFixture[s
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_closing_a_listener_ends_open_streams(transport: Transport) -> None:
     """A listener with open, idle streams closes within its grace and a little; the clients' waits
     end, and no one gets in.
@@ -647,6 +651,7 @@ def test_a_connection_is_cut_and_nothing_else() -> None:
                 end.close()
 
 
+@pytest.mark.slow
 def test_streams_leave_no_file_descriptor_behind(transport: Transport) -> None:
     """However a stream ends, its connection is given back."""
 

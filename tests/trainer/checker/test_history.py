@@ -23,6 +23,7 @@ from pserver.testing.rpc_faults import CALL_ACTIONS, CallPoint
 from pserver.testing.stream_faults import ACTIONS, Point
 from pserver.transport.sequenced import SequencedStream
 from pserver.wire_pb2 import Frame, Kind
+from tests.support.matrix import crossed
 from trainer.checker.__main__ import table
 from trainer.checker.scenario import MODES, TRANSPORTS, Scenario, of_seed
 from trainer.checker.trial import play
@@ -30,6 +31,7 @@ from trainer.checker.trial import play
 SEEDS = 50
 
 
+@pytest.mark.slow
 def test_fifty_stories_under_random_faults() -> None:
     """Every law holds, and the stories have had every mode over every transport, and every fault in
     most modes.
@@ -61,6 +63,7 @@ def test_fifty_stories_under_random_faults() -> None:
     assert all(mode in table(verdicts) for mode in MODES)
 
 
+@pytest.mark.slow
 def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """The laws hold too where several threads update the slices, while others send those that are
     updated.
@@ -77,10 +80,10 @@ def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not failed, failed[0]
 
 
-def story(mode: str) -> Scenario:
+def story(mode: str, transport: str = "inprocess") -> Scenario:
     """Of 8 steps, at least two messages of each trainer, and no overflow in the second."""
     seeds = (
-        Scenario(seed, mode, "inprocess", servers=1, trainers=2, steps=8, rate=0.0)
+        Scenario(seed, mode, transport, servers=1, trainers=2, steps=8, rate=0.0)
         for seed in range(100)
     )
     return next(scenario for scenario in seeds if all(step != 2 for _, step in scenario.overflows))
@@ -107,11 +110,11 @@ POINTS = {
 DIFFERENT = [mode for mode in MODES if mode not in ("async, queue", "async, receiver")]
 
 
-@pytest.mark.parametrize("mode", DIFFERENT)
-@pytest.mark.parametrize("what", POINTS)
-def test_no_step_is_applied_twice_after(what: str, mode: str) -> None:
-    """Nor lost, in any mode."""
-    verdict = play(story(mode), [POINTS[what]])
+@pytest.mark.slow
+@crossed("faults", what=POINTS, mode=DIFFERENT, transport=TRANSPORTS)
+def test_no_step_is_applied_twice_after(what: str, mode: str, transport: str) -> None:
+    """Nor lost, in any mode, over any transport."""
+    verdict = play(story(mode, transport), [POINTS[what]])
 
     assert not verdict.failure, verdict
     assert verdict.faults.total() == 1
@@ -138,11 +141,12 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_nothing_is_lost_with(what: str) -> None:
-    """Whatever else a stream carries is asked again too."""
+@pytest.mark.slow
+@crossed("faults", what=OTHERS, transport=TRANSPORTS)
+def test_nothing_is_lost_with(what: str, transport: str) -> None:
+    """Everything else that a stream carries is asked again too."""
     mode, point = OTHERS[what]
-    verdict = play(story(mode), [point])
+    verdict = play(story(mode, transport), [point])
 
     assert not verdict.failure, verdict
     assert verdict.faults.total() == 1
@@ -191,22 +195,23 @@ LOOKUP_POINTS = {
 }
 
 
-@pytest.mark.parametrize("mode", ROW_MODES)
-@pytest.mark.parametrize("what", ROW_POINTS)
-def test_no_row_is_updated_twice_after(what: str, mode: str) -> None:
-    """Nor is its update lost, in any mode that tables have."""
-    verdict = play(story(mode), [ROW_POINTS[what]])
+@pytest.mark.slow
+@crossed("faults", what=ROW_POINTS, mode=ROW_MODES, transport=TRANSPORTS)
+def test_no_row_is_updated_twice_after(what: str, mode: str, transport: str) -> None:
+    """Nor is its update lost, in any mode that tables have, over any transport."""
+    verdict = play(story(mode, transport), [ROW_POINTS[what]])
 
     assert not verdict.failure, verdict
     assert verdict.faults.total() == 1
 
 
-@pytest.mark.parametrize("what", LOOKUP_POINTS)
-def test_rows_are_looked_up_again_after(what: str) -> None:
+@pytest.mark.slow
+@crossed("faults", what=LOOKUP_POINTS, transport=TRANSPORTS)
+def test_rows_are_looked_up_again_after(what: str, transport: str) -> None:
     """A lookup changes nothing, and its answer is whole; in "mixed" that of tables in three
     lanes.
     """
-    verdict = play(story("mixed"), [LOOKUP_POINTS[what]])
+    verdict = play(story("mixed", transport), [LOOKUP_POINTS[what]])
 
     assert not verdict.failure, verdict
     assert verdict.faults.total() == 1
@@ -215,8 +220,9 @@ def test_rows_are_looked_up_again_after(what: str) -> None:
 # ---- control calls ----
 
 
-@pytest.mark.parametrize("action", [action for action in CALL_ACTIONS if action != "slow"])
-def test_control_calls_may_get_lost_or_come_twice(action: str) -> None:
+@pytest.mark.slow
+@crossed("faults", action=[action for action in CALL_ACTIONS if action != "slow"], mode=DIFFERENT)
+def test_control_calls_may_get_lost_or_come_twice(action: str, mode: str) -> None:
     """Each trainer joins once, the first one installs once, everybody meets once at a barrier, and
     leaves once.
     """
@@ -225,7 +231,7 @@ def test_control_calls_may_get_lost_or_come_twice(action: str) -> None:
         for call in ("Join", "Install", "Barrier", "Leave")
         for occurrence in (1, 2)
     ]
-    verdict = play(story("async"), calls=points)
+    verdict = play(story(mode), calls=points)
 
     assert not verdict.failure, verdict
     assert {(action, "call", call) for call in ("Join", "Install", "Barrier", "Leave")} <= set(
@@ -315,6 +321,7 @@ def in_a_round(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Cal
     return apply
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "mode"), MISTREATED)
 def test_a_server_that_mistreats_one_update_is_caught(
     wrong: str, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -461,6 +468,7 @@ FORGETFUL = {  # where it shows, and what is forgotten
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutate", FORGETFUL, ids=lambda mutate: mutate.__name__)
 def test_a_server_that_forgets_is_caught(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ from trainer.collective.buckets import buckets
 from trainer.collective.parallel_env import leave_parallel_env
 
 Results = list[dict[str, Any]]  # by trainer, what each of the functions has returned
+pytestmark = pytest.mark.processes  # two trainers, started once for most of the tests
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 KB = 1 / 1024
 

@@ -47,6 +47,7 @@ def said(path: Path) -> tuple[float, str]:
     return float(seconds), text
 
 
+@pytest.mark.processes
 def test_an_exception_of_a_child_reaches_the_parent_with_its_traceback(tmp_path: Path) -> None:
     """Not that of the trainer that then failed because of it, which has been told the reason within
     seconds.
@@ -62,6 +63,7 @@ def test_an_exception_of_a_child_reaches_the_parent_with_its_traceback(tmp_path:
     assert text == "JobFailed: trainer 1 failed: ValueError: no data for trainer 1" and seconds < 10
 
 
+@pytest.mark.processes
 def test_a_killed_child_is_named_to_the_parent_and_to_the_others(tmp_path: Path) -> None:
     """kill -9 leaves no message: its connection says so, and the exit code has the signal."""
     with pytest.raises(ProcessExitedException, match="trainer 1 was ended by SIGKILL") as raised:
@@ -77,6 +79,7 @@ def test_a_killed_child_is_named_to_the_parent_and_to_the_others(tmp_path: Path)
     )
 
 
+@pytest.mark.processes
 def test_an_exit_code_of_a_child_reaches_the_parent(tmp_path: Path) -> None:
     """Started without waiting, the children are waited for by ``join``, which gives up after its
     time.
@@ -180,6 +183,7 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_trainers_that_never_come_are_named_to_all_who_wait() -> None:
     """Within the deadline, and by trainer 0 to those whose clocks began later."""
     present = worlds(4, free_port())
@@ -191,6 +195,7 @@ def test_trainers_that_never_come_are_named_to_all_who_wait() -> None:
     assert issubclass(TimedOut, PServerError)
 
 
+@pytest.mark.slow
 def test_without_trainer_0_the_others_name_it() -> None:
     """Which keeps the store, so that nobody else can be counted."""
     port = free_port()
@@ -251,6 +256,7 @@ def test_everyone_hears_from_whom_a_failure_came(store: TCPStore) -> None:
         one.close("the test is over")
 
 
+@pytest.mark.slow
 def test_who_has_left_is_to_blame_only_if_nobody_is_lost(store: TCPStore) -> None:
     """Leaving is no failure; it is the reason for those who still need that trainer."""
     first, second = star(store, 2, 20.0)
@@ -268,6 +274,7 @@ def test_who_has_left_is_to_blame_only_if_nobody_is_lost(store: TCPStore) -> Non
     first.close("the test is over")
 
 
+@pytest.mark.slow
 def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_away(
     store: TCPStore,
 ) -> None:

@@ -7,7 +7,6 @@ same threads.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,50 +16,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.support.matrix import crossed
+from tests.support.optimizers import OPTIMIZERS, O
 from trainer import Executor, fleet
 from transpiler import (
     ClipGradByGlobalNorm,
     ClipGradByNorm,
     ClipGradByValue,
-    DecayedAdagrad,
     DistributedStrategy,
     DistributeTranspiler,
     DistributeTranspilerConfig,
-    Ftrl,
     SizeBalanced,
     capture,
 )
 
 STEPS = 20
 Servers = Callable[[int], str]
-O = torch.optim  # noqa: E741  # the table below reads better
-
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (O.SGD, dict(lr=0.1)),
-    "sgd_momentum": (O.SGD, dict(lr=0.1, momentum=0.9)),
-    "sgd_dampening": (O.SGD, dict(lr=0.1, momentum=0.9, dampening=0.2, weight_decay=0.01)),
-    "sgd_nesterov": (O.SGD, dict(lr=0.1, momentum=0.9, nesterov=True)),
-    "sgd_maximize": (O.SGD, dict(lr=0.001, maximize=True)),
-    "adam": (O.Adam, dict(lr=0.01)),
-    "adam_amsgrad": (O.Adam, dict(lr=0.01, amsgrad=True, weight_decay=0.01)),
-    "adam_foreach": (O.Adam, dict(lr=0.01, foreach=True)),
-    "adam_maximize": (O.Adam, dict(lr=0.001, maximize=True)),
-    "adamw": (O.AdamW, dict(lr=0.01)),
-    "adamw_amsgrad": (O.AdamW, dict(lr=0.01, amsgrad=True)),
-    "adamax": (O.Adamax, dict(lr=0.01, weight_decay=0.01)),
-    "nadam": (O.NAdam, dict(lr=0.01)),
-    "nadam_decoupled": (O.NAdam, dict(lr=0.01, weight_decay=0.01, decoupled_weight_decay=True)),
-    "radam": (O.RAdam, dict(lr=0.01)),
-    "radam_decoupled": (O.RAdam, dict(lr=0.01, weight_decay=0.01, decoupled_weight_decay=True)),
-    "adagrad": (O.Adagrad, dict(lr=0.05, lr_decay=0.01, initial_accumulator_value=0.1)),
-    "adadelta": (O.Adadelta, dict(lr=1.0)),
-    "rmsprop": (O.RMSprop, dict(lr=0.01)),
-    "rmsprop_centered": (O.RMSprop, dict(lr=0.01, centered=True, momentum=0.9, weight_decay=0.01)),
-    "rprop": (O.Rprop, dict(lr=0.01)),
-    "asgd": (O.ASGD, dict(lr=0.05, t0=5)),
-    "ftrl": (Ftrl, dict(lr=0.05, l1=0.001, l2=0.01)),
-    "decayed_adagrad": (DecayedAdagrad, dict(lr=0.01)),
-}
 
 
 class Net(nn.Module):
@@ -199,8 +170,8 @@ def program(endpoints: str, make: Any, data: Any, **kinds: Any) -> nn.Module:
     return Prepared(endpoints, make, data[0], **kinds).train(data)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.slow
+@crossed("equalities", name=OPTIMIZERS, count=[1, 2, 3])
 def test_every_optimizer_equals_plain_torch_on_the_eager_path(
     servers: Servers, name: str, count: int
 ) -> None:
@@ -215,8 +186,8 @@ def test_every_optimizer_equals_plain_torch_on_the_eager_path(
     assert_equal(model, alone(reference, cls(reference.parameters(), **options), batches()))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.slow
+@crossed("equalities", name=OPTIMIZERS, count=[1, 2, 3])
 def test_every_optimizer_equals_plain_torch_on_the_program_path(
     servers: Servers, name: str, count: int
 ) -> None:
@@ -229,8 +200,8 @@ def test_every_optimizer_equals_plain_torch_on_the_program_path(
     assert_equal(model, alone(reference, cls(reference.parameters(), **options), batches()))
 
 
-@pytest.mark.parametrize("path", [eager, program])
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd_momentum", "adagrad"])
+@pytest.mark.slow
+@crossed("equalities", name=["adam", "adamw", "sgd_momentum", "adagrad"], path=[eager, program])
 def test_fused_rules_on_slices_are_within_an_ulp(servers: Servers, name: str, path: Any) -> None:
     """``fused=True`` runs torch's fused kernel on each slice: rounding may differ at a slice's
     tail.
@@ -267,8 +238,8 @@ CLIPS = {
 }
 
 
-@pytest.mark.parametrize("path", [eager, program])
-@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.slow
+@crossed("equalities", kind=CLIPS, path=[eager, program])
 def test_gradient_clipping_equals_plain_torch_with_one_trainer(
     servers: Servers, kind: str, path: Any
 ) -> None:
@@ -304,8 +275,8 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", [eager, program])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.slow
+@crossed("equalities", name=SCHEDULES, path=[eager, program])
 def test_the_schedule_that_runs_is_the_users(servers: Servers, name: str, path: Any) -> None:
     """Every step carries the whole row of hyper-parameters."""
     reference = net()
@@ -325,6 +296,7 @@ def test_the_schedule_that_runs_is_the_users(servers: Servers, name: str, path: 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_async_with_one_trainer_equals_plain_torch(servers: Servers, count: int) -> None:
     """A step waits for its own result: the argument of transpile decides, and both sides agree."""
@@ -369,8 +341,8 @@ def distance(model: nn.Module, reference: nn.Module) -> float:
     return float((mine - theirs).norm() / theirs.norm())
 
 
-@pytest.mark.parametrize(("trainers", "count"), list(itertools.product([2, 4], [1, 2])))
-@pytest.mark.parametrize("kind", [None, *CLIPS])
+@pytest.mark.slow
+@crossed("equalities", kind=[None, *CLIPS], trainers=[2, 4], count=[1, 2, 3])
 def test_several_trainers_equal_the_concatenated_batch(
     servers: Servers, trainers: int, count: int, kind: str | None
 ) -> None:
@@ -395,6 +367,7 @@ def test_several_trainers_equal_the_concatenated_batch(
     assert_equal(run()[0], models[0])
 
 
+@pytest.mark.slow
 def test_size_balanced_slices_train_the_same(servers: Servers) -> None:
     """Where a slice lives changes no number."""
     config = DistributeTranspilerConfig()

@@ -223,6 +223,7 @@ def run_together(endpoints: str, trainers: int) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainers", [2, 4])
 def test_trainers_with_a_table_equal_the_concatenated_batch(
     servers: Servers, trainers: int
@@ -350,6 +351,7 @@ def test_geo_adds_what_rows_changed_by_divided_by_the_trainers(join: Any) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_no_trainer_runs_further_ahead_than_the_bound(join: Any) -> None:
     """Staleness 1: the second step waits for the other's first, and a lookup after it has that in
     it.
@@ -596,6 +598,7 @@ def test_capacity_holds_over_all_servers(alone: Any) -> None:
     assert rows[39] == 1.0 and sum(rows[30:]) >= 8
 
 
+@pytest.mark.slow
 def test_table_status_counts_over_all_servers(alone: Any) -> None:
     """Rows, bytes, lookups, pushes, admissions and refusals, of every table."""
     model, optimizer = alone(3, entry=CountFilterEntry(2))
@@ -682,6 +685,7 @@ def test_a_batch_without_ids_is_a_step(alone: Any) -> None:
     assert model.row(1) == 1.0 and model.w.tolist() == [1.0] * DIM
 
 
+@pytest.mark.slow
 def test_ten_million_ids_in_one_lookup(alone: Any) -> None:
     """Each row comes to the place of its id; the rows that differ travel."""
     model, optimizer = alone(2)

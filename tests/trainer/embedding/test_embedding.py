@@ -95,6 +95,7 @@ RULES: dict[str, tuple[Optimizer, bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_train_as_torchs_embedding_does(rule: str) -> None:
     """Under each optimizer that has a rule for rows, with its schedule, rows are those of
@@ -566,6 +567,7 @@ def test_batches_without_ids_work() -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_ten_million_ids_in_one_batch() -> None:
     """A batch may be as large as memory: forward, backward and step of ten million ids."""
     embedding = DistributedEmbedding(1, init=Constant(0.0))

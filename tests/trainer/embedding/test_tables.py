@@ -240,6 +240,7 @@ def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
         assert torch.equal(left, right), (left - right).abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, None), (None, 2)])
 def test_a_resumed_job_equals_one_that_was_never_interrupted(
     servers: Servers, tmp_path: Any, before: int | None, after: int | None

@@ -164,6 +164,7 @@ def test_the_score_is_the_share_of_pairs_in_order() -> None:
 SMALL = "--batch 128 --categories 20 --dim 4 --hidden 16 --rate 0.03 --linear-rate 0.1 --every 50".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["deepfm", "wide_deep"])
 def test_it_learns(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone, from 20 000 samples, either model comes within 0.02 of the truth's AUC on unseen ones;

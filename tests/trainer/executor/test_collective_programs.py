@@ -191,6 +191,7 @@ def joined(data: list[list[Batch]]) -> list[Batch]:
 # ---- equal to a single node ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainers", "settings", "clip"),
     [
@@ -418,12 +419,13 @@ def test_parallel_executor_checks_its_arguments() -> None:
         ParallelExecutor(False, None, transpiler.get_trainer_program())
 
 
+@pytest.mark.processes
 def test_the_documentations_example_and_a_death(tmp_path: Path) -> None:
     """The nccl2 example, line by line, in two processes, trains as one does on both batches; when
     one of them is killed the other is told within seconds who it was.
     """
     endpoints, script = ports(2), Path(__file__).with_name("nccl2_example.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[3])}
     words = [
         [sys.executable, str(script), str(rank), ",".join(endpoints), str(tmp_path)]
         for rank in range(2)
@@ -458,6 +460,7 @@ def test_the_documentations_example_and_a_death(tmp_path: Path) -> None:
 # ---- failures ----
 
 
+@pytest.mark.slow
 def test_a_trainer_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever came says after the deadline who did not, with its endpoint; without trainer 0, that
     it does not answer.
@@ -520,6 +523,7 @@ def test_two_processes_with_one_number_are_refused() -> None:
         rendezvous(store, 0, endpoints, Connection(start_timeout_seconds=1.0))
 
 
+@pytest.mark.slow
 def test_different_numbers_of_steps_end_in_words() -> None:
     """A trainer that has taken its last step and left is named to those that wait for it in a
     further one.

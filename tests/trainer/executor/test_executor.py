@@ -195,6 +195,7 @@ def test_a_received_program_needs_its_startup_program(captured):
     assert loss.isfinite()
 
 
+@pytest.mark.slow
 def test_code_of_a_program_goes_with_the_program(captured):
     """Generated code is kept per program and forgotten when the program is."""
     model, optimizer, program, _ = captured
@@ -247,6 +248,7 @@ class Recording(Executor):
         return {"send": send, "recv": recv}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 def test_communication_keeps_its_place_among_compute(compile):
     """send and recv run in the order of the program, between the ops around them, also when compute

@@ -211,6 +211,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "make", "tolerance"),
     [(Tables, sgd, 0.0), (Tables, adagrad, 0.0), (Net, adagrad, 1e-6)],
@@ -349,6 +350,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_mode_trains_tables_as_plain_torch_with_one_trainer(servers: Servers) -> None:
     """On one and on two servers, with a schedule; four lookups of three tables are three pulls a
     step; the trainer's weight of torch's own has its rows back when the Executor is closed.
@@ -412,6 +414,7 @@ class Clipped(nn.Module):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLIPS)
 def test_gradients_of_rows_are_clipped_with_the_others(servers: Servers, name: str) -> None:
     """Alone, on servers (sync), by the trainer (async): by value, by norm, by the norm of all, as
@@ -440,6 +443,7 @@ def test_gradients_of_rows_are_clipped_with_the_others(servers: Servers, name: s
         assert_close(found, expected, 2e-6)
 
 
+@pytest.mark.slow
 def test_two_trainers_in_sync_mode_equal_one_with_both_batches(servers: Servers) -> None:
     """Several tables on two servers, one with an optimizer of its own: the mean over trainers, to
     1e-6.

@@ -147,6 +147,7 @@ def test_torchs_own_random_state_has_no_part_in_it() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.processes
 def test_every_process_splits_alike() -> None:
     """No salted hash, no clock: two fresh processes, with different hash seeds, print the same
     split.
@@ -235,6 +236,7 @@ def test_a_loader_without_batches_of_its_own_is_dealt_out_sample_by_sample() -> 
     assert found == [[0, 2, 4], [1, 3, 5]]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("data", [Numbers, Stream])
 def test_worker_processes_change_nothing(data: Any) -> None:
     """num_workers, collate_fn and worker_init_fn go along."""

@@ -139,6 +139,7 @@ def test_a_program_survives_the_wire_exactly() -> None:
     assert back.storage is None
 
 
+@pytest.mark.slow
 def test_arguments_come_back_in_the_order_of_the_schema() -> None:
     """A message's map has no order; the inputs of an op do."""
     order = [
@@ -253,6 +254,7 @@ def test_only_a_program_message_is_a_program() -> None:
         Program.from_proto(pb.Block())
 
 
+@pytest.mark.processes
 def test_the_fingerprint_is_the_same_in_every_process() -> None:
     """Two processes with different hash seeds give the same digits for the same program."""
     here = str(Path(__file__).parent)

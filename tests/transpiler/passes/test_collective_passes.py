@@ -107,6 +107,7 @@ def trained(single: Single) -> list[str]:
 # ---- what the passes put in ----
 
 
+@pytest.mark.slow
 def test_nccl2_leaves_the_program_and_ends_startup_in_gen_nccl_id(single: Single) -> None:
     """The trainer program is the single-node one, and the startup program the single-node one with
     gen_nccl_id at its end.

@@ -114,6 +114,7 @@ def types(program: Program, *wanted: str) -> list[str]:
 # ---- capture ----
 
 
+@pytest.mark.slow
 def test_lookups_are_ops_and_each_table_has_one_gradient() -> None:
     """One declaration, one gradient over all lookups, and the ops of its rule for each table."""
     main, startup = captured()

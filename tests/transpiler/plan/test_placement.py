@@ -86,6 +86,7 @@ def test_round_robin_has_one_cursor_over_all_blocks() -> None:
     assert bias.slices[0].server == 0
 
 
+@pytest.mark.processes
 def test_hashing_is_stable_across_processes() -> None:
     """HashName gives the same servers whatever salt Python's own hash has, and depends on the name
     only.

@@ -111,6 +111,7 @@ def train_both(
             assert not same(model.state_dict(), twin.state_dict()), f"after step {index}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EIGHT, ids=lambda case: case.__name__)
 def test_eight_models_train_as_eager_code_does(case):
     """Each of the eight models, at two batch sizes that are not the example's, equals the eager
@@ -120,6 +121,7 @@ def test_eight_models_train_as_eager_code_does(case):
     train_both(case, clips[(EIGHT.index(case) + 1) % 4], sizes=[6, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", list(CLIPS))
 @pytest.mark.parametrize(
     "case", [convolution, tied, frozen, several_inputs], ids=lambda case: case.__name__
@@ -296,6 +298,7 @@ UNUSUAL += [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", UNUSUAL, ids=lambda case: case.__name__)
 def test_unusual_steps_train_as_eager_code_does(case):
     """Steps with state, randomness, sizes or sharing of their own equal the eager loop to the bit,
@@ -304,11 +307,13 @@ def test_unusual_steps_train_as_eager_code_does(case):
     train_both(case, "none", sizes=[6, 3, 1], steps=3)
 
 
+@pytest.mark.slow
 def test_an_example_of_one_row_leaves_the_batch_free():
     """An example with a single row captures a program for any number of rows."""
     train_both(convolution, "none", sizes=[1, 5], steps=4, example=1)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_all_rounding_does_not_forbid_capture():
     """That of the bias of attention's keys is 0 but for rounding, and differs with one row: capture
     goes on all the same.
@@ -347,6 +352,7 @@ def test_convolutions_hold_where_torch_decides_by_batch_size():
     train_both(convolution, "none", sizes=[16, 40], steps=2)
 
 
+@pytest.mark.slow
 def test_gru_equals_eager_within_rounding(caplog):
     """A GRU's gradients may differ by 1e-6 (relative); then capture says so once."""
     torch.manual_seed(0)
@@ -357,6 +363,7 @@ def test_gru_equals_eager_within_rounding(caplog):
     assert all("rounds differently" in record.message for record in warnings)
 
 
+@pytest.mark.slow
 def test_recurrent_capture_says_that_onednn_is_off(caplog):
     """Capturing a recurrent layer with oneDNN on logs one line that says so, and leaves oneDNN as
     it was.
@@ -574,6 +581,7 @@ def test_capture_changes_nothing():
     assert not optimizer.state and all(torch.equal(a, b) for a, b in zip(example, fed, strict=True))
 
 
+@pytest.mark.slow
 def test_roles_and_ops_of_a_program():
     """Trained parameters, frozen ones, inputs, gradients and states carry their roles; updates
     follow the optimizer's order.
@@ -683,6 +691,7 @@ def test_default_programs_are_those_of_the_last_capture_or_guard():
     assert default_main_program() is second[0]
 
 
+@pytest.mark.slow
 def test_two_captures_of_one_script_are_the_same_program():
     """The same module, step and example give the same fingerprint, op for op; another learning rate
     another one.

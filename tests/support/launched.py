@@ -1,0 +1,59 @@
+"""Examples as a user starts them: ``pserver launch`` with real processes, and what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "trainer" / "examples"
+SECONDS = 280.0
+LAUNCH = (sys.executable, "-m", "pserver", "launch")
+
+
+class Said(NamedTuple):
+    """The command's output, and trainer 0's log where there is one."""
+
+    output: str
+    log: str
+
+
+def environment(**role: str) -> dict[str, str]:
+    """This process's environment for one that it starts, on one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **role}
+
+
+def launched(cwd: Path, cluster: str, *words: str, command: Sequence[str] = LAUNCH) -> Said:
+    """Runs a command to its end, which has to be a good one.
+
+    Args:
+        cluster: "SERVERS x TRAINERS"; "" where ``words`` say it.
+
+    Returns:
+        what it said.
+    """
+    servers, _, trainers = cluster.partition(" x ")
+    counts = ["--servers", servers, "--trainers", trainers] if cluster else []
+    done = subprocess.run(
+        [*command, *counts, *words],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    path = cwd / "logs" / "trainer-0.log"
+    log = path.read_text() if path.exists() else ""
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log}"
+    return Said(done.stdout, log)
+
+
+def accuracy(text: str) -> float:
+    """The last accuracy that was printed."""
+    return float(re.findall(r"accuracy (0\.\d+|1\.0+)", text)[-1])

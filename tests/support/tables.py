@@ -1,0 +1,44 @@
+"""Results of a matrix as a markdown table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Result = tuple[dict[str, str], str]  # axis -> value, and the outcome: "passed", ..., "" (not run)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Rows are the first axis, columns the second, where there is one; a cell counts how many of its
+    combinations of the other axes have passed.
+    """
+    first, *others = list(results[0][0])
+    second, *rest = others or [""]
+    rows = list(dict.fromkeys(axes[first] for axes, _ in results))
+    columns = list(dict.fromkeys(axes.get(second, "") for axes, _ in results))
+    lines = [
+        [f"{first} \\ {second}" if second else first, *(name or "outcome" for name in columns)]
+    ]
+    lines.append(["---"] * len(lines[0]))
+    for row in rows:
+        cells = [
+            _cell(
+                [o for axes, o in results if (axes[first], axes.get(second, "")) == (row, column)]
+            )
+            for column in columns
+        ]
+        lines.append([row, *cells])
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    for axis in rest:
+        values = dict.fromkeys(axes[axis] for axes, _ in results)
+        text += f"\nEach over {axis}: {', '.join(values)}.\n"
+    return text
+
+
+def _cell(outcomes: Sequence[str]) -> str:
+    passed, failed = outcomes.count("passed"), outcomes.count("failed")
+    if not any(outcomes):
+        return "not run yet" if outcomes else ""
+    if set(outcomes) == {"skipped"}:
+        return "skipped"
+    said = "ok" if passed == len(outcomes) == 1 else f"{passed} of {len(outcomes)}"
+    return f"**FAILED**: {said}" if failed else said

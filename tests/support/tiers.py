@@ -1,0 +1,122 @@
+"""Which tests a run takes: ``--tier fast``, ``test`` (unless said otherwise) or ``all``.
+
+==========  ========================================================================================
+fast        starts no process; leaves out what is marked ``slow``, ``processes`` or ``matrix``
+test        leaves out what is marked ``matrix``: of each matrix it takes the diagonal
+all         everything
+==========  ========================================================================================
+
+At the end a run says what its tier has left out.  In every tier a test that starts a process has to
+be marked ``processes``: a process that starts in another one is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing.process
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+LEFT_OUT = {"fast": ("matrix", "processes", "slow"), "test": ("matrix",), "all": ()}
+WORDS = {
+    "matrix": "of the complete matrices (make check-equalities, check-faults, ...)",
+    "processes": "that start processes",
+    "slow": "that take long",
+}
+_left_out = pytest.StashKey[Counter[str]]()
+_forbidden: list[str] = []  # the test that runs now, where it may not start processes
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--tier``."""
+    parser.addoption(
+        "--tier",
+        choices=list(LEFT_OUT),
+        default="test",
+        help="which tests: see tests/support/tiers.py",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing has been left out yet."""
+    config.stash[_left_out] = Counter()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what the tier leaves out; a check (``--check``) takes its own choice."""
+    if config.getoption("--check"):
+        return
+    counts, kept, left = config.stash[_left_out], [], []
+    for item in items:
+        reasons = LEFT_OUT[config.getoption("--tier")]
+        reason = next((mark for mark in reasons if item.get_closest_marker(mark)), None)
+        (kept if reason is None else left).append(item)
+        if reason is not None:
+            counts[reason] += 1
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
+
+
+# ---- what was left out, also where workers have collected the tests ----
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells the process that has started it."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash[_left_out])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Every worker collects the same tests: one's counts are all."""
+    node.config.stash[_left_out] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """One line for each kind of test that was left out."""
+    for mark, count in sorted(config.stash[_left_out].items()):
+        terminalreporter.write_line(f"left out: {count} tests {WORDS[mark]}")
+
+
+# ---- processes ----
+
+
+def _guard(owner: Any, name: str) -> None:
+    """Lets a function that starts processes refuse where none may start.
+
+    (An audit hook would see them all, but Python code in it makes ``sys.settrace`` of two threads,
+    as coverage calls it, fail.)
+    """
+    start = getattr(owner, name)
+
+    @functools.wraps(start)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        if _forbidden:
+            raise RuntimeError(f"{_forbidden[0]} starts a process and is not marked `processes`")
+        return start(*arguments, **named)
+
+    setattr(owner, name, checked)
+
+
+_guard(multiprocessing.process.BaseProcess, "start")
+_guard(subprocess.Popen, "__init__")
+for _name in ("fork", "forkpty", "posix_spawn", "posix_spawnp"):
+    _guard(os, _name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """While a test without the mark runs, no process starts."""
+    if not item.get_closest_marker("processes"):
+        _forbidden.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _forbidden.clear()
