@@ -1,3 +1,304 @@
 """The parameter server: what happens to a gradient after it arrives, and how processes reach one
 another.
+
+This page is the manual.  It follows one push through the package, then lists the rooms, the threads
+and locks, the state machines, the words, and the notes.
+
+To run a server in a process of your own::
+
+    from pserver import Server, ServerConfig
+
+    with Server(ServerConfig(endpoint="127.0.0.1:0")) as server:
+        print(server.endpoint)
+
+Otherwise ``pserver serve`` runs one, and ``pserver launch`` a whole cluster.
+
+
+The life of one push
+--------------------
+
+A *push* is one trainer's step on its way: from ``p.grad`` on the trainer to the new value of the
+parameter on the same trainer.  The trainer's side up to the frames is told in ``trainer``'s manual.
+
+::
+
+    trainer                                server
+    -------                                ------
+    client/   begin, GRADIENT..., COMMIT
+                 |
+    transport/   v
+              frames  ===================>  transport/   a thread for each stream
+                                               |  header, payload
+                                            service/     v
+                                            TensorService
+                                               |  GRADIENT: bytes into warm buffers
+                                               |  COMMIT: a Contribution
+                                            job/         v
+                                            LaneExecutor
+                                               |  a sync round, or an update of its own
+                                               |  an UpdateTask, in this thread or in workers
+                                            dense/, table/   v
+                                            merge, optimizer block, new values
+                                               |
+                                            service/     v
+              frames  <===================  VALUE..., DONE
+                 |
+    client/      v
+              inbox: bytes into the destination, reply
+
+1.  ``client/client.py``: at the start of a job the trainer calls Join on each server, trainer 0
+    installs the program, and the client opens a stream for each lane (``client/channel.py``), which
+    begins with HELLO.
+2.  ``client/channel.py``: a step is a request.  The trainer queues the slices' gradients and the
+    commit; ``transport/codec.py`` turns tensors into headers and views of their own memory; the
+    channel's outbox thread sends them.
+3.  ``transport/sequenced.py`` numbers each frame.  ``flight.py``, ``shm.py`` or ``grpc_stream.py``
+    carries it.
+4.  On the server the transport runs a handler for each stream in a thread of its own:
+    ``open_streams.py``, then ``service/draining_streams.py``, then
+    ``service/tensor_service.py``, which answers all frames of this stream.
+5.  GRADIENT: ``service/gradient_assembler.py`` names the destination of each part, and
+    ``codec.scatter`` copies the bytes there, once.  Row gradients (ROWS) go to
+    ``transport/array_assembler.py``.
+6.  COMMIT: the assemblers check that every gradient is whole, and decompress it
+    (``dense/compression.py``).  The result is a ``Contribution``: gradients, row gradients,
+    hyper-parameters, overflow.  A step that never comes to its COMMIT leaves no trace.
+7.  ``job/lane_executor.py``, ``commit``: the trainer's watermark (``job/membership.py``) tells
+    whether the step is new, in progress, or applied already.  A new step continues:
+
+    - *sync* and *diloco*: it joins the lane's ``job/sync_round.py``.  The thread waits
+      (``job/blocking_waits.py``) until every trainer's step is there; the first thread that sees
+      the round complete begins the update.  Where norms clip, that thread merges first, every
+      stream sends NORMS to its trainer, and the trainers answer SCALE.
+    - *the other modes*: it is an update of its own.
+
+8.  ``job/update_task.py`` holds the update's batches.  ``job/workers.py`` runs them for a large
+    step, this thread for a small one.  ``job/quiesce.py`` keeps a save from running meanwhile.
+9.  A batch merges (``dense/merge.py``: the mean in trainer order) and runs the optimizer blocks
+    (``dense/slice_update.py``, ``dense/slice_optimizer.py``).  For tables it is
+    ``job/locked_table.py``, then ``table/sparse_table.py``.
+10. When the last batch is done, the watermarks move and the version counts up, under the job's
+    lock.
+11. The stream's thread sends each slice as soon as it has its new value: ``InstalledProgram.read``
+    returns the memory itself in sync mode, and a copy (``job/snapshot.py``) in the others.  VALUE
+    frames leave, then DONE with the outcome.
+12. On the trainer the channel's inbox thread copies each value to its destination and resolves the
+    reply with DONE.
+
+If the stream breaks anywhere between 3 and 12, the channel opens another and sends the whole
+request again; step 7 makes sure that it is applied once.
+
+
+Rooms
+-----
+
+Imports go down this list only; each room's ``__init__`` lists its files in reading order::
+
+    __main__         the commands
+    service/         the server's process, and its end of every stream
+    testing/         fault injection, for tests
+    client/          the trainer's end: control calls, streams, heartbeat
+    launcher/        pserver launch, plan, status
+    job/             everything that trainers share on one server; locks
+    dense/           slices: merge, compression, optimizer blocks; pure
+    control          control calls over gRPC: service and client
+    transport/       frames over Flight, gRPC, shared memory
+    checkpoint/      tensors and tables in a directory
+    command_line/    flags and settings
+    table/           sparse tables: rows by id; pure but for the disk tier
+    config errors malloc, and the generated wire_pb2, wire_pb2_grpc
+
+``client`` imports no room of the server (service, job, dense), and these do not import ``client``.
+A pure room has no thread, lock, socket, clock or environment.
+
+
+Threads and locks
+-----------------
+
+The threads of a server::
+
+    main                    waits for a signal, a Drain call, or the end of the job
+    pserver clock           Job.tick: heartbeat timeout, start timeout
+    control_N               a pool: one control call each; one more for each grpc stream
+    exchange ..., Flight's  one for each open stream: receives, commits, waits, answers
+    update_N                workers: the batches of large steps
+    shm PORT                accepts shared-memory streams
+
+The threads of a trainer's end, for each server: one heartbeat, and an outbox and an inbox for each
+channel.
+
+The locks, the outer ones first.  A thread that holds one takes only locks below it::
+
+    Lifecycle.condition     the job's lock: state, members, watermarks, sync rounds, update tasks.
+                            Not under it: work on tensors, and sending
+    a slice's lock          one async update of the slice, or one read of its state
+    Snapshot._lock          one slice's copy; held while the copy is made
+    LockedTable._lock       one table; held for a whole update, lookup or scan; taken by itself
+
+    DrainingStreams.condition, OpenStreams._condition
+                            which streams are open; neither handlers nor cancel run under them
+    SequencedStream._sending, and a transport's own
+                            one frame on its way; cancel first breaks the connection, so that
+                            the holder lets go
+    ByteCounters._lock      the counts
+
+A trainer's wait for others ends when the job ends: it wakes five times a second and calls
+``Lifecycle.check_running``.
+
+
+State machines
+--------------
+
+A server's job (``job/lifecycle.py``)::
+
+    EMPTY --trainer 0 joins--> INSTALLING --its values arrive--> SERVING --all have left--> EMPTY
+                                    |                               |
+                                    `---------- a failure ----------+--> FAILED --all gone--> EMPTY
+
+A trainer, as a server sees it (``job/membership.py``)::
+
+    (absent) --join--> JOINED --leave----------------> LEFT
+                          `----heartbeat timeout-----> LOST    (the job fails)
+
+A sync round (``job/sync_round.py``)::
+
+    COLLECTING --all have committed--------------------> APPLYING --> APPLIED
+         |                                                  ^
+         `--where norms clip--> MERGING --> MERGED ---------'
+                                      coefficient known
+
+A channel, on the trainer (``client/``)::
+
+    OPEN --the stream breaks--> REOPENING --a stream opens--> OPEN    (the request is sent again)
+      |                             `------heartbeat timeout--> FAILED    (ServerLost)
+      |--FAILURE, DRAIN, or a heartbeat that tells a failure--> FAILED
+      `--close: BYE--> CLOSED
+
+A stream, on the server (``service/tensor_service.py``)::
+
+    HELLO --> SERVING --BYE--> ended
+                 |---a later stream of the same trainer and lane---> broken
+                 `---an error: FAILURE---> ended
+
+
+Words
+-----
+
+::
+
+    barrier         a wait until every trainer that has not left has reached it; by name
+    block           an optimizer block of a pserver program: it updates one slice
+    channel         a trainer's connection to one server for one lane, over streams one by one
+    chunk           a part of a slice that fits the cache; or a part of a table in a file or a scan
+    commit          the frame that completes a step; also the call that takes the step
+    contribution    one trainer's committed step, as the job sees it
+    control call    a unary gRPC call (Join, Install, Save, ...); never carries tensors
+    fence           a stream's number: a later stream of the same trainer and lane shuts out an
+                    earlier one, of which no further frame is acted on
+    fingerprint     a checksum of the plan; every process of a job has the same
+    frame           a header (Frame without payload) and its payload
+    hparams         hyper-parameters: rate, betas, weight decay, ..., by parameter group
+    incarnation     one start of a trainer's process; a random name
+    lane            the parameters that share one update mode and one sequence of steps
+    manifest        the facts that the fingerprint covers; or the ``checkpoint.json``
+    outcome         what a committed step has led to: version, trainers, overflow
+    part            a run of bytes of one variable, in a frame
+    plan            what the transpiler decided: which server holds and updates what
+    pull            a request for values
+    push            a trainer's step on its way: gradients, hparams, commit
+    quiesce         to let no step change a value, for a save, a load or a shrink
+    rendezvous      the address at which trainers meet for work of their own
+    request         a run of frames that the server answers with one DONE: a step, a pull, an upload
+    row             a row of a sparse table
+    session         the secret that a trainer gets on joining; its calls and streams repeat it
+    slice           a run of a parameter's elements that one server holds
+    slice update    how one slice is updated: its block, with its memory and states
+    step            one optimizer step of a lane, numbered from 1 by each trainer
+    stream          one connection that carries frames both ways
+    sync round      one step that all trainers of a sync lane take together
+    table           a sparse table: rows by id, of which each server holds a part
+    transport       what carries a stream: flight, grpc, shm, inprocess
+    upload          values that trainer 0 loads into a server
+    update task     a committed step's update, in batches that any thread can claim
+    version         updates that a server has applied, counted in steps
+    watermark       how far a trainer has come in one lane: its last applied step
+
+
+Notes
+-----
+
+Hard things are explained in a ``[Note: title]``, in the docstring of the file that it is about::
+
+    checkpoint/checkpoint.py   what makes a checkpoint complete
+    checkpoint/manifest.py     chains of checkpoints
+    checkpoint/table_files.py  merging a chain
+    client/channel.py          asking again
+    client/client.py           silence
+    dense/compression.py       error feedback
+    dense/merge.py             merge order
+    dense/slice_optimizer.py   chunks
+    dense/slice_optimizer.py   ends of tensors
+    dense/slice_update.py      what arrives
+    job/blocking_waits.py      trainers that wait for each other
+    job/lane_executor.py       who updates
+    job/lane_executor.py       answers begin early
+    job/lifecycle.py           the job's lock
+    job/locked_table.py        the table's lock
+    job/membership.py          exactly once
+    job/snapshot.py            reading beside an update
+    job/workers.py             torch's threads
+    launcher/process.py        no orphans
+    launcher/process.py        who owns the terminal
+    malloc.py                  warm buffers
+    malloc.py                  holes
+    malloc.py                  one heap
+    service/server.py          draining
+    service/tensor_service.py  the later stream counts
+    table/deferred_updates.py  steps made up for
+    table/disk_tier.py         what RocksDB holds
+    table/disk_tier.py         whose directory
+    table/eviction.py          samples
+    table/ids.py               two hashes
+    table/index.py             the index
+    table/kernels.py           kept kernels
+    table/memory.py            reserved memory
+    table/memory.py            a record
+    table/tiered_table.py      two tiers
+    table/updater.py           rows that were always there
+    table/updater.py           a history that ends
+    transport/codec.py         the payload stands behind the header
+    transport/flight.py        ending an exchange
+    transport/grpc_stream.py   two threads a stream, on the accepting end
+    transport/sequenced.py     a loss shows
+    transport/shm.py           finding each other
+    transport/shm_ring.py      a segment may come from a stranger
+    transport/stream.py        who owns a payload
+    transport/stream.py        how a stream ends
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pserver.config import ServerConfig
+    from pserver.service.server import Server
+
+__all__ = ["Server", "ServerConfig"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports ``Server`` and ``ServerConfig`` when they are used.
+
+    ``import pserver`` alone imports neither torch nor gRPC, so that ``pserver --help`` answers at
+    once.
+    """
+    if name == "Server":
+        from pserver.service.server import Server
+
+        return Server
+    if name == "ServerConfig":
+        from pserver.config import ServerConfig
+
+        return ServerConfig
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -51,8 +51,8 @@ def write(directory: Path, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[s
     """Writes a chunk to a new file of the directory.
 
     Returns:
-        The file's name, and its description in the manifest: "size" (bytes), "blake2b", and "ids", the
-        number of ids in it.
+        The file's name, and its description in the manifest: "size" (bytes), "blake2b", and
+        "ids", the number of ids in it.
 
     Raises:
         ValueError: a column's length is not that of its ids.

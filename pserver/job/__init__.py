@@ -1,1 +1,27 @@
-"""Room of pserver/job."""
+"""The job: everything that trainers share on one server, with the locks that guard it.
+
+In reading order::
+
+    job                the control calls, joining, installing, leaving
+    lifecycle          the job's states, its failure, and the job's lock
+    job_identity       which trainers belong to the job
+    membership         trainers, their watermarks and timeouts
+    blocking_waits     waits of trainers for one another
+    installed_program  slices, tables and lane executors of the present job
+    lane_executor      takes the committed steps of one lane and applies each once
+    sync_round         one step that all trainers of a sync job take together
+    update_task        a committed step's update, in batches
+    workers            the threads that run the batches of large steps
+    snapshot           a slice as it is between two updates
+    quiesce            no step changes a value during a save, a load or a shrink
+    locked_table       a sparse table with its lock and its clock
+    job_files          Save and Load
+    status_report      Status
+
+The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
+
+May import: ``pserver.dense``, ``pserver.table``, ``pserver.checkpoint``, ``pserver.transport``
+(the codec's dtypes and the byte counters), the generated messages, and the files of the root.  No
+sockets and no gRPC.  ``locked_table`` is imported when a program has tables, because it compiles
+their kernels.
+"""

@@ -1,1 +1,14 @@
-"""Room of pserver/launcher."""
+"""The launcher: commands that start, plan or look at clusters.
+
+In reading order::
+
+    cluster   which processes a launch starts, and their settings
+    launch    starts and supervises them; ``pserver launch``
+    process   one process: its output, its end, the group that dies with ``launch``
+    plan      ``pserver plan``
+    status    ``pserver status``
+
+May import: ``pserver.config``, ``pserver.control`` (only ``status``, which therefore imports gRPC
+and torch), ``pserver.errors`` and the generated messages.  It starts servers and trainers as
+processes, and imports neither.
+"""

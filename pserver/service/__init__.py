@@ -1,1 +1,17 @@
-"""Room of pserver/service."""
+"""The service of one server: its process, and its end of every tensor stream.
+
+In reading order::
+
+    server              the process: transports, control service, clock thread, signals, draining
+    draining_streams    the open streams, and how they are drained
+    tensor_service      one stream of one lane: GRADIENT, COMMIT, VALUE, PULL
+    gradient_assembler  the gradients of one step, from the parts that arrive
+    table_service       the stream that reads and loads rows: LOOKUP, SCAN, VALUE
+
+Here frames become calls of :class:`pserver.job.job.Job` and its parts, and what these return
+becomes frames.  No arithmetic.
+
+May import: ``pserver.job``, ``pserver.dense``, ``pserver.table``, ``pserver.transport``,
+``pserver.control``, and the files of the root.  Only ``pserver/__main__.py``, scripts whose role is
+PSERVER, and tests import this room.
+"""

@@ -1,1 +1,10 @@
-"""Room of pserver/testing."""
+"""Fault injection: what a network can do to calls and streams, for tests and the history checker.
+
+In reading order::
+
+    stream_faults   faults of tensor streams: drop, duplicate, delay, reorder, reset, late
+    rpc_faults      faults of control calls: lost, unanswered, twice, slow
+
+May import: ``pserver.client``, ``pserver.control``, ``pserver.transport``, and the files of the
+root.  No other room of ``pserver`` imports this one.
+"""

@@ -1,1 +1,20 @@
-"""Room of pserver/transport."""
+"""Transports: how the frames of a tensor stream travel between a trainer and a server.
+
+In reading order::
+
+    stream           the interface that every transport implements; who owns a payload
+    codec            tensors to frames and back
+    sequenced        a stream with numbered frames, over any other
+    array_assembler  named arrays of one request, from parts (rows of tables)
+    byte_counters    payload bytes by variable, for ``pserver status``
+    flight           Arrow Flight on a port of its own: the default between hosts
+    grpc_stream      plain grpcio on the control port
+    shm, shm_ring    shared memory between processes of one host
+    inprocess        between threads of one process, for tests
+    registry         all transports by name, and the choice among them
+
+and below them ``endpoint`` (HOST:PORT as the system sees it), ``pipe`` (a queue that any thread can
+break) and ``open_streams`` (the open streams of an accepting end).
+
+May import: ``pserver.errors``, ``pserver.table.gradient``, the generated messages, ``transpiler``.
+"""

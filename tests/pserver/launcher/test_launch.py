@@ -271,7 +271,7 @@ def test_a_second_signal_kills(run: type[Run]) -> None:
     one = run("import signal\nsignal.signal(2, signal.SIG_IGN)\n" + HANG, trainers="1")
     pid = int(one.wait_for("trainer-0.log", r"pid (\d+)"))
     one.popen.send_signal(signal.SIGINT)
-    assert one.popen.stderr is not None and "once more kills" in one.popen.stderr.readline()
+    assert one.popen.stderr is not None and "a second signal kills" in one.popen.stderr.readline()
     started = time.monotonic()
     one.popen.send_signal(signal.SIGINT)
 
