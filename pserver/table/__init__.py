@@ -1,1 +1,38 @@
-"""Room of pserver/table."""
+"""Sparse tables: embedding rows by id, their update rules, and their life from admission to
+eviction.
+
+A table maps 64-bit ids to rows.  A row's record holds its values, its optimizer state and what is
+known of pushes to it.  A step updates the rows that it touches; rules that would move the other
+rows, too, catch up with them later.  Servers hold their part of each table here; a trainer that
+trains without servers, or in k-step mode, uses the same code.
+
+The files, in reading order:
+
+====================  ============================================================================
+``gradient``          the gradient of some rows, as it travels
+``ids``               which ids differ, which server holds an id, sums by id
+``kernels``           how numba compiles the arithmetic
+``index``,            which slot of memory holds an id's row
+``index_kernels``
+``memory``            memory that grows without copying; the layout of a record
+``initializers``      the initial values of rows
+``rows``              index and records as one thing
+``update_kernels``    what a step does to the rows that it touches, rule by rule
+``hparam_history``    the hparams of steps that rows may have missed
+``deferred_updates``  what those steps do to the rows, rule by rule; Adam's and AdamW's are in
+``deferred_adam``
+``updater``           takes the steps of a table
+``admission``         which ids get a row
+``eviction``          which rows go when a table is full
+``lifecycle``         makes and removes rows, by admission, expiry, time decay and eviction
+``chunks``            a table as arrays, to save and load
+``sparse_table``      a table: checks of what comes in, and all of the above
+``disk_tier``         records of rows on disk
+``tiered_table``      a table whose rows are partly on disk
+====================  ============================================================================
+
+This room is pure: no thread, lock, socket, clock or environment; times and steps are arguments.
+Only ``disk_tier`` has files, locks on them, and RocksDB.  It imports numpy, numba, torch and
+``transpiler``, and no other room of ``pserver``.  Importing this package or ``gradient`` does not
+import numba.
+"""

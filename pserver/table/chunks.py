@@ -1,10 +1,20 @@
 """A table as chunks of arrays: whole records out, and in again, on any number of servers.
 
-A chunk has, for each of m rows, "ids" int64[m], "values" [m, dim], "state.NAME" [m, width], and
-what records know of pushes: "step", "pushed", "order", "pushes", "show", "click", "unseen" [m], as
-far as the table has them.  Where ids may have to wait for their row it has "waiting.ids" int64[w]
-and "waiting.NAME" float64[w]; and where only changes are asked for, "removed": ids that have
-neither any more.  Every chunk of a table has the same arrays; some may be empty.
+A chunk has these arrays, as far as the table has them.  Every chunk of a table has the same arrays;
+some may be empty.
+
+====================================  ===========  ====================================
+"ids"                                 int64[m]     of the chunk's rows
+"values"                              [m, dim]     in the table's dtype
+"state.NAME"                          [m, width]   likewise
+"step"                                int64[m]     the last step that the row has taken
+"order", "pushes"                     int64[m]     what the record knows of pushes: see
+"pushed", "show", "click", "unseen"   float64[m]   ``Layout``
+"waiting.ids"                         int64[w]     ids that wait for admission
+"waiting.NAME"                        float64[w]   what is known of them: see ``AdmissionFilter``
+"removed"                             int64[r]     ids that have no row and do not wait any more;
+                                                   in a scan of changes only
+====================================  ===========  ====================================
 """
 
 from __future__ import annotations
@@ -20,55 +30,59 @@ from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle
 from pserver.table.updater import RowUpdater
 
-ROWS, WAITING, REMOVED = 0, 1, 2  # in this order; a cursor is one of them and a slot
+# A scan goes through these in this order; a cursor is one of them times PLACE, and a slot.
+ROWS, WAITING, REMOVED = 0, 1, 2
 PLACE = 1 << 48
 
 
 class TableChunks:
-    """Takes a table apart and puts it together.
+    """Reads a table as chunks, and loads chunks into it.
+
+    One caller at a time.
 
     Args:
-        what: the table's name, for messages.
-        updater, lifecycle: the table.
+        what: the table, for error messages.
+        updater: owns the table's rows.
+        lifecycle: knows its ids that wait.
     """
 
     def __init__(self, what: str, updater: RowUpdater, lifecycle: RowLifecycle) -> None:
         self._what, self._updater, self._lifecycle = what, updater, lifecycle
 
     def scan(
-        self, cursor: int, most: int, changed: bool, materialized: bool
+        self, cursor: int, limit: int, changed_since_save: bool, materialized: bool
     ) -> tuple[dict[str, Array], int]:
-        """Some rows, waiting or removed ids; see ``SparseTable.scan``."""
+        """A chunk of rows, waiting or removed ids; see ``SparseTable.scan``."""
         part, place = divmod(cursor, PLACE)
-        epoch = self._updater.rows.epoch if changed else -1
+        epoch = self._updater.rows.epoch if changed_since_save else -1
         empty = np.empty(0, np.int64)
         found = {ROWS: empty, WAITING: empty, REMOVED: empty}
         while not len(found[part]):
             index = self._index(part)
             if index is not None:
-                found[part], place = index.listed(place, most, -1 if part == REMOVED else epoch)
+                found[part], place = index.listed(place, limit, -1 if part == REMOVED else epoch)
             if index is None or place < 0:
                 part, place = part + 1, 0
             if part > REMOVED:
                 break
-        return self._arrays(
-            found, changed, materialized
-        ), -1 if part > REMOVED else part * PLACE + place
+        after = -1 if part > REMOVED else part * PLACE + place
+        return self._arrays(found, changed_since_save, materialized), after
 
     def rows(
-        self, slots: Array, changed: bool = False, materialized: bool = False
+        self, slots: Array, changed_since_save: bool = False, materialized: bool = False
     ) -> dict[str, Array]:
-        """The chunk that has the rows in these slots."""
+        """The chunk of the rows in these slots."""
         empty = np.empty(0, np.int64)
-        return self._arrays({ROWS: slots, WAITING: empty, REMOVED: empty}, changed, materialized)
+        found = {ROWS: slots, WAITING: empty, REMOVED: empty}
+        return self._arrays(found, changed_since_save, materialized)
 
     def _arrays(
-        self, found: Mapping[int, Array], changed: bool, materialized: bool
+        self, found: Mapping[int, Array], changed_since_save: bool, materialized: bool
     ) -> dict[str, Array]:
         chunk = self._row_arrays(found[ROWS], materialized)
-        if self._lifecycle.admission.waits:
+        if self._lifecycle.admission.delays:
             chunk.update(self._waiting_arrays(found[WAITING]))
-        if changed:
+        if changed_since_save:
             removed = self._updater.rows.removed
             chunk["removed"] = (
                 np.empty(0, np.int64) if removed is None else removed.ids.array[found[REMOVED]]
@@ -76,10 +90,8 @@ class TableChunks:
         return chunk
 
     def _index(self, part: int) -> Index | None:
-        rows = self._updater.rows
-        return {ROWS: rows.index, WAITING: self._lifecycle.admission.index, REMOVED: rows.removed}[
-            part
-        ]
+        rows, waiting = self._updater.rows, self._lifecycle.admission
+        return {ROWS: rows.index, WAITING: waiting.index, REMOVED: rows.removed}[part]
 
     def _row_arrays(self, slots: Array, materialized: bool) -> dict[str, Array]:
         rows = self._updater.rows
@@ -101,31 +113,35 @@ class TableChunks:
 
     def _waiting_arrays(self, slots: Array) -> dict[str, Array]:
         waiting = self._lifecycle.admission
-        facts = {
-            f"waiting.{name}": waiting.facts[slots, at] for at, name in enumerate(waiting.names)
+        columns = {
+            f"waiting.{name}": waiting.records[slots, at] for at, name in enumerate(waiting.names)
         }
-        return {"waiting.ids": waiting.index.ids.array[slots], **facts}
+        return {"waiting.ids": waiting.index.ids.array[slots], **columns}
 
-    # ---- in again ----
+    # ---- load ----
 
     def load(self, chunk: Mapping[str, Array], server: int, servers: int) -> None:
-        """Takes over what of a chunk belongs to this server; what it had of those ids goes.
+        """Loads the rows and ids of a chunk that belong to this server, in place of what it has of
+        them.
 
-        The chunk was checked.
+        Args:
+            chunk: one that :meth:`check` took.
+            server: this server's index.
+            servers: how many servers share the table.
         """
         rows, waiting = self._updater.rows, self._lifecycle.admission
         if "removed" in chunk:
             ids = self._own(chunk["removed"], server, servers)[0]
             rows.remove(ids)
             waiting.index.remove(ids)
-        if "waiting.ids" in chunk and waiting.waits:
+        if "waiting.ids" in chunk and waiting.delays:
             ids, own = self._own(chunk["waiting.ids"], server, servers)
             rows.index.remove(ids)
             rows.note_known(ids)
             waiting.index.remove(ids)
             slots = waiting.add(ids, rows.epoch)
             for at, name in enumerate(waiting.names):
-                waiting.facts[slots, at] = chunk.get(f"waiting.{name}", np.zeros(len(own)))[own]
+                waiting.records[slots, at] = chunk.get(f"waiting.{name}", np.zeros(len(own)))[own]
         ids, own = self._own(chunk["ids"], server, servers)
         waiting.index.remove(ids)
         if "step" in chunk:
@@ -138,7 +154,7 @@ class TableChunks:
         self._load_words(chunk, slots, own)
 
     def _own(self, ids: Array, server: int, servers: int) -> tuple[Array, Array]:
-        """Those of the ids that belong to this server, and which they are."""
+        """Those of the ids that belong to this server, and their places."""
         own = np.flatnonzero(owners(ids, servers) == server)
         return np.ascontiguousarray(ids[own]), own
 
@@ -157,6 +173,9 @@ class TableChunks:
 
     def check(self, chunk: Mapping[str, Array]) -> None:
         """Returns if a chunk is one of a table like this.
+
+        Args:
+            chunk: from anywhere.
 
         Raises:
             ValueError: an array is missing, of another shape or dtype, or of a state that rows do

@@ -1,13 +1,15 @@
-"""Records of rows on this machine's disk, by id, in a RocksDB that lives as long as its table:
-scratch space, not read at start.
+"""The disk tier of a table: records of rows by id, in a RocksDB that lives as long as its table.
 
-[Note: what RocksDB holds]  A record's key is ``r`` and the id in 8 bytes, most significant first,
-its value the columns of a chunk, one behind the other.  ``c`` and the id says that the record
-changed since the last save.  Nothing is logged ahead: what a stopped process leaves is of no use,
-and the next one that keeps rows below the same directory removes it.
+It is scratch space: nothing is read at start.  (This is the one file of this room that is not pure:
+it has files, locks on them, and RocksDB's own threads.)
+
+[Note: what RocksDB holds]  A record's key is ``r`` and the id in 8 bytes, most significant first;
+its value is the columns of a chunk, one behind the other.  A key of ``c`` and the id says that the
+record changed since the last save.  There is no write-ahead log: what a stopped process leaves is
+of no use, and the next one that keeps rows below the same directory removes it.
 
 [Note: whose directory]  A directory has a file ``owner``, locked by the process that uses it, and
-gets its name only once that lock is held.  So a directory whose lock can be had is nobody's.
+gets its name only once that lock is held.  So no process uses a directory whose lock is free.
 """
 
 from __future__ import annotations
@@ -34,11 +36,18 @@ Chunk = dict[str, Array]
 
 
 class ColdRows:
-    """A map from ids to records; see the module's docstring.
+    """A map from ids to records on this machine's disk.
+
+    One caller at a time.
 
     Args:
         columns: of a record: name -> dtype and shape, without the ids.
-        root: below which it gets a directory of its own; None: where temporary files go.
+        root: the directory below which it gets its own; None: that of temporary files.
+
+    Attributes:
+        record: the dtype of a record.
+        path: its directory.
+        close: removes the directory.
 
     Raises:
         ImportError: rocksdict is not installed.
@@ -61,13 +70,14 @@ class ColdRows:
         return self._count
 
     def put(self, chunk: Mapping[str, Array], changed: Array) -> None:
-        """Keeps records, none of whose ids has one.
+        """Stores records of ids that have none.
 
         Args:
+            chunk: the ids and the columns; see chunks.py.
             changed: bool[n], which of them changed since the last save.
 
         Raises:
-            OSError: the disk is full, or refuses; none is kept.
+            OSError: the disk is full, or refuses; none is stored.
         """
         from rocksdict import WriteBatch
 
@@ -108,24 +118,28 @@ class ColdRows:
         return np.array([one is not None for one in found], bool)
 
     def mark_saved(self) -> None:
-        """From here on no record has changed."""
+        """Begins anew to note which records change."""
         self._db.delete_range(_CHANGED, _CHANGED[:-1] + bytes([_CHANGED[0] + 1]))
 
     def clear(self) -> None:
-        """Drops all."""
+        """Drops all records."""
         self._db.delete_range(_CHANGED, _END)
         self._count = 0
 
-    def scan(self, begin: int, most: int, changed: bool = False) -> tuple[Chunk, int]:
-        """Records in the order of their keys, about ``most``, and where to go on: -1 at the end.
+    def scan(self, begin: int, limit: int, changed_since_save: bool = False) -> tuple[Chunk, int]:
+        """Records in the order of their keys.
 
         Args:
-            begin: 0 to 2**62 - 1: keys are told apart but for their last two bits, so that the
-                place is a whole number below 2**62; up to three records more than ``most`` come for
-                that.
-            changed: only those that changed since the last save.
+            begin: 0 at first, then what the last call returned.  A place is a key without its last
+                two bits, so that it is below 2**62.
+            limit: how many records, about: up to three more may come, whose keys differ in these
+                two bits only.
+            changed_since_save: only those that changed since the last save.
+
+        Returns:
+            The records, and where to go on: -1 at the end.
         """
-        prefix = _CHANGED if changed else _ROW
+        prefix = _CHANGED if changed_since_save else _ROW
         keys: list[bytes] = []
         records: list[bytes] = []
         after, last = -1, -1
@@ -133,14 +147,14 @@ class ColdRows:
             if key[:1] != prefix:
                 break
             place = int.from_bytes(key[1:], "big") >> 2
-            if len(keys) >= most and place != last:
+            if len(keys) >= limit and place != last:
                 after = place
                 break
             keys.append(key[1:])
             records.append(record)
             last = place
         ids = np.frombuffer(b"".join(keys), ">u8").astype(np.uint64).view(np.int64)
-        return (self.get(ids) if changed else self._chunk(ids, records)), after
+        return (self.get(ids) if changed_since_save else self._chunk(ids, records)), after
 
     def _chunk(self, ids: Array, records: list[bytes]) -> Chunk:
         held = np.frombuffer(bytearray(b"".join(records)), self.record)
@@ -151,7 +165,7 @@ class ColdRows:
     def _write(self, batch: Any) -> None:
         try:
             self._db.write(batch)
-        except Exception as error:  # rocksdict has one kind for all
+        except Exception as error:  # rocksdict raises one kind for all causes
             raise OSError(f"{self.path}: cannot keep rows on disk: {error}") from error
 
 
@@ -161,9 +175,9 @@ def _keys(ids: Array) -> list[bytes]:
 
 
 def _claim(root: Path) -> tuple[Path, IO[bytes]]:
-    """A directory that is this process's, and the locked file that says so.
+    """Makes a directory of this process's own; returns it and its locked file.
 
-    What nobody owns is removed.
+    Directories that no process uses are removed.
     """
     root.mkdir(parents=True, exist_ok=True)
     for path in root.glob(f"{PREFIX}*"):
@@ -180,7 +194,7 @@ def _claim(root: Path) -> tuple[Path, IO[bytes]]:
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    """The directory's lock; None where another has it, or there is none."""
+    """Takes the directory's lock; None where another process has it, or there is none."""
     try:
         owner = (path / "owner").open("rb")
     except OSError:
@@ -203,7 +217,7 @@ def _check_installed() -> None:
 
 
 def _opened(path: Path) -> Any:
-    """A RocksDB of bytes alone, without a log, whose memory is bounded."""
+    """Opens a RocksDB of plain bytes, without a log, whose memory is bounded."""
     from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteOptions
 
     options, blocks, writes = Options(raw_mode=True), BlockBasedOptions(), WriteOptions()

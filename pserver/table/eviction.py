@@ -1,11 +1,11 @@
-"""Which rows go when a table is full.
+"""Eviction: which rows go when a table is full.
 
 [Note: samples]  Keeping all rows in the order of their last push would cost each push more than the
-push itself.  Up to ``EXACT`` rows those that have waited longest ("lru"), or were pushed to least
-often ("lfu"; of equals the one that waited longest), are found by looking at all.  Larger tables
-look at ``EACH`` rows for each that has to go, spread evenly over the table, and take the first in
-that order among these.  Where the even spread begins follows from the number of rows evicted so
-far: a run repeats.
+push itself.  In a table of up to ``EXACT`` rows a search of all finds those that had no push for
+the longest time ("lru"), or the fewest pushes ("lfu"; of equals the one without a push for
+longest).  In larger tables the search is among ``EACH`` rows for each that has to go, spread evenly
+over the table.  Where the even spread begins follows from the number of rows evicted so far: a run
+repeats.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ from pserver.table.initializers import chance
 from pserver.table.kernels import Array
 from pserver.table.rows import Rows
 
-EXACT = 16384
-EACH = 16
+EXACT = 16384  # rows of a table that are all searched
+EACH = 16  # rows that are searched for each that has to go, in larger tables
 
 
 def victims(rows: Rows, count: int, before: int) -> Array:
-    """Slots of ``count`` rows to evict, int64[count].
+    """Chooses rows to evict.  See [Note: samples].
 
-    ``before``: how many were evicted so far.  See [Note: samples].
+    Args:
+        rows: the table's rows, whose records have the word "order" (and "pushes" for "lfu").
+        count: how many to choose.
+        before: how many were evicted so far.
+
+    Returns:
+        int64[count]: their slots.
     """
     slots = _sample(rows, count, before) if len(rows) > max(EXACT, EACH * count) else None
     if slots is None or len(slots) < count:
@@ -37,7 +43,7 @@ def victims(rows: Rows, count: int, before: int) -> Array:
 
 
 def _sample(rows: Rows, count: int, before: int) -> Array:
-    """Slots that hold a row, spread evenly."""
+    """Slots of rows, spread evenly over the table."""
     used = rows.index.used
     stride = max(used // (EACH * count), 1)
     begin = int(chance(rows.seed, before) * stride)

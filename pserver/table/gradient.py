@@ -1,7 +1,7 @@
 """The gradient of some rows of a table: what a trainer sends of a step, and what a server merges.
 
-numba takes a moment to import, and a job without tables has no use for it: so its kernels are
-imported where they are used.
+numba takes a moment to import, and a job without tables does not need it.  So this module, which
+every job imports, imports the kernels in its functions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 @dataclass(slots=True)
 class RowGradient:
-    """One gradient for each of some ids.
+    """One gradient row for each of some ids.
 
     Attributes:
         ids: int64 [u], each once.
@@ -33,21 +33,23 @@ class RowGradient:
         return RowGradient(self.ids.clone(), self.rows.clone(), statistics)
 
     def add_(self, other: RowGradient) -> RowGradient:
-        """Adds another one: rows of the same id are summed, this one first; ids stand in order of
-        their first occurrence.
+        """Adds another gradient in place, and returns this one.
+
+        Rows of the same id are summed, this one's first; ids stand in the order of their first
+        occurrence.
         """
         total = total_of([self, other])
         self.ids, self.rows, self.statistics = total.ids, total.rows, total.statistics
         return self
 
     def mul_(self, factor: float) -> RowGradient:
-        """Multiplies the rows; statistics stay counts."""
-        if factor != 1.0:  # the mean of one trainer's, most often
+        """Multiplies the rows in place, not the statistics, which stay counts; returns this one."""
+        if factor != 1.0:  # 1: most often the mean over one trainer
             self.rows.mul_(factor)
         return self
 
     def divide(self, servers: int) -> list[RowGradient]:
-        """The part of each server: the rows that it holds."""
+        """Divides the gradient by server: the part of each has the ids that it holds."""
         from pserver.table import ids as id_arithmetic
 
         if servers == 1:
@@ -76,8 +78,14 @@ class RowGradient:
 
 
 def total_of(gradients: Sequence[RowGradient]) -> RowGradient:
-    """The sum of several: rows of one id in the order of the gradients, so that a run repeats to
-    the bit.
+    """The sum of several gradients.
+
+    Args:
+        gradients: at least one, of one table.
+
+    Returns:
+        One row for each id, summed in the order of the gradients, so that a run repeats to the bit.
+        (Of one gradient: that gradient itself.)
     """
     from pserver.table import ids as id_arithmetic
 

@@ -1,8 +1,7 @@
-"""Batches of ids: which differ, which server holds which, and the sums of what was meant for the
-same one.  Pure arithmetic.
+"""Arithmetic on batches of ids: the ids that differ, the server of each id, and sums by id.
 
 [Note: two hashes]  Ids come in every shape: counted up, in strides, as hashes of text.  Two mixing
-functions spread them: ``mix`` says where in a server's table an id stands, ``owners`` which server
+functions spread them: ``mix`` gives an id's place in a server's table, ``owners`` the server that
 holds it.  They share nothing, so that a server's ids, which all agree in their owner, are still
 spread over the whole of its table.  Both are finalisers in the manner of splitmix64 (Steele, Lea,
 Flood: Fast splittable pseudorandom number generators, 2014), with the shifts and factors of D.
@@ -39,8 +38,9 @@ def _owner(value: np.uint64, servers: np.uint64) -> np.int32:
 
 @kernel
 def _unique(ids: Array, places: Array, found: Array, inverse: Array) -> int:
-    """``places``: a power of two of -1s, at least twice as many as ids; returns how many ids
-    differ.
+    """Writes ``found`` and ``inverse``; returns how many ids differ.
+
+    ``places``: a power of two of -1s, at least twice as many as ids.
     """
     count = 0
     last = np.int64(len(places) - 1)
@@ -107,8 +107,14 @@ def outside(ids: Array, low: int, high: int) -> int:
 
 
 def checked(ids: object, what: str) -> Array:
-    """The ids, if they are a flat contiguous array of int64; a copy where the memory may not be
-    written or is not aligned.
+    """Checks that ids are a flat contiguous array of int64.
+
+    Args:
+        ids: from anywhere.
+        what: what they are, for error messages.
+
+    Returns:
+        The ids; a copy where the memory is read-only or unaligned.
 
     Raises:
         TypeError: they are no array, or of another dtype.
@@ -123,8 +129,15 @@ def checked(ids: object, what: str) -> Array:
 
 
 def plain(array: Array, what: str) -> Array:
-    """The array itself, or a copy where kernels would be compiled anew for it (see kernels.py):
-    read-only or unaligned memory.
+    """An array of the kind that kernels are compiled for.
+
+    Args:
+        array: any.
+        what: what it is, for error messages.
+
+    Returns:
+        The array itself; a copy where its memory is read-only or unaligned, as numba would compile
+        the kernels anew for these.
 
     Raises:
         ValueError: the array is not contiguous.
@@ -139,7 +152,7 @@ def plain(array: Array, what: str) -> Array:
 
 
 def unique(ids: Array) -> tuple[Array, Array]:
-    """The ids that differ, and where each id went.
+    """The ids that differ, and the place of each id among them.
 
     Args:
         ids: int64[n].
@@ -160,7 +173,7 @@ def unique(ids: Array) -> tuple[Array, Array]:
 
 
 def merge(inverse: Array, values: Array, count: int) -> Array:
-    """Sums of the rows that belong together, each added up in the order of occurrence.
+    """Sums of the rows of the same id, each added up in the order of occurrence.
 
     Args:
         inverse: int32[n] or int64[n], as of :func:`unique`.
@@ -193,7 +206,7 @@ def merge(inverse: Array, values: Array, count: int) -> Array:
 
 
 def owners(ids: Array, servers: int) -> Array:
-    """Which server holds each id: uniform over the servers for ids of any pattern, the same in
+    """The server that holds each id: uniform over the servers for ids of any pattern, the same in
     every process.
 
     Args:

@@ -1,8 +1,8 @@
-"""Where rows begin: numbers that depend on the table's seed, the row's id and the column alone.
+"""Initial values of rows: they depend on the table's seed, the row's id and the column alone.
 
-Counter-based: number i of a row is a hash of (seed, id, i), so that no server need know what
-another has drawn, or in which order.  Normal numbers come in pairs, by Box and Muller (A note on
-the generation of random normal deviates, 1958).
+They are counter-based: value i of a row is a hash of (seed, id, i), so that no server need know
+what another has drawn, or in which order.  Normal values come in pairs, by Box and Muller (A note
+on the generation of random normal deviates, 1958).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ UNIT = 2.0**-53
 
 @kernel
 def _key(seed: np.uint64, value: int) -> np.uint64:
-    """Where a row's sequence of hashes begins."""
+    """The start of a row's sequence of hashes."""
     return mix(mix(np.uint64(value) ^ np.uint64(0xA0761D6478BD642F)) ^ seed)
 
 
 @kernel
 def _uniform(key: np.uint64, index: int) -> float:
-    """Number ``index`` of a row, in [0, 1)."""
+    """Uniform value ``index`` of a row, in [0, 1)."""
     return (
         np.float64(mix(key + np.uint64(index) * np.uint64(0xD1B54A32D192ED03)) >> np.uint64(11))
         * UNIT
@@ -59,19 +59,19 @@ def write_initial(
 
 @kernel
 def chance(seed: np.uint64, value: int) -> float:
-    """A number in [0, 1) for an id, by which it is admitted or not: none of those that its row
-    begins with.
+    """A uniform value in [0, 1) for an id, which decides whether it is admitted; none of its row's
+    initial values.
     """
     return _uniform(_key(seed ^ np.uint64(0x8EBC6AF09C88C6E3), value), 0)
 
 
 def seed_word(seed: int) -> np.uint64:
-    """The seed as the kernels take it: spread over all bits, whatever whole number it is."""
+    """The seed as the kernels take it: any whole number, spread over all 64 bits."""
     return np.uint64(mix(np.uint64(seed % 2**64)))
 
 
-def numbers(initial: Initial) -> tuple[int, float, float]:
-    """The kind and its two numbers, as the kernels take them."""
+def arguments_of(initial: Initial) -> tuple[int, float, float]:
+    """An initializer as the kernels take it: its kind and two arguments of that kind."""
     return KINDS[initial.kind], initial.low, initial.high
 
 
@@ -101,14 +101,16 @@ def _initial(out: Array, ids: Array, seed: np.uint64, kind: int, low: float, hig
 
 
 def initial_rows(initial: Initial, seed: int, ids: Array, out: Array) -> None:
-    """Writes what the rows of these ids begin with, in a table of this seed.
+    """Writes the initial values of the rows of some ids.
 
     Args:
+        initial: the table's initializer.
+        seed: the table's.
         ids: int64[n].
         out: float32[n, dim] or float64[n, dim], contiguous; written.
     """
     assert ids.dtype == np.int64 and out.shape[:1] == ids.shape and out.flags.c_contiguous
-    _initial(out, plain(ids, "initial_rows"), seed_word(seed), *numbers(initial))
+    _initial(out, plain(ids, "initial_rows"), seed_word(seed), *arguments_of(initial))
 
 
 def start_rows(
@@ -120,5 +122,15 @@ def start_rows(
     seed: np.uint64,
     initial: Initial,
 ) -> None:
-    """Makes records new: initial values, and beyond ``dim`` what ``template`` has there."""
-    _start(rows, slots, ids, dim, template, seed, *numbers(initial))
+    """Writes new records: initial values, and behind them what ``template`` has there.
+
+    Args:
+        rows: the memory of the rows' records, [slots, columns].
+        slots: int64[n], of the new rows.
+        ids: int64[n].
+        dim: columns of a row's values.
+        template: [columns].
+        seed: the table's, of :func:`seed_word`.
+        initial: the table's initializer.
+    """
+    _start(rows, slots, ids, dim, template, seed, *arguments_of(initial))

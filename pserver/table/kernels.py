@@ -1,5 +1,4 @@
-"""How the arithmetic of tables is compiled: numba, without the GIL, kept on disk between processes
-where that can be.
+"""The compiler of the tables' arithmetic: numba, without the GIL, with a cache on disk.
 
 [Note: kept kernels]  numba keeps a compiled function beside its source and compiles anew when that
 one file has changed.  Our kernels call each other across files, so a change in one must also end
@@ -40,7 +39,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @cache
 def _digest() -> str:
-    """Of everything that a kernel may be made of."""
+    """A digest of all source files that have kernels."""
     found = hashlib.sha256()
     for name in SOURCES:
         path = Path(__file__).with_name(name)
@@ -49,12 +48,13 @@ def _digest() -> str:
 
 
 def kernel(function: Function) -> Function:
-    """Compiles the function on its first call with arguments of some types; it runs without the GIL
-    and never raises.
+    """Compiles the decorated function on its first call with arguments of some types.
+
+    It runs without the GIL and never raises.  See [Note: kept kernels].
     """
     try:
         compiled: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # no directory to keep it in
+    except RuntimeError:  # there is no directory to keep it in
         return cast(Function, njit(nogil=True, error_model="numpy")(function))
     kept: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if hasattr(kept, "_source_stamp"):  # see [Note: kept kernels]
@@ -63,7 +63,7 @@ def kernel(function: Function) -> Function:
 
 
 def _prefetch(context: Any, address: Any) -> Any:
-    """Has the processor fetch the cache line at an address, and goes on.
+    """Has the processor fetch the cache line at an address, without waiting for it.
 
     ``address``: an integer; it need not be mapped.
     """
@@ -82,7 +82,7 @@ def _prefetch(context: Any, address: Any) -> Any:
 
 
 def _copy(context: Any, target: Any, source: Any, size: Any) -> Any:
-    """Copies bytes between two addresses that do not overlap; quickest where ``size`` is a
+    """Copies ``size`` bytes between two addresses that do not overlap; quickest where ``size`` is a
     constant.
     """
 

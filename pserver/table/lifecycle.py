@@ -1,6 +1,12 @@
-"""Who has a row: ids are admitted, rows outlive their time, score too low, or make room for others.
+"""The life of rows: ids are admitted, rows expire, score too low, or are evicted for others.
 
-Everything is counted.
+::
+
+    no row --push--> waits --admitted--> row --expire, shrink or evict--> no row
+      |                                   ^
+      +------admitted at once, assign-----+
+
+Every such event is counted.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ COUNTED = ("pushes", "admitted", "refused", "evicted", "expired", "shrunk")
 
 
 def words_of(table: Table) -> list[str]:
-    """What records have to know for this."""
+    """The words that records need for a table's lifecycle; see ``Layout``."""
     wanted = {
         "pushed": table.ttl is not None,
         "order": table.capacity is not None or table.memory_bytes is not None,
@@ -31,17 +37,21 @@ def words_of(table: Table) -> list[str]:
 
 
 class RowLifecycle:
-    """See the module's docstring.
+    """Makes and removes the rows of one table.
+
+    One caller at a time.
 
     Args:
-        table: what the plan says of it.
-        updater: with its rows.
-        share: of the table's rows that may be here.
+        table: the table's description in the plan.
+        updater: owns its rows.
+        share: how many rows may be here; None: any number.
 
     Attributes:
-        waiting: ids that are not admitted yet.
-        counts: by the names of ``COUNTED``.
-        order: pushes so far; ``now``: the latest time that a push came at.
+        admission: decides which ids get a row.
+        entry: the table's ShowClickEntry; None: it has another entry or none.
+        counts: event -> how often it happened, by the names of ``COUNTED``.
+        order: pushes to single ids so far.
+        now: seconds, the latest time of a push.
     """
 
     def __init__(self, table: Table, updater: RowUpdater, share: int | None) -> None:
@@ -53,7 +63,9 @@ class RowLifecycle:
         self._notes = bool(words_of(table))
 
     def outlived(self, slots: Array, now: float) -> Array:
-        """bool[n]: which of these rows (-1: none) have outlived their time."""
+        """bool[n]: which of these rows (-1: none) were last pushed to longer ago than their time to
+        live.
+        """
         if self.table.ttl is None:
             return np.zeros(len(slots), np.bool_)
         return (slots >= 0) & (now - self._updater.rows.word("pushed")[slots] > self.table.ttl)
@@ -65,6 +77,7 @@ class RowLifecycle:
             ids: int64[u], each once.
             slots: of their rows, -1 for those that have none; written where rows come or go.
             statistics: float32[u, 2], where the table has statistics.
+            now: seconds.
         """
         rows, self.now = self._updater.rows, max(self.now, now)
         outlived = self.outlived(slots, now)
@@ -77,7 +90,7 @@ class RowLifecycle:
             self._note(slots, np.flatnonzero(slots >= 0), statistics, now)
         if len(before):
             shown = None if statistics is None else statistics[before]
-            admitted, brought = self.admission.admit(ids[before], shown, now, rows.epoch)
+            admitted, earlier = self.admission.admit(ids[before], shown, now, rows.epoch)
             due = before[admitted]
             rows.note_known(ids[before[~admitted]])
             self.counts["admitted"] += len(due)
@@ -85,18 +98,16 @@ class RowLifecycle:
             due = self._room_for(due, slots)
             slots[due] = self._updater.make(ids[due])
             if self._notes:
-                self._note(
-                    slots,
-                    due,
-                    None if statistics is None else statistics + _spread(brought, before, len(ids)),
-                    now,
+                total = (
+                    None if statistics is None else statistics + _spread(earlier, before, len(ids))
                 )
+                self._note(slots, due, total, now)
         self.order += len(ids)
         self.counts["pushes"] += len(ids)
 
     def ensure_rows(self, ids: Array, slots: Array) -> None:
-        """Makes a row for each of these ids that has none, whatever the entry says, and takes the
-        steps that others missed.
+        """Makes a row for each of these ids that has none, without asking the admission rule; the
+        other rows catch up.
         """
         missing = slots < 0
         self._updater.catch_up(slots)
@@ -108,8 +119,8 @@ class RowLifecycle:
             self.order += len(ids)
 
     def _note(self, slots: Array, places: Array, statistics: Array | None, now: float) -> None:
-        """Writes into records what they know of a push; ``places``: of the ids in the call whose
-        rows are meant.
+        """Writes a push into the records of the rows in ``slots[places]``; ``statistics`` are those
+        of all slots.
         """
         rows, there = self._updater.rows, slots[places]
         if rows.has("pushed"):
@@ -127,7 +138,7 @@ class RowLifecycle:
         """Evicts rows until those of the call's ids at the places ``due`` fit; returns the places
         for which there is room.
 
-        Of a call that alone has more ids than there is room for, the last keep theirs.
+        Where a call alone has more ids than there is room for, its last ids get rows.
         """
         rows = self._updater.rows
         excess = 0 if self._share is None else len(rows) + len(due) - self._share
@@ -146,7 +157,7 @@ class RowLifecycle:
         rows.remove(rows.index.ids.array[gone])
         return due
 
-    # ---- now and then ----
+    # ---- removal ----
 
     def _blocks(self) -> Iterator[Array]:
         """The slots of all rows, some at a time; rows of a block may be removed meanwhile."""
@@ -155,14 +166,16 @@ class RowLifecycle:
             slots, cursor = self._updater.rows.index.listed(cursor, BLOCK)
             yield slots
 
-    def _drop(self, goes: Callable[[Array], Array], waiter_goes: Callable[[Array], Array]) -> int:
-        """Removes rows and waiting ids: ``goes`` and ``waiter_goes`` say of slots which.
+    def _drop(
+        self, row_goes: Callable[[Array], Array], waiter_goes: Callable[[Array], Array]
+    ) -> int:
+        """Removes rows and waiting ids; returns how many rows.
 
-        Returns how many rows.
+        ``row_goes`` and ``waiter_goes``: slots -> bool[n], which of them to remove.
         """
         rows, removed = self._updater.rows, 0
         for slots in self._blocks():
-            gone = slots[goes(slots)]
+            gone = slots[row_goes(slots)]
             rows.remove(rows.index.ids.array[gone])
             removed += len(gone)
         index = self.admission.index
@@ -173,59 +186,66 @@ class RowLifecycle:
         return removed
 
     def clear(self) -> None:
-        """Forgets all rows, and what waits."""
+        """Forgets all rows and all ids that wait."""
         rows, index = self._updater.rows, self.admission.index
         rows.clear()
         rows.note_removed(index.ids.array[index.listed(0, index.used)[0]])
         self.admission.clear()
 
     def expire(self, now: float) -> int:
-        """Removes what has outlived its time; returns how many rows."""
+        """Removes rows and waiting ids that have outlived their time; returns how many rows."""
         ttl = self.table.ttl
         if ttl is None:
             return 0
         removed = self._drop(
             lambda slots: self.outlived(slots, now),
-            lambda slots: now - self.admission.facts[slots, -1] > ttl,
+            lambda slots: now - self.admission.records[slots, -1] > ttl,
         )
         self.counts["expired"] += removed
         return removed
 
     def shrink(self, days: float, threshold: float | None) -> int:
-        """Days pass: statistics fade, and what scores too low or was not pushed for too long goes.
+        """Applies the time decay of some days, then removes rows and waiting ids that score too low
+        or had no push for too long.
 
-        Returns how many rows.
+        Args:
+            days: that have passed.
+            threshold: the least score that stays; None: the entry's.
+
+        Returns:
+            How many rows were removed.
         """
         entry = self.entry
         if entry is None:
             return 0
         least = entry.delete_threshold if threshold is None else threshold
 
-        def passed(facts: Array) -> Array:
-            facts[:, :2] *= entry.decay**days
-            facts[:, 2] += days
-            gone: Array = (score(entry, facts) < least) | (
-                facts[:, 2] > entry.delete_after_unseen_days
-            )
+        def decayed(statistics: Array) -> Array:
+            """Decays show, click and unseen (the first 3 columns) in place; returns
+            bool[n]: which have to go.
+            """
+            statistics[:, :2] *= entry.decay**days
+            statistics[:, 2] += days
+            unseen = statistics[:, 2] > entry.delete_after_unseen_days
+            gone: Array = (score(entry, statistics) < least) | unseen
             return gone
 
         def row_goes(slots: Array) -> Array:
             rows = self._updater.rows
             columns = [rows.word(name) for name in ("show", "click", "unseen")]
-            facts = np.stack([column[slots] for column in columns], axis=1)
-            gone = passed(facts)
-            for column, fact in zip(columns, facts.T, strict=True):
-                column[slots] = fact
+            statistics = np.stack([column[slots] for column in columns], axis=1)
+            gone = decayed(statistics)
+            for column, values in zip(columns, statistics.T, strict=True):
+                column[slots] = values
             rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)
             return gone
 
         def waiter_goes(slots: Array) -> Array:
-            facts = self.admission.facts[slots]
-            gone = passed(facts)
-            self.admission.facts[slots] = facts
-            self.admission.index.mark(
-                self.admission.index.ids.array[slots], self._updater.rows.epoch, 0
-            )
+            waiting = self.admission
+            records = waiting.records[slots]
+            gone = decayed(records)
+            waiting.records[slots] = records
+            waiting.index.mark(waiting.index.ids.array[slots], self._updater.rows.epoch, 0)
             return gone
 
         removed = self._drop(row_goes, waiter_goes)
@@ -233,8 +253,8 @@ class RowLifecycle:
         return removed
 
 
-def _spread(brought: Array, places: Array, count: int) -> Array:
-    """What some ids of a call bring, as an array of all of them: float32[count, 2]."""
+def _spread(statistics: Array, places: Array, count: int) -> Array:
+    """The statistics of the ids at some places of a call, as float32[count, 2] of all its ids."""
     spread = np.zeros((count, 2), np.float32)
-    spread[places] = brought
+    spread[places] = statistics
     return spread

@@ -1,17 +1,18 @@
-"""Memory of rows: reserved once and large, so that growing never copies; and what a row's record
-holds where.
+"""The memory of rows, reserved once so that growing never copies; and the layout of a row's record.
 
 [Note: reserved memory]  A table's memory is one anonymous mapping, far larger than what it will
 need: addresses cost nothing, pages come into being when first touched.  So a table grows without
 moving a row.  Where the system refuses to reserve (a bound on addresses, no overcommitting), the
-mapping is as large as needed and growing copies it.  Once a few MB are in use, the system is asked
-for large pages: a table is read at random, and with small pages half of that is finding the page.
+mapping is as large as needed, and growing copies it.  Once a few MB are in use, the system is asked
+for large pages: a table is read at random, and with small pages half of the time goes into finding
+the page.
 
-[Note: a record]  Everything that a step needs of a row lies together::
+[Note: a record]  Everything that a step needs of a row lies together, so that a row costs one place
+in memory, not three::
 
-    values [dim] | states, by name, each of all segments that have it | padding | words of 8 bytes: see ``Layout.words``
-
-so that a row costs one place in memory, not three.
+    values | states                           | padding | words of 8 bytes
+    [dim]  | by name, each of all segments    |         | see ``Layout.words``
+           | that have it                     |         |
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ LEAST_RESERVED = 2**36
 
 
 def reservable() -> int:
-    """Bytes that one table may come to hold: four times this machine's memory, which none can
-    exceed.
-    """
+    """Bytes to reserve for one table: four times this machine's memory, which no table exceeds."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(4 * pages, LEAST_RESERVED)
 
@@ -46,18 +45,19 @@ def _mapped(size: int, reserve: bool) -> mmap.mmap:
 
 
 class Memory:
-    """A growing array of zeros.
+    """A growing array of zeros.  See [Note: reserved memory].
 
     Args:
         columns: of each row; 0 makes an array of one dimension.
         dtype: of the elements.
-        reserved: bytes to reserve; see [Note: reserved memory].
-        large: whether large pages are asked for by itself.
+        reserved: bytes to reserve; None: :func:`reservable`.
+        large: whether it asks for large pages by itself.
 
     Attributes:
-        array: [rows that have a place, columns], all of it zero until written.  It is replaced when
-            growing has to copy.
-        address: where it begins.
+        array: [rows that have a place, columns], zero until written.  Another array takes its place
+            when growing has to copy.
+        address: of the array's first byte.
+        row_bytes: bytes of a row.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Memory:
             try:
                 self._take(size, reserve=True)
                 return
-            except OSError:  # not so much
+            except OSError:  # the system refuses to reserve so much
                 size //= 4
                 if size < LARGE_FROM:
                     break
@@ -86,7 +86,7 @@ class Memory:
         self.array: Array = flat.reshape(rows, self.columns) if self.columns else flat
 
     def need(self, rows: int) -> None:
-        """Makes sure that there is a place for so many rows."""
+        """Makes room for so many rows."""
         if rows > len(self.array):
             held = self.array
             self._take(max(rows + rows // 2, 16) * self.row_bytes, reserve=False)
@@ -96,11 +96,11 @@ class Memory:
             self.large(0, len(self._map))
 
     def large(self, begin: int, size: int) -> None:
-        """Asks for large pages in these bytes, where the system has such."""
+        """Asks for large pages in these bytes, where the system has any."""
         if hasattr(mmap, "MADV_HUGEPAGE"):
             try:
                 self._map.madvise(mmap.MADV_HUGEPAGE, begin, size)
-            except OSError:  # built without large pages
+            except OSError:  # the system was built without large pages
                 pass
 
     def forget(self, begin: int, size: int) -> None:
@@ -121,21 +121,21 @@ class Memory:
 
 
 class Layout:
-    """Where a record has what.  See [Note: a record].
+    """The places of a record's parts.  See [Note: a record].
 
     Args:
-        dim: numbers of a row.
+        dim: columns of a row's values.
         dtype: np.float32 or np.float64.
         states: name and width of each state, in order.
-        words: names of 8-byte words.
+        words: names of the 8-byte words that records have, in order.
 
     Attributes:
         columns: of a whole record, in elements of the dtype.
         states: name -> (first column, width).
         words: name -> index among a record's 8-byte words; -1 for those that it does not have.
-            "step": the last that the row has seen; "pushed": when it was, last; "order": how many
-            pushes there were before that one; "pushes": to this row; "show" and "click": its
-            statistics; "unseen": days without a push.
+            "step": the last step that the row has taken; "pushed": the time of the last push to it,
+            in seconds; "order": how many pushes to any row came before that one; "pushes": how many
+            came to this row; "show" and "click": its statistics; "unseen": days without a push.
     """
 
     NAMES = ("step", "pushed", "order", "pushes", "show", "click", "unseen")

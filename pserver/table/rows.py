@@ -1,4 +1,4 @@
-"""Rows in memory: index, records and where they begin, as one thing."""
+"""The rows of a table in memory: the index of their ids, and their records."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from pserver.table.index import FETCHED, Index
-from pserver.table.initializers import numbers, seed_word, start_rows, write_initial
+from pserver.table.initializers import arguments_of, seed_word, start_rows, write_initial
 from pserver.table.kernels import Array, copy, kernel, prefetch
 from pserver.table.memory import Layout, Memory
 from pserver.table.update_kernels import AHEAD, LINE
 from transpiler.ir.tables import Table
 
 BLOCK = 65536  # rows that are handled at a time where all are
-FLOATS = ("pushed", "show", "click", "unseen")  # words that are numbers; the others are counts
+FLOATS = ("pushed", "show", "click", "unseen")  # words that are float64; the others are int64
 _NO_WORDS = np.zeros((0, 0), np.int64)
 
 
@@ -33,7 +33,7 @@ def _gather(
     low: float,
     high: float,
 ) -> None:
-    """Copies the first ``width`` columns of records; of rows that are not there, what they would
+    """Copies the first ``width`` columns of records; of a row that is not there, what it would
     begin with.
     """
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
@@ -57,17 +57,26 @@ def _gather(
 
 
 class Rows:
-    """See the module's docstring.
+    """The rows of one table: index and records as one thing.
+
+    One caller changes them at a time; calls of :meth:`locate` and :meth:`gather` may run beside
+    each other.
 
     Args:
-        table: whose rows they are.
+        table: the table's description in the plan.
         states: name and width of each state.
-        words: see ``Layout``.
+        words: names of the words of records; see ``Layout``.
 
     Attributes:
-        template: what new records hold behind their values, [columns].
-        removed: ids whose rows were removed since the last save; None before the first, when nobody
-            needs to know.
+        dtype: of values and states: np.float32 or np.float64.
+        seed: the table's, as kernels take it.
+        index: id -> slot.
+        layout: of a record.
+        template: [columns], what new records hold behind their values.
+        epoch: how many saves there were.
+        calls: how many calls have changed rows.
+        removed: ids whose rows were removed since the last save; None before the first save, when
+            no removals are noted.
     """
 
     def __init__(
@@ -112,11 +121,14 @@ class Rows:
 
     @property
     def bytes_held(self) -> int:
-        """Of records and index."""
+        """Memory of records and index, in bytes."""
         return self.index.used * self._memory.row_bytes + self.index.bytes_held
 
     def set_words(self, words: Sequence[str]) -> None:
-        """Gives records these words; what they held stays, new words are 0.  Copies all rows."""
+        """Gives records these words: old ones keep their values, new ones are 0.
+
+        Copies all rows.
+        """
         old, held, template = self.layout, self._memory.array, self.template
         self.layout = Layout(self.table.dim, self.dtype, self._states, words)
         self._memory = Memory(self.layout.columns, self.dtype)
@@ -132,10 +144,10 @@ class Rows:
         self.template[:width] = template[:width]
 
     def gather(self, slots: Array, ids: Array, out: Array) -> None:
-        """Copies the first columns of records, as many as ``out`` has; rows that are not there
-        (slot -1) as they would begin.
+        """Copies the first columns of records, as many as ``out`` has; of a row that is not there
+        (slot -1), what it would begin with.
         """
-        start = numbers(self.table.initial)
+        start = arguments_of(self.table.initial)
         _gather(
             self.records,
             slots,
@@ -148,8 +160,8 @@ class Rows:
             *start,
         )
 
-    def _fetched(self, columns: int) -> tuple[int, int, int]:
-        """What the index may have fetched: so many columns of records."""
+    def _prefetched(self, columns: int) -> tuple[int, int, int]:
+        """What the index prefetches of each slot: so many columns of the record."""
         return (
             self._memory.address,
             self._memory.row_bytes,
@@ -157,18 +169,21 @@ class Rows:
         )
 
     def locate(self, ids: Array) -> Array:
-        """The slots of ids, -1 for those that have none; their values are about to be read."""
-        return self.index.locate(ids, self._fetched(self.layout.dim))[0]
+        """The slots of ids, -1 for those that have none; prefetches their values."""
+        return self.index.locate(ids, self._prefetched(self.layout.dim))[0]
 
     def mark(self, ids: Array) -> tuple[Array, int, bool]:
-        """A call changes these rows: their slots, how many there are not yet, and whether an id may
-        have come twice.
+        """Notes that a call changes these rows.
+
+        Returns:
+            int64[n]: their slots, -1 for ids without a row; how many ids have none; and whether an
+            id may have come twice.
         """
         self.calls += 1
-        return self.index.mark(ids, self.epoch, self.calls, self._fetched(self.layout.columns))
+        return self.index.mark(ids, self.epoch, self.calls, self._prefetched(self.layout.columns))
 
     def make(self, ids: Array) -> Array:
-        """Rows for ids that have none: their slots."""
+        """Makes rows for ids that have none: their slots."""
         self.note_known(ids)
         slots = self.index.insert(ids, self.epoch, self.calls)
         self._memory.need(self.index.used)
@@ -178,24 +193,24 @@ class Rows:
         return slots
 
     def remove(self, ids: Array) -> None:
-        """Forgets rows of ids, if they have one."""
+        """Removes the rows of those ids that have one."""
         self.index.remove(ids)
         self.note_removed(ids)
 
     def note_removed(self, ids: Array) -> None:
-        """These ids, which differ, have no row any more, and do not wait for one."""
+        """Notes that these ids, which differ, have no row any more and do not wait for one."""
         if self.removed is not None:
             slots, missing = self.removed.locate(ids)
             if missing:
                 self.removed.insert(ids[slots < 0], 0, 0)
 
     def note_known(self, ids: Array) -> None:
-        """These ids have a row again, or wait for one."""
+        """Notes that these ids have a row again, or wait for one."""
         if self.removed is not None and len(self.removed):
             self.removed.remove(ids)
 
     def mark_saved(self) -> None:
-        """From here on changes are counted anew."""
+        """Begins anew to note what changes."""
         self.epoch += 1
         if self.removed is None:
             self.removed = Index()

@@ -1,9 +1,7 @@
-"""A sparse table: rows by id, with their optimizer state, on one server or in one trainer.  Pure
-arithmetic.
+"""A sparse table: rows by id, with their optimizer state, on one server or in one trainer.
 
-A row is made by the first push that is admitted; until then, and when nobody asks, it takes no
-memory: whoever reads it gets its initial value.  One caller changes a table at a time; lookups may
-run beside each other, but not beside a change.
+The first push that is admitted makes a row.  Until then an id takes no memory and reads its initial
+value.
 """
 
 from __future__ import annotations
@@ -26,11 +24,15 @@ from transpiler.ir.tables import Table
 class SparseTable:
     """One server's part of a table.
 
+    One caller changes a table at a time.  Lookups may run beside each other, but not beside a
+    change.
+
     Args:
-        table: what the plan says of it.
-        rules: one for each of its segments; their numbers are the first step's until :meth:`update`
-            brings others.
-        server: which of the servers; ``servers``: how many there are.
+        table: the table's description in the plan.
+        rules: one for each of its segments; their hparams are those of steps until :meth:`update`
+            gives others.
+        server: which of the servers this is.
+        servers: how many servers share the table.
 
     Raises:
         ValueError: a rule that rows do not have, or another number of rules than of segments.
@@ -50,7 +52,7 @@ class SparseTable:
 
     @property
     def step(self) -> int:
-        """How many steps were taken: calls of :meth:`update`."""
+        """How many steps were taken, which is calls of :meth:`update`."""
         return self._updater.step
 
     def __len__(self) -> int:
@@ -58,12 +60,16 @@ class SparseTable:
 
     @property
     def bytes_held(self) -> int:
-        """Memory of rows, of the index and of what waits, in bytes."""
+        """Memory of rows, of their index and of ids that wait, in bytes."""
         return self._updater.rows.bytes_held + self._lifecycle.admission.bytes_held
 
     def counters(self) -> dict[str, int]:
-        """What there is, and what was counted: ids looked up and pushed to, ids admitted (rows made
-        by a push), pushes refused for want of admission, rows evicted, expired and shrunk away.
+        """What the table holds and has counted.
+
+        Returns:
+            "rows" and "waiting": how many rows and waiting ids there are; "lookups" and "pushes":
+            ids that were looked up and pushed to; "admitted": rows that a push made; "refused":
+            pushes to ids that were not admitted; "evicted", "expired", "shrunk": rows removed.
         """
         waiting = len(self._lifecycle.admission.index)
         return {
@@ -105,9 +111,8 @@ class SparseTable:
             raise ValueError(f"{self._what}: expected each id once, got {again} again")
 
     def _marked(self, ids: Array) -> Array:
-        """The slots of ids, -1 for those without a row; what rows they have counts as changed.
-
-        Checks that the ids differ.
+        """The slots of ids, -1 for those without a row; checks that the ids differ, and notes that
+        their rows change.
         """
         slots, missing, twice = self._updater.rows.mark(ids)
         if twice:
@@ -119,6 +124,9 @@ class SparseTable:
     def check_ids(self, ids: Array) -> None:
         """Returns if :meth:`update` would take these ids.
 
+        Args:
+            ids: int64[u].
+
         Raises:
             TypeError: another dtype.
             ValueError: another shape, memory that is not contiguous, an id that comes twice or that
@@ -129,14 +137,14 @@ class SparseTable:
     # ---- rows ----
 
     def lookup(self, ids: Array, out: Array, now: float = 0.0) -> None:
-        """Copies rows, as if all steps until now had been taken; an id without a row reads its
-        initial value, and gets none.
+        """Copies rows, with all steps taken.  An id without a row reads its initial value, and gets
+        none.
 
         Args:
             ids: int64[n], in any order; they may repeat.
             out: [n, dim] of the table's dtype, written.
-            now: seconds, on the clock of the other calls: rows that have outlived their time read
-                as if they were not there.
+            now: seconds, on the clock of the other calls; an id whose row has outlived its time
+                reads its initial value.
 
         Raises:
             TypeError: another dtype.
@@ -160,14 +168,13 @@ class SparseTable:
         statistics: Array | None = None,
         now: float = 0.0,
     ) -> None:
-        """One step of the table: counts a push to every id, admits what is due, and applies the
-        rules to the rows that are there.
+        """One step of the table: counts a push to every id, makes rows for those that are due, and
+        applies the rules to the rows that the ids have.
 
         Args:
             ids: int64[u], each once; none is a step, too.
             gradients: [u, dim] of the table's dtype; may be overwritten.
-            numbers: of this step, a mapping for each segment; a number that is missing stays as it
-                was.
+            hparams: of this step, a mapping for each segment; one that is missing stays as it was.
             statistics: float32[u, 2], how often each id was shown and clicked, for a table with a
                 ShowClickEntry; None: 1 and 0.
             now: seconds.
@@ -175,8 +182,8 @@ class SparseTable:
         Raises:
             TypeError: another dtype.
             ValueError: another shape, memory that is not contiguous, an id that comes twice or that
-                the table does not have, a number that a rule does not have, statistics of a table
-                without.  Nothing is changed then.
+                the table does not have, an hparam that a rule does not have, statistics for a table
+                without a ShowClickEntry.  Nothing is changed then.
         """
         ids = self._ids(ids)
         gradients = self._array(gradients, (len(ids), self.table.dim), "gradients")
@@ -199,8 +206,13 @@ class SparseTable:
     def add(
         self, ids: Array, deltas: Array, statistics: Array | None = None, now: float = 0.0
     ) -> None:
-        """Adds [u, dim] to the rows of ids, each once: a push like that of :meth:`update`, but no
-        step of the rules.
+        """Adds to rows: a push like that of :meth:`update`, but no step of the rules.
+
+        Args:
+            ids: int64[u], each once.
+            deltas: [u, dim] of the table's dtype.
+            statistics: as of :meth:`update`.
+            now: seconds.
 
         Raises:
             TypeError, ValueError: as :meth:`update`.
@@ -215,8 +227,12 @@ class SparseTable:
         self._updater.rows.records[slots[here], : self.table.dim] += deltas[here]
 
     def assign(self, ids: Array, values: Array) -> None:
-        """Sets the rows of ids, each once, to [u, dim], whatever admission and capacity say; new
-        rows have the state of new rows.
+        """Sets rows, without asking the admission rule or the capacity.  A row keeps its state; a
+        new one has that of new rows.
+
+        Args:
+            ids: int64[u], each once.
+            values: [u, dim] of the table's dtype.
 
         Raises:
             TypeError, ValueError: as :meth:`update`.
@@ -230,33 +246,40 @@ class SparseTable:
     # ---- whole tables ----
 
     def scan(
-        self, cursor: int, most: int, changed: bool = False, materialized: bool = False
+        self,
+        cursor: int,
+        limit: int,
+        changed_since_save: bool = False,
+        materialized: bool = False,
     ) -> tuple[dict[str, Array], int]:
         """A chunk of the table, see chunks.py, and where the next begins.
 
         Args:
             cursor: 0 at first, then what the last call returned.  Rows that are there all the while
                 come once each, even if the table changes between calls.
-            most: rows, waiting or removed ids in a chunk, at most.
-            changed: only what has changed since :meth:`mark_saved`.
-            materialized: rows as a lookup reads them, all steps taken; otherwise as they are, with the
-                last step that they have seen.
+            limit: rows, waiting or removed ids in a chunk, at most.
+            changed_since_save: only what has changed since :meth:`mark_saved`.
+            materialized: rows as a lookup reads them, with all steps taken; otherwise as they are,
+                with the last step that they have taken.
 
         Returns:
             The chunk, and the next cursor: -1 when this was the last.
         """
-        return self._chunks.scan(cursor, most, changed, materialized)
+        return self._chunks.scan(cursor, limit, changed_since_save, materialized)
 
     def mark_saved(self) -> None:
-        """From here on changes are counted anew.
+        """Begins anew to note what changes.
 
-        After the first such call ids of removed rows are kept until the next.
+        From the first such call on, the ids of removed rows are kept until the next.
         """
         self._updater.rows.mark_saved()
 
     def load(self, chunk: Mapping[str, Array]) -> None:
-        """Takes over the rows of a chunk that this server owns, in place of what it has of them;
-        other rows stay.
+        """Loads the rows of a chunk that this server owns, in place of what it has of them; other
+        rows stay.
+
+        Args:
+            chunk: of a scan of a table like this, on any number of servers.
 
         Raises:
             TypeError: ids of another dtype.
@@ -270,7 +293,7 @@ class SparseTable:
         self._chunks.load(chunk, self.server, self.servers)
 
     def metadata(self) -> dict[str, Any]:
-        """What is not in rows, JSON-able: the steps taken and their numbers, counters, the time of
+        """What is not in rows, JSON-able: the steps taken and their hparams, counters, the time of
         the last push.
         """
         lifecycle = self._lifecycle
@@ -283,7 +306,10 @@ class SparseTable:
         }
 
     def restore(self, metadata: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`metadata` returned, on this or another server.
+        """Takes over what :meth:`metadata` returned.
+
+        Args:
+            metadata: of this or another server.
 
         Raises:
             ValueError: it is of a table with other rules.
@@ -298,9 +324,13 @@ class SparseTable:
         )
 
     def shrink(self, now: float, days: float = 1.0, threshold: float | None = None) -> int:
-        """Days pass: show and click fade by the entry's decay for each, and rows (and waiting ids)
-        go that score below ``threshold`` (None: the entry's) or were not pushed to for too many
-        days.  A table without a ShowClickEntry stays.
+        """Applies time decay to show and click, then removes rows and waiting ids that score too
+        low or had no push for too many days.  A table without a ShowClickEntry stays as it is.
+
+        Args:
+            now: seconds.
+            days: that have passed; each multiplies show and click by the entry's decay.
+            threshold: the least score that stays; None: the entry's.
 
         Returns:
             How many rows were removed.
@@ -309,25 +339,33 @@ class SparseTable:
         return self._lifecycle.shrink(days, threshold)
 
     def expire(self, now: float) -> int:
-        """Removes rows and waiting ids that have outlived their time; returns how many rows.
+        """Removes rows and waiting ids that have outlived their time.  (Lookups already read such
+        rows as if they were gone.)
 
-        Until then they only read so.
+        Args:
+            now: seconds.
+
+        Returns:
+            How many rows were removed.
         """
         self._lifecycle.now = max(self._lifecycle.now, now)
         return self._lifecycle.expire(now)
 
     def clear(self) -> None:
-        """Forgets all rows and what waits; steps and counters stay."""
+        """Forgets all rows and ids that wait; steps and counters stay."""
         self._lifecycle.clear()
 
 
 def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
-    """Compiles, or loads, what a table like this will call, so that its first step does not have to
-    wait for that.
+    """Compiles or loads the kernels of a table, so that its first step does not wait for that.
+
+    Args:
+        table: the table's description in the plan.
+        rules: one for each of its segments.
     """
     tiny = SparseTable(replace(table, rows=None), rules)
     ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._updater.rows.dtype)
-    outside(ids, 0, 2)  # the tiny one has no range
+    outside(ids, 0, 2)  # the tiny table has no range, so it does not call this
     none: list[dict[str, Hparam]] = [{}] * len(rules)
     for _ in range(2):
         tiny.update(ids, rows, none)

@@ -1,18 +1,17 @@
-"""A sparse table of which memory holds a part: the rows that nobody has pushed to for longest are
-on disk.
+"""A sparse table in two tiers: memory holds the rows that were pushed to last, the disk the others.
 
 [Note: two tiers]  A row is in memory or on disk, never in both.  A push brings its rows into
-memory; where that would be more than the budget, rows leave it first, in blocks, those that have
-waited longest.  What does not push (a lookup, a scan) has rows from the disk as guests: they are
-put into memory, read by the code that reads all rows, and taken out again.  So the arithmetic knows
-of one tier only, and every number is that of a table without a budget.
+memory.  Where memory would then exceed the budget, rows move to disk first, in blocks: those that
+had no push for the longest time.  A lookup or a scan puts rows of the disk into memory, reads them
+by the code that reads all rows, and takes them out again.  So the arithmetic knows of one tier
+only, and every value is that of a table without a budget.
 
-Records on disk say which steps they have seen, those in memory only where steps move rows that they
-do not touch.  A schedule may make such rules of others at step T: what went to disk before has then
-missed nothing up to T.
+Records on disk say which steps they have taken; those in memory do so only where steps move rows
+that they do not touch.  A schedule may begin to move such rows at step T: what went to disk before
+has then missed nothing up to T.
 
-Ids that wait for admission stay in memory.  A call's own rows are in memory together, whatever the
-budget.
+Ids that wait for admission stay in memory.  The rows of one call are in memory at once, even beyond
+the budget.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
 
 COLD = 1 << 62  # where cursors of rows on disk begin
-INDEX_BYTES = 40  # of a row, besides its record: an entry of a table that is 3/5 full, and its id
-SHARE = 16  # a part of the budget that leaves memory at once
+INDEX_BYTES = 40  # of a row in the index: an entry, where 3/5 of the entries are used, and its id
+SHARE = 16  # this part of the budget moves to disk at once
 
 Chunk = dict[str, Array]
 
@@ -42,10 +41,17 @@ Chunk = dict[str, Array]
 def open_table(
     table: Table, rules: Sequence[Rule], server: int = 0, servers: int = 1, root: Path | None = None
 ) -> SparseTable:
-    """A table in memory, or in two tiers where it has ``memory_bytes``.
+    """Makes a table: in memory, or in two tiers where it has ``memory_bytes``.
 
     Args:
-        root: where rows go that leave memory; None: where temporary files go.
+        table: the table's description in the plan.
+        rules: one for each of its segments.
+        server: which of the servers this is.
+        servers: how many servers share the table.
+        root: the directory below which rows go to disk; None: that of temporary files.
+
+    Returns:
+        The table, empty.
 
     Raises:
         ValueError, ImportError: as :class:`SparseTable` and :class:`TieredTable`.
@@ -56,13 +62,15 @@ def open_table(
 
 
 class TieredTable(SparseTable):
-    """See the module's docstring.  One caller at a time, lookups too; between the calls of a scan
-    nothing is pushed.
+    """One server's part of a table that keeps some rows in memory and the others on disk.
+
+    One caller at a time, lookups too.  Between the calls of a scan nothing is pushed.  See
+    [Note: two tiers].
 
     Args:
-        table: with ``memory_bytes``, of rows in memory on all servers together; the others as of
-            :class:`SparseTable`.
-        root: below which this table's directory on disk is made; None: where temporary files go.
+        table: with ``memory_bytes``, the budget of all servers for rows in memory.
+        rules: as of :class:`SparseTable`; likewise ``server`` and ``servers``.
+        root: the directory below which this table's own is made; None: that of temporary files.
 
     Raises:
         ValueError: the table has no ``memory_bytes``.
@@ -93,11 +101,11 @@ class TieredTable(SparseTable):
             "step": (np.dtype(np.int64), ())
         }
         self._cold = ColdRows(columns, root)
-        self._known_at = 0  # the step from which on records in memory say what they have seen
+        self._tracked_from = 0  # the step from which on records in memory say what they have taken
         self._moved = {"spilled": 0, "fetched": 0}
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Rows that may stay in memory."""
         rows = self._updater.rows
         return max(
@@ -108,13 +116,13 @@ class TieredTable(SparseTable):
         return super().__len__() + len(self._cold)
 
     def counters(self) -> dict[str, int]:
-        """As of any table; rows on disk, rows that went there, and rows that were read from
-        there.
+        """As of :class:`SparseTable`; and "cold": rows on disk, "spilled": rows moved there,
+        "fetched": rows moved back.
         """
         return {**super().counters(), "cold": len(self._cold), **self._moved}
 
     def close(self) -> None:
-        """Removes what is on disk; the table is not used any more."""
+        """Removes the table's directory; the table is not used any more."""
         self._cold.close()
 
     # ---- between the tiers ----
@@ -124,38 +132,38 @@ class TieredTable(SparseTable):
         slots, missing = self._updater.rows.index.locate(ids)
         return unique(ids[slots < 0])[0] if missing else ids[:0]
 
-    def _enter(self, chunk: Chunk) -> Array:
+    def _put_in_memory(self, chunk: Chunk) -> Array:
         """Puts records into memory: their slots."""
         if self._updater.rows.has("step"):
-            chunk = {**chunk, "step": np.maximum(chunk["step"], self._known_at)}
+            chunk = {**chunk, "step": np.maximum(chunk["step"], self._tracked_from)}
         else:
             chunk = {name: column for name, column in chunk.items() if name != "step"}
         self._chunks.load(chunk, self.server, self.servers)
         return self._updater.rows.index.locate(chunk["ids"])[0]
 
-    def _leave(self, ids: Array) -> None:
-        """Takes rows out of memory that are on disk."""
+    def _take_out(self, ids: Array) -> None:
+        """Takes rows out of memory whose records are on disk."""
         self._updater.rows.index.remove(ids)
 
-    def _warm(self, ids: Array) -> None:
-        """Has the rows of these ids in memory, and room for those that have none yet."""
-        if not len(self._cold) and super().__len__() + len(ids) <= self.most_rows:
+    def _fetch(self, ids: Array) -> None:
+        """Moves the rows of these ids into memory, and makes room for those that have none yet."""
+        if not len(self._cold) and super().__len__() + len(ids) <= self.max_rows:
             return
         self._make_room(len(self._absent(ids)))
         chunk = self._cold.get(self._absent(ids))
         if len(chunk["ids"]):
-            self._enter(chunk)
+            self._put_in_memory(chunk)
             self._cold.remove(chunk["ids"])
             self._moved["fetched"] += len(chunk["ids"])
 
     def _make_room(self, count: int) -> None:
-        """Rows leave memory until so many more fit into the budget."""
+        """Moves rows to disk until ``count`` more fit into the budget."""
         rows = self._updater.rows
-        excess = min(len(rows) + count - self.most_rows, len(rows))
+        excess = min(len(rows) + count - self.max_rows, len(rows))
         if excess <= 0:
             return
         gone = victims(
-            rows, min(max(excess, self.most_rows // SHARE), len(rows)), self._moved["spilled"]
+            rows, min(max(excess, self.max_rows // SHARE), len(rows)), self._moved["spilled"]
         )
         for begin in range(0, len(gone), BLOCK):
             slots = gone[begin : begin + BLOCK]
@@ -163,28 +171,28 @@ class TieredTable(SparseTable):
             chunk = self._chunks.rows(slots)
             chunk.setdefault("step", np.full(len(slots), self.step))
             self._cold.put(chunk, rows.index.changed_in(ids, rows.epoch))
-            self._leave(ids)
+            self._take_out(ids)
             self._moved["spilled"] += len(slots)
 
     def _forget(self, ids: Array) -> None:
-        """Drops what is on disk of these ids."""
+        """Drops the records on disk of these ids."""
         held = self._cold.get(np.unique(ids))["ids"]
         if len(held):
             self._cold.remove(held)
 
-    # ---- as any table ----
+    # ---- calls of a SparseTable ----
 
     def lookup(self, ids: Array, out: Array, now: float = 0.0) -> None:
-        """As of any table; rows on disk stay there."""
+        """As of :class:`SparseTable`; rows on disk stay there."""
         guests = self._cold.get(self._absent(self._ids(ids))) if len(self._cold) else None
         if guests is None or not len(guests["ids"]):
             super().lookup(ids, out, now)
             return
-        self._enter(guests)
+        self._put_in_memory(guests)
         try:
             super().lookup(ids, out, now)
         finally:
-            self._leave(guests["ids"])
+            self._take_out(guests["ids"])
 
     def update(
         self,
@@ -194,71 +202,76 @@ class TieredTable(SparseTable):
         statistics: Array | None = None,
         now: float = 0.0,
     ) -> None:
-        """As of any table.
+        """As of :class:`SparseTable`.
 
         Raises:
             OSError: the disk is full, or refuses; nothing is changed.
         """
-        self._warm(self._ids(ids))
-        knew, step = self._updater.rows.has("step"), self.step
+        self._fetch(self._ids(ids))
+        tracked, step = self._updater.rows.has("step"), self.step
         super().update(ids, gradients, hparams, statistics, now)
-        self._note_steps(knew, step)
+        self._note_tracking(tracked, step)
 
-    def _note_steps(self, knew: bool, step: int) -> None:
-        if not knew and self._updater.rows.has("step"):
-            self._known_at = step
+    def _note_tracking(self, tracked: bool, step: int) -> None:
+        """Notes the step from which on records say what they have taken, where that is new."""
+        if not tracked and self._updater.rows.has("step"):
+            self._tracked_from = step
 
     def add(
         self, ids: Array, deltas: Array, statistics: Array | None = None, now: float = 0.0
     ) -> None:
-        """As of any table."""
-        self._warm(self._ids(ids))
+        """As of :class:`SparseTable`."""
+        self._fetch(self._ids(ids))
         super().add(ids, deltas, statistics, now)
 
     def assign(self, ids: Array, values: Array) -> None:
-        """As of any table."""
-        self._warm(self._ids(ids))
+        """As of :class:`SparseTable`."""
+        self._fetch(self._ids(ids))
         super().assign(ids, values)
 
     def scan(
-        self, cursor: int, most: int, changed: bool = False, materialized: bool = False
+        self,
+        cursor: int,
+        limit: int,
+        changed_since_save: bool = False,
+        materialized: bool = False,
     ) -> tuple[Chunk, int]:
-        """As of any table: first what is in memory, then what is on disk."""
+        """As of :class:`SparseTable`: first the rows in memory, then those on disk."""
         if cursor < COLD:
-            chunk, after = super().scan(cursor, most, changed, materialized)
+            chunk, after = super().scan(cursor, limit, changed_since_save, materialized)
             return chunk, COLD if after < 0 and len(self._cold) else after
-        guests, place = self._cold.scan(cursor - COLD, most, changed)
-        slots = self._enter(guests)
-        chunk = self._chunks.rows(slots, changed, materialized)
-        self._leave(guests["ids"])
+        guests, place = self._cold.scan(cursor - COLD, limit, changed_since_save)
+        slots = self._put_in_memory(guests)
+        chunk = self._chunks.rows(slots, changed_since_save, materialized)
+        self._take_out(guests["ids"])
         return chunk, -1 if place < 0 else COLD + place
 
     def mark_saved(self) -> None:
-        """As of any table."""
+        """As of :class:`SparseTable`."""
         super().mark_saved()
         self._cold.mark_saved()
 
     def load(self, chunk: Mapping[str, Array]) -> None:
-        """As of any table."""
-        knew, step = self._updater.rows.has("step"), self.step
+        """As of :class:`SparseTable`."""
+        tracked, step = self._updater.rows.has("step"), self.step
         super().load(chunk)
-        self._note_steps(knew, step)
+        self._note_tracking(tracked, step)
         for name in ("ids", "waiting.ids", "removed"):
             ids = chunk.get(name, np.empty(0, np.int64))
             self._forget(ids[owners(ids, self.servers) == self.server])
         self._make_room(0)
 
     def restore(self, metadata: Mapping[str, Any]) -> None:
-        """As of any table."""
-        knew, step = self._updater.rows.has("step"), self.step
+        """As of :class:`SparseTable`."""
+        tracked, step = self._updater.rows.has("step"), self.step
         super().restore(metadata)
-        self._note_steps(knew, step)
+        self._note_tracking(tracked, step)
 
-    # ---- all rows ----
+    # ---- calls over all rows ----
 
     def _blocks(self) -> Iterator[Chunk]:
-        """All records on disk, some at a time; those that were given out may be replaced or removed
-        meanwhile.
+        """All records on disk, a block at a time; those of earlier blocks may be replaced or
+        removed meanwhile.
         """
         cursor = 0
         while cursor >= 0:
@@ -267,14 +280,14 @@ class TieredTable(SparseTable):
                 yield chunk
 
     def shrink(self, now: float, days: float = 1.0, threshold: float | None = None) -> int:
-        """As of any table."""
+        """As of :class:`SparseTable`."""
         removed = super().shrink(now, days, threshold)
         if self._lifecycle.entry is not None:
             removed += self._visit("shrunk", now, days, threshold)
         return removed
 
     def expire(self, now: float) -> int:
-        """As of any table."""
+        """As of :class:`SparseTable`."""
         removed = super().expire(now)
         if self.table.ttl is not None:
             removed += self._visit("expired", now)
@@ -283,8 +296,8 @@ class TieredTable(SparseTable):
     def _visit(
         self, what: str, now: float, days: float = 0.0, threshold: float | None = None
     ) -> int:
-        """Has rows on disk shrunk or expired, a block at a time, in a table of their own; returns
-        how many are gone.
+        """Shrinks or expires the rows on disk, a block at a time, in a table of their own; returns
+        how many were removed.
         """
         other, total = SparseTable(self.table, self._rules, self.server, self.servers), 0
         other.restore(self.metadata())
@@ -307,7 +320,7 @@ class TieredTable(SparseTable):
         return total
 
     def clear(self) -> None:
-        """As of any table."""
+        """As of :class:`SparseTable`."""
         super().clear()
         if self._updater.rows.removed is not None:
             for block in self._blocks():

@@ -255,7 +255,7 @@ class RowUpdater:
     # ---- as data ----
 
     def metadata(self) -> dict[str, Any]:
-        """What of this is not in rows, JSON-able: the steps taken, their hparams and the history."""
+        """What is not in rows, JSON-able: the steps taken, their hparams and the history."""
         sweep = [self._swept, self._sweep_began]
         history = self._history.plain()
         return {

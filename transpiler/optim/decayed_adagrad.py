@@ -11,20 +11,25 @@ from torch import Tensor
 
 class DecayedAdagrad(torch.optim.Optimizer):
     """Adagrad (Duchi et al., JMLR 2011) over a decaying average of squared gradients, so that rates
-    do not die out.
+    do not fall to 0.
 
     ::
 
-        moment = decay*moment + (1 - decay)*g*g;   w -= lr * g / (sqrt(moment) + eps)
+        moment = decay*moment + (1 - decay)*g*g
+        w -= lr * g / (sqrt(moment) + eps)
+
+    Example::
+
+        optimizer = DecayedAdagrad(model.parameters(), lr=0.01)
 
     Args:
         params: float tensors of any shape, or parameter groups.
-        lr: 0 or more.
+        lr: the learning rate, 0 or more.
         decay: how much of the average stays at each step, from 0 to below 1.
-        eps: added to the root, above 0 or 0.
+        eps: added to the root, 0 or more.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an hparam is out of its range.
     """
 
     def __init__(
@@ -44,7 +49,14 @@ class DecayedAdagrad(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every parameter that has a gradient; returns what ``closure`` returned."""
+        """Updates every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss and the gradients anew; called first.
+
+        Returns:
+            What ``closure`` returned; None without one.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

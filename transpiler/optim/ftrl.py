@@ -17,21 +17,27 @@ class Ftrl(torch.optim.Optimizer):
 
     With q = -lr_power, n the sum of squared gradients and z the linear term of a coordinate::
 
-        sigma = ((n + g*g)**q - n**q) / lr;   z += g - sigma*w;   n += g*g
+        sigma = ((n + g*g)**q - n**q) / lr
+        z += g - sigma*w
+        n += g*g
         w = 0 if |z| <= l1 else -(z - sign(z)*l1) / ((beta + n**q)/lr + l2)
 
-    A coordinate that has not had a gradient other than zero yet keeps its initial value, as one
-    that no example has touched.
+    A coordinate keeps its initial value until its first gradient other than zero.
+
+    Example::
+
+        optimizer = Ftrl(model.parameters(), lr=0.1, l1=0.01)
 
     Args:
         params: float tensors of any shape, or parameter groups.
         lr: the paper's alpha, above 0.
+        l1: the strength of L1 regularisation, 0 or more.
+        l2: the strength of L2 regularisation, 0 or more.
         lr_power: at most 0; -0.5 is the paper's rule.
-        l1, l2: strengths of the two regularisations, 0 or more.
         beta: smooths the first steps' rates, 0 or more.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an hparam is out of its range.
     """
 
     def __init__(
@@ -54,7 +60,14 @@ class Ftrl(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every parameter that has a gradient; returns what ``closure`` returned."""
+        """Updates every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss and the gradients anew; called first.
+
+        Returns:
+            What ``closure`` returned; None without one.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -41,11 +41,11 @@ def same(first: Chunk, second: Chunk) -> bool:
     )
 
 
-def all_of(cold: ColdRows, most: int, changed: bool = False) -> list[int]:
+def all_of(cold: ColdRows, limit: int, changed: bool = False) -> list[int]:
     found, cursor = [], 0
     while cursor >= 0:
-        chunk, cursor = cold.scan(cursor, most, changed)
-        assert same(chunk, records(chunk["ids"].tolist())) and len(chunk["ids"]) <= most + 3
+        chunk, cursor = cold.scan(cursor, limit, changed)
+        assert same(chunk, records(chunk["ids"].tolist())) and len(chunk["ids"]) <= limit + 3
         found += chunk["ids"].tolist()
     return found
 

@@ -54,10 +54,10 @@ def push(
     )
 
 
-def scanned(table: SparseTable, most: int = 1000, **facts: Any) -> dict[str, np.ndarray]:
+def scanned(table: SparseTable, limit: int = 1000, **facts: Any) -> dict[str, np.ndarray]:
     chunks, cursor = [], 0
     while cursor >= 0:
-        chunk, cursor = table.scan(cursor, most, **facts)
+        chunk, cursor = table.scan(cursor, limit, **facts)
         chunks.append(chunk)
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
@@ -65,7 +65,7 @@ def scanned(table: SparseTable, most: int = 1000, **facts: Any) -> dict[str, np.
 def reloaded(table: SparseTable) -> SparseTable:
     """The same table after a save and a load."""
     other = SparseTable(table.table, [SGD])
-    other.load(scanned(table, most=3))
+    other.load(scanned(table, limit=3))
     other.restore(table.metadata())
     return other
 
@@ -285,15 +285,15 @@ def test_what_has_changed_since_a_save_makes_the_next_one():
     copy = SparseTable(table.table, [SGD])
     copy.load(scanned(table))
     table.mark_saved()
-    assert [len(column) for column in scanned(table, changed=True).values()] == [0] * len(
-        scanned(table, changed=True)
-    )
+    assert [len(column) for column in scanned(table, changed_since_save=True).values()] == [
+        0
+    ] * len(scanned(table, changed_since_save=True))
     push(table, [3, 60, 90], now=60.0)
     push(table, [60], now=105.0)
     assert table.expire(now=120.0) == 49
     push(table, [7], now=121.0)
     push(table, [7, 8], now=122.0)
-    changes = scanned(table, most=4, changed=True)
+    changes = scanned(table, limit=4, changed_since_save=True)
     assert set(changes["ids"].tolist()) == {3, 60, 90, 7} and set(
         changes["waiting.ids"].tolist()
     ) == {8}
@@ -303,7 +303,7 @@ def test_what_has_changed_since_a_save_makes_the_next_one():
     assert (len(copy), copy.counters()["waiting"]) == (len(table), table.counters()["waiting"])
     table.mark_saved()
     table.clear()
-    assert set(scanned(table, changed=True)["removed"].tolist()) == {3, 60, 90, 7, 8}
+    assert set(scanned(table, changed_since_save=True)["removed"].tolist()) == {3, 60, 90, 7, 8}
 
 
 def test_added_changes_are_pushes_and_assigned_values_are_not():

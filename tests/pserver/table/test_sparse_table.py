@@ -36,10 +36,10 @@ def push(table: SparseTable, ids: Any, gradient: float | np.ndarray = 1.0, **met
     table.update(ids, gradients, [{}] * len(table.table.segments), **metadata)
 
 
-def chunks(table: SparseTable, most: int = 1000, **metadata: Any) -> list[dict[str, np.ndarray]]:
+def chunks(table: SparseTable, limit: int = 1000, **metadata: Any) -> list[dict[str, np.ndarray]]:
     found, cursor = [], 0
     while cursor >= 0:
-        chunk, cursor = table.scan(cursor, most, **metadata)
+        chunk, cursor = table.scan(cursor, limit, **metadata)
         found.append(chunk)
     return found
 
@@ -140,7 +140,7 @@ def test_a_scanned_table_is_loaded_on_any_number_of_servers():
     push(table, ids, 0.5)
     push(table, ids[:100], 0.5)
     parts = [made(server=server, servers=3) for server in range(3)]
-    for chunk in chunks(table, most=700):
+    for chunk in chunks(table, limit=700):
         assert len(chunk["ids"]) <= 700
         for part in parts:
             part.load(chunk)

@@ -44,14 +44,14 @@ def rules(kind: str = "adagrad", **hparams: Any) -> list[Rule]:
 
 
 def whole(
-    of: SparseTable, changed: bool = False, materialized: bool = False, most: int = 50
+    of: SparseTable, changed_since_save: bool = False, materialized: bool = False, limit: int = 50
 ) -> Chunk:
     """All chunks, each array in the order of its ids, without what only a table with a budget
     knows: the order of pushes.
     """
     chunks, cursor = [], 0
     while cursor >= 0:
-        chunk, cursor = of.scan(cursor, most, changed, materialized)
+        chunk, cursor = of.scan(cursor, limit, changed_since_save, materialized)
         chunks.append(chunk)
     found = {
         name: np.concatenate([chunk[name] for chunk in chunks])
@@ -131,7 +131,7 @@ class Story:
         assert len(self.plain) == len(self.tiered)
         assert (
             self.tiered.counters()["rows"] - self.tiered.counters()["cold"]
-            <= self.tiered.most_rows + 40
+            <= self.tiered.max_rows + 40
         )
         same(whole(self.plain), whole(self.tiered))
         same(whole(self.plain, materialized=True), whole(self.tiered, materialized=True))
@@ -161,7 +161,7 @@ def test_a_table_of_ten_times_the_budget_trains_as_one_without(tmp_path: Path, k
     story.look()
 
     assert (
-        len(story.tiered) > 10 * story.tiered.most_rows
+        len(story.tiered) > 10 * story.tiered.max_rows
         and counts["spilled"] > counts["fetched"] > 100
     )
     assert (
@@ -203,14 +203,17 @@ def test_admission_time_to_live_and_shrinking_reach_the_disk(tmp_path: Path) -> 
         if step % 15 == 14:
             assert story.plain.shrink(story.now, 1.0) == story.tiered.shrink(story.now, 1.0)
             story.check()
-            same(whole(story.plain, changed=True), whole(story.tiered, changed=True))
+            same(
+                whole(story.plain, changed_since_save=True),
+                whole(story.tiered, changed_since_save=True),
+            )
     story.now += 12.0
     assert story.plain.expire(story.now) == story.tiered.expire(story.now) > 0
     story.check()
 
-    same(whole(story.plain, changed=True), whole(story.tiered, changed=True))
+    same(whole(story.plain, changed_since_save=True), whole(story.tiered, changed_since_save=True))
     assert min(story.tiered.counters()[name] for name in ("cold", "shrunk", "expired")) > 0
-    assert len(whole(story.tiered, changed=True)["removed"]) > 0
+    assert len(whole(story.tiered, changed_since_save=True)["removed"]) > 0
 
 
 def test_waiting_ids_and_k_step_changes(tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ def test_waiting_ids_and_k_step_changes(tmp_path: Path) -> None:
             (each.add if step % 2 else each.assign)(ids, values)
     story.check()
 
-    assert story.tiered.counters()["cold"] > story.tiered.most_rows
+    assert story.tiered.counters()["cold"] > story.tiered.max_rows
 
 
 def test_a_table_in_two_tiers_is_saved_and_restored(tmp_path: Path) -> None:
@@ -241,7 +244,7 @@ def test_a_table_in_two_tiers_is_saved_and_restored(tmp_path: Path) -> None:
         with checkpoint.writing(tmp_path / str(part), saved) as writer:
             cursor, chunks = 0, []
             while cursor >= 0:
-                chunk, cursor = story.tiered.scan(cursor, 50, changed=part > 0)
+                chunk, cursor = story.tiered.scan(cursor, 50, changed_since_save=part > 0)
                 chunks.append(chunk)
             writer.chunks("emb", chunks)
             saved = writer.commit({"facts": story.tiered.metadata()})
@@ -279,13 +282,20 @@ def test_a_delta_has_what_changed_on_disk_as_well(tmp_path: Path) -> None:
         each.mark_saved()
     for _ in range(10):
         story.push()
-        same(whole(story.plain, changed=True), whole(story.tiered, changed=True))
-    changed = whole(story.tiered, changed=True)["ids"]
+        same(
+            whole(story.plain, changed_since_save=True),
+            whole(story.tiered, changed_since_save=True),
+        )
+    changed = whole(story.tiered, changed_since_save=True)["ids"]
     for each in (story.plain, story.tiered):
         each.clear()
 
-    assert story.tiered.most_rows < len(changed) < len(whole(story.tiered, changed=True)["removed"])
-    same(whole(story.plain, changed=True), whole(story.tiered, changed=True))
+    assert (
+        story.tiered.max_rows
+        < len(changed)
+        < len(whole(story.tiered, changed_since_save=True)["removed"])
+    )
+    same(whole(story.plain, changed_since_save=True), whole(story.tiered, changed_since_save=True))
     assert len(story.tiered) == 0 and story.tiered.counters()["cold"] == 0
 
 
@@ -306,7 +316,7 @@ def test_loading_replaces_rows_on_disk(tmp_path: Path) -> None:
         each.load(chunk)
     story.check()
 
-    assert len(story.tiered) < len(state["ids"]) and len(ids) > story.tiered.most_rows
+    assert len(story.tiered) < len(state["ids"]) and len(ids) > story.tiered.max_rows
 
 
 def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -338,7 +338,7 @@ def test_a_history_ends(name: str, monkeypatch: pytest.MonkeyPatch):
         optimizer.step()
         table.update(ids, rows, [{"lr": optimizer.param_groups[0]["lr"]}])
         if step in (40, 100):
-            saved.load(table.scan(0, 1000, changed=step > 40)[0])
+            saved.load(table.scan(0, 1000, changed_since_save=step > 40)[0])
             saved.restore(table.metadata())
             table.mark_saved()
             np.testing.assert_allclose(values_of(saved), weight.numpy(), rtol=1e-12, atol=1e-12)
