@@ -48,7 +48,7 @@ class InstalledProgram:
 
     Attributes:
         plan: the plan that the program was made for.
-        table: the slices.
+        slices: the slices that this server holds.
         lanes: the lane executors, by the lane's index in the plan.
         tables: the sparse tables, by name.
         quiesce: keeps steps from changing values during a save, a load or a shrink.
@@ -60,13 +60,13 @@ class InstalledProgram:
         deployment = program.deployment
         assert deployment is not None and deployment.server_index is not None, "a pserver program"
         self.plan, self._server = deployment.plan, deployment.server_index
-        self.table = SliceStore(program)
+        self.slices = SliceStore(program)
         self._members = members
         self._job = job
         self.quiesce = Quiesce(job)
         self.tables = _open_tables(self.plan, self._server, scratch)
         workers = Workers(torch.get_num_threads())
-        self._locks = {name: threading.Lock() for name in self.table.values}
+        self._locks = {name: threading.Lock() for name in self.slices.values}
         self.lanes = [
             LaneExecutor(
                 index,
@@ -86,7 +86,7 @@ class InstalledProgram:
 
     def load(self, values: Storage) -> None:
         """Takes over the values of slices, and those rows of tables that this server holds."""
-        self.table.load(values.tensors)
+        self.slices.load(values.tensors)
         for name, (ids, rows) in values.rows.items():
             for begin in range(0, len(ids), CHUNK_ROWS):
                 chunk = RowGradient(
@@ -98,7 +98,7 @@ class InstalledProgram:
                 )
 
     def _updates(self, lane: int) -> dict[str, SliceUpdate]:
-        return {name: entry for name, entry in self.table.entries.items() if entry.lane == lane}
+        return {name: entry for name, entry in self.slices.entries.items() if entry.lane == lane}
 
     def _tables(self, lane: int) -> dict[str, LockedTable]:
         return {name: table for name, table in self.tables.items() if table.table.lane == lane}
@@ -128,12 +128,12 @@ class InstalledProgram:
         Raises:
             Unprepared: nothing of this name is held here.
         """
-        if name in self.table.entries:
-            return self.lanes[self.table.entries[name].lane].read(member, name)
-        if name in self.table.values:
-            return self.table.values[name]
-        with self._locks[self.table.slice_of(name)]:
-            return self.table.read(name)
+        if name in self.slices.entries:
+            return self.lanes[self.slices.entries[name].lane].read(member, name)
+        if name in self.slices.values:
+            return self.slices.values[name]
+        with self._locks[self.slices.slice_of(name)]:
+            return self.slices.read(name)
 
     def discard_snapshots(self) -> None:
         """Drops all copies of slices, because slices have been loaded."""

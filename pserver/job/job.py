@@ -318,7 +318,7 @@ class Job:
             raise Refused(f"only trainer 0 loads values, and this is trainer {member.trainer}")
         with self.condition:
             installed = self.installed()
-            slices = installed.table
+            slices = installed.slices
             slices.loaded()
             installed.discard_snapshots()
             if self.lifecycle.state is JobState.INSTALLING:
@@ -357,13 +357,13 @@ class Job:
         """Writes everything held here, atomically, below the server's data directory."""
         self.member(request.session)
         path = job_files.save(self._directory(request.path), self.installed(), self._members)
-        return wire.SaveReply(file=str(path), bytes=self.installed().table.bytes_held)
+        return wire.SaveReply(file=str(path), bytes=self.installed().slices.bytes_held)
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
         self.member(request.session)
         path = job_files.load(self._directory(request.path), self.installed(), self._members)
-        return wire.LoadReply(file=str(path), bytes=self.installed().table.bytes_held)
+        return wire.LoadReply(file=str(path), bytes=self.installed().slices.bytes_held)
 
     def _directory(self, path: str) -> Path:
         return job_files.directory(self.config.data_dir, path, self._identity.server_index)

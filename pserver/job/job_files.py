@@ -51,7 +51,7 @@ def save(path: Path, installed: InstalledProgram, members: Membership) -> Path:
         }
         try:
             with checkpoint.writing(path) as writer:
-                writer.tensors(dict(installed.table.tensors()))
+                writer.tensors(dict(installed.slices.tensors()))
                 for name, table in installed.tables.items():
                     writer.chunks(name, _chunks(table))
                 tables = {name: table.metadata() for name, table in installed.tables.items()}
@@ -83,7 +83,7 @@ def load(path: Path, installed: InstalledProgram, members: Membership) -> Path:
     if meta.get("fingerprint") != installed.plan.fingerprint():
         raise FingerprintMismatch(f"{path} was saved by a job with another plan")
     with installed.quiesce.paused():
-        installed.table.load(tensors)
+        installed.slices.load(tensors)
         installed.discard_snapshots()
         for name, table in installed.tables.items():
             table.restore(meta["tables"][name])

@@ -36,8 +36,8 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
     ]
     return wire.StatusReply(
         mode=installed.plan.mode,
-        slices=len(installed.table.values),
-        bytes_held=installed.table.bytes_held + sum(table.bytes_held for table in tables),
+        slices=len(installed.slices.values),
+        bytes_held=installed.slices.bytes_held + sum(table.bytes_held for table in tables),
         version=installed.version,
         tables=tables,
     )

@@ -244,7 +244,7 @@ class TensorService:
             raise Refused(
                 f"only trainer 0 loads values, and this is trainer {self._member.trainer}"
             )
-        slices = self._job.installed().table
+        slices = self._job.installed().slices
         with self._job.condition:
             self._check_place()
             if 0 < header.request <= self._watermark.uploaded:
@@ -275,7 +275,7 @@ class TensorService:
     def _pull(self, header: Frame) -> None:
         self._job.lifecycle.check_running()
         installed = self._job.installed()
-        names = [part.name for part in header.parts] or list(installed.table.values)
+        names = [part.name for part in header.parts] or list(installed.slices.values)
         outcome = Outcome(installed.version, 0)
         self._answer(names, lambda: outcome, header.step)
 

@@ -297,9 +297,9 @@ def _check_servers(scenario: Scenario, servers: list[TwinServer], trainer: Train
     skipped = len({step for _, step in scenario.overflows})
     for index, server in enumerate(servers):
         installed = server.job.installed()
-        for name, slice_ in installed.table.values.items():
+        for name, slice_ in installed.slices.values.items():
             trainer.check_final(
-                installed.table.entries[name].parameter, slice_, f"server {index} holds at the end"
+                installed.slices.entries[name].parameter, slice_, f"server {index} holds at the end"
             )
         for laws in trainer.table_laws:
             if wrong := laws.check_held(installed.tables[laws.name], index):

@@ -317,7 +317,7 @@ ASYNC, SYNC = Lane("async", send_queue_size=1), Lane("sync")
 
 
 def held(job: Job, name: str = "w") -> float:
-    return float(job.installed().table.values[name].view(-1)[0])
+    return float(job.installed().slices.values[name].view(-1)[0])
 
 
 @pytest.mark.slow
@@ -531,7 +531,7 @@ def test_an_update_that_fails_ends_the_job(serve, monkeypatch: pytest.MonkeyPatc
     def fail(*arguments: object, **named: object) -> None:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(type(job.installed().table.entries["w"]), "update", fail)
+    monkeypatch.setattr(type(job.installed().slices.entries["w"]), "update", fail)
     for number in (2, 3):
         with pytest.raises(
             PServerError, match="could not update: RuntimeError: out of order|server failed"

@@ -427,7 +427,7 @@ def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(
         trainer.ask(frame)
 
     assert job.installed().version == 0
-    assert torch.equal(job.installed().table.values["w"], torch.ones(2, 3))
+    assert torch.equal(job.installed().slices.values["w"], torch.ones(2, 3))
 
 
 def test_a_barrier_and_a_step_that_wait_for_one_another_end_the_job(served) -> None:

@@ -55,7 +55,7 @@ def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
         plan=of,
         quiesce=Quiesce(Lifecycle()),
         lanes=lanes,
-        table=Slices(value),
+        slices=Slices(value),
         tables=tables,
         discard_snapshots=lambda: None,
     )
@@ -93,7 +93,7 @@ def test_tables_are_saved_and_loaded_with_the_slices(
     job_files.load(path, second, MEMBERS)
 
     assert torch.equal(read(first), read(second)) and torch.equal(
-        second.table.held["w.block0"], torch.full((2,), 5.0)
+        second.slices.held["w.block0"], torch.full((2,), 5.0)
     )
     train(first, 3, seed=2)
     train(second, 3, seed=2)
@@ -122,7 +122,7 @@ def test_a_torn_file_or_another_plan_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="torn"):
         job_files.load(path, first, MEMBERS)
 
-    assert torch.equal(read(first), now) and first.table.held["w.block0"].tolist() == [0.0, 0.0]
+    assert torch.equal(read(first), now) and first.slices.held["w.block0"].tolist() == [0.0, 0.0]
 
 
 def test_a_full_disk_refuses_and_keeps_what_was_saved(

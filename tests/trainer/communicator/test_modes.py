@@ -487,7 +487,7 @@ def test_a_held_server_takes_a_geo_delta_while_training_goes_on(server: Server) 
     local(second, 10.0)
     local(second, 10.0)  # delta = 10
     second.communicator.lanes[0].drain()
-    assert server.job.installed().table.values["w"][0] == 11.0
+    assert server.job.installed().slices.values["w"][0] == 11.0
     local(first, 0.0)  # delta = (3 - 1) / 2 = 1; z = 12, of which 10 is new here
     first.communicator.lanes[0].drain()
 
@@ -517,7 +517,7 @@ def test_send_queue_size_bounds_the_deltas_on_their_way(server: Server) -> None:
     bare.communicator.flush()
 
     assert bare.w[0] == 3.0
-    assert server.job.installed().table.values["w"][0] == 3.0
+    assert server.job.installed().slices.values["w"][0] == 3.0
     bare.close()
 
 
