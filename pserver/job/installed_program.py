@@ -94,7 +94,7 @@ class InstalledProgram:
                 )
 
     def _entries(self, lane: int) -> dict[str, SliceUpdate]:
-        return {name: entry for name, entry in self.table.entries.items() if entry.lane == lane}
+        return {name: entry for name, entry in self.table.updates.items() if entry.lane == lane}
 
     def _tables(self, lane: int) -> dict[str, LockedTable]:
         return {name: held for name, held in self.tables.items() if held.table.lane == lane}
@@ -121,8 +121,8 @@ class InstalledProgram:
         Raises:
             Unprepared: nothing of this name is held here.
         """
-        if name in self.table.entries:
-            return self.lanes[self.table.entries[name].lane].hand_out(member, name)
+        if name in self.table.updates:
+            return self.lanes[self.table.updates[name].lane].hand_out(member, name)
         if name in self.table.values:
             return self.table.values[name]
         with self._locks[self.table.slice_of(name)]:
