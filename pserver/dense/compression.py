@@ -1,16 +1,16 @@
-"""Gradients with fewer bits on the wire: what a trainer sends for a slice, and what a server makes
-of it.  Pure arithmetic.
+"""Compressed gradients: trainers send fewer bits for a slice, and servers decode them.
 
-============  ==============================================  =======================
-scheme        a slice of n elements travels as                bytes per element
-============  ==============================================  =======================
-``""``        itself                                          its own
-``bfloat16``  n bfloat16                                      2
-``float16``   n float16                                       2
-``int8``      n int8, and a float32 for each ``BLOCK`` of them   1 + 4 / ``BLOCK``
-============  ==============================================  =======================
+============  =============================================  =======================
+scheme        a slice of n elements travels as               bytes per element
+============  =============================================  =======================
+``""``        itself                                         its own
+``bfloat16``  n bfloat16                                     2
+``float16``   n float16                                      2
+``int8``      n int8, and a float32 scale for each           1 + 4 / ``BLOCK``
+              ``BLOCK`` of them
+============  =============================================  =======================
 
-[Note: error feedback]  What rounding takes from a gradient the trainer keeps and adds to the next
+[Note: error feedback]  A trainer keeps what rounding takes from a gradient, and adds it to the next
 one (Seide et al.: 1-bit stochastic gradient descent, 2014; Karimireddy et al.: Error feedback fixes
 SignSGD, 2019): in the long run nothing is lost.
 """
@@ -25,7 +25,7 @@ from transpiler.plan.plan import COMPRESSIONS as COMPRESSIONS
 
 BLOCK = 1024  # elements that share a scale
 LARGEST = 127
-SCALE = "@scale"  # behind a slice's name: its scales
+SCALE = "@scale"  # after a slice's name: the name of its scales
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,10 +33,15 @@ _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 def layout(
     name: str, value: torch.Tensor, scheme: str
 ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """The tensors that a slice's gradient travels as, by name on the wire: dtype and shape.
+    """The tensors that a slice's gradient travels as.
 
     Args:
-        name: of the slice; ``value``: of its shape and dtype.
+        name: of the slice.
+        value: a tensor of its shape and dtype.
+        scheme: of the table above.
+
+    Returns:
+        Name on the wire -> dtype and shape.
     """
     if scheme == "int8":
         blocks = -(-value.numel() // BLOCK)
@@ -45,7 +50,16 @@ def layout(
 
 
 def encode(name: str, gradient: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
-    """A gradient as it travels; values that are not finite stay so."""
+    """Encodes a gradient; values that are not finite stay so.
+
+    Args:
+        name: of the slice.
+        gradient: float32, float64 or 16-bit floats, of any shape.
+        scheme: of the table above, but not ``""``.
+
+    Returns:
+        Name on the wire -> tensor, as :func:`layout` says.
+    """
     if scheme != "int8":
         return {name: gradient.to(_HALVES[scheme])}
     blocks = _blocks(gradient)
@@ -58,7 +72,17 @@ def encode(name: str, gradient: torch.Tensor, scheme: str) -> dict[str, torch.Te
 def decode(
     name: str, parts: Mapping[str, torch.Tensor], scheme: str, out: torch.Tensor
 ) -> torch.Tensor:
-    """What :func:`encode` made, as a gradient of ``out``'s shape and dtype, written into it."""
+    """Decodes a gradient.
+
+    Args:
+        name: of the slice.
+        parts: what :func:`encode` returned.
+        scheme: the same.
+        out: of the slice's shape and dtype; written.
+
+    Returns:
+        ``out``, or a view of it.
+    """
     if scheme != "int8":
         return out.copy_(parts[name])
     scales = parts[name + SCALE].repeat_interleave(BLOCK)[: out.numel()]
@@ -72,16 +96,19 @@ def _blocks(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class Compressor:
-    """A trainer's end: encodes gradients and keeps what rounding took.
+    """A trainer's encoder, which keeps what rounding took.  See [Note: error feedback].
 
-    See [Note: error feedback].
+    One caller at a time.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
 
     def encode(self, name: str, gradient: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
-        """A slice's gradient as it travels; the gradient itself is left as it is."""
+        """As :func:`encode`, after adding what rounding took before; ``""`` is allowed here.
+
+        The gradient itself is not changed.
+        """
         if not scheme:
             return {name: gradient}
         if name in self._kept:

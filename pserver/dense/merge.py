@@ -1,9 +1,9 @@
-"""What several trainers' gradients become before a sync update: pure arithmetic on tensors.
+"""The merged gradient of a sync update: the mean over trainers, and clipping coefficients.
 
-[Note: merge order]  Floating-point sums depend on their order.  Gradients are summed in trainer
-order, whatever the order in which they arrived, and then divided by the number of trainers that
-committed the step: so a run repeats to the bit, and what a trainer has no gradient for counts as
-zero, as it would in the gradient of the concatenated batch.
+[Note: merge order]  Floating-point sums depend on their order.  A server sums gradients in the
+order of their trainers, not of their arrival, and then divides by the number of trainers that
+committed the step.  So a run repeats to the bit; and a parameter for which a trainer has no
+gradient counts as zero there, as it would in the gradient of the concatenated batch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def mean(gradients: Sequence[torch.Tensor], committed: int) -> torch.Tensor:
         The first tensor, which now holds the result.
     """
     if committed > 1:
-        pieces = (
+        chunks = (
             [gradient] if gradient.numel() <= CHUNK else torch.split(gradient.view(-1), CHUNK)
             for gradient in gradients
         )
-        # pieces that stay in the cache from one operation to the next
-        for total, *others in zip(*pieces, strict=True):
+        # a chunk stays in the cache from one operation to the next
+        for total, *others in zip(*chunks, strict=True):
             for other in others:
                 total.add_(other)
             total.mul_(1.0 / committed)
@@ -50,7 +50,7 @@ def squared_norm(gradient: torch.Tensor) -> float:
 
 
 def clip_coefficients(clip: Clip, parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """What every merged gradient is to be multiplied with, from the servers' partial squared norms.
+    """The factors that clip merged gradients, from the servers' partial squared norms.
 
     Args:
         clip: ``"norm"`` or ``"global_norm"``.

@@ -1,17 +1,21 @@
-"""A rule at work on slices of parameters: torch's own optimizers over chunks of a server's memory.
+"""Update rules at work on slices: torch's own optimizers over a server's memory.
+
+A server updates a slice of a parameter by the optimizer class that the user chose.  The result is
+equal to the bit to that of the class over the whole parameter in one process: the two notes below
+say what that takes.
 
 [Note: chunks]  The default (single-tensor) form of torch's optimizers makes several passes over
-memory.  Over chunks that stay in the cache it is bit-equal and about three times faster, so a slice
-is given to the optimizer as chunks of 64 K elements.  The fused form and plain SGD make one pass
-anyway and see the whole slice.
+memory.  Over chunks that stay in the cache it is bit-equal and about three times faster, so the
+optimizer gets a slice as chunks of 64 K elements.  The fused form and plain SGD make one pass
+anyway and get the whole slice.
 
-[Note: ends of tensors]  torch's kernels take a tensor in vectors of some elements and what is left
-at its end one by one.  Where both round alike a slice may end anywhere: so it is with the default
-form in float32 and float64.  With 16-bit floats, and with the fused form, they round differently.
-There an element must be taken in a slice as it would be in the whole tensor: what a slice has
-beyond its last full vector is padded to a vector, unless it belongs to the end of the whole tensor.
-(A whole tensor of more than GRAIN elements has such an end for every thread; what is reproduced
-here is a run with one thread.)
+[Note: ends of tensors]  torch's kernels update a tensor in vectors of some elements, and the
+elements after the last full vector one by one.  Where both round alike, a slice may end anywhere:
+so it is with the default form in float32 and float64.  With 16-bit floats, and with the fused form,
+they round differently.  There an element of a slice must be updated as it would be in the whole
+tensor: the elements after a slice's last full vector are padded to a vector, unless they are at the
+end of the whole tensor, too.  (torch divides a whole tensor of more than GRAIN elements among
+threads, and each thread's part has such an end; the slices reproduce a run with one thread.)
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ def _unit(rule: Rule, dtype: torch.dtype) -> int:
 def _spans(
     rule: Rule, values: Tensor, begin: int, total: int
 ) -> tuple[list[tuple[int, int]], int | None]:
-    """Where a slice is cut into chunks, and which of them must be padded, if any.
+    """The chunks of a slice, as pairs (begin, end), and which of them must be padded, if any.
 
     See [Note: ends of tensors].
     """
@@ -47,7 +51,7 @@ def _spans(
     def cut(stop: int) -> list[tuple[int, int]]:
         return [(at, min(at + longest, stop)) for at in range(0, stop, longest)]
 
-    # How many of the slice's elements the whole tensor's vector loop takes, and how many of them
+    # How many of the slice's elements the whole tensor's vector loop updates, and how many of them
     # fill whole vectors here.
     vector = min(max(total - total % unit - begin, 0), count)
     full = vector - vector % unit
@@ -58,14 +62,20 @@ def _spans(
 
 
 class SliceUpdater:
-    """A rule at work on one flat slice of a parameter, in place.
+    """Updates one flat slice of a parameter by a rule, in place, and holds its optimizer state.
+
+    One caller at a time.
 
     Args:
-        rule: the numbers it holds are those of the first step until a row says otherwise.
-        values: 1-D, contiguous, on the CPU, any number of elements (0 too): the server's memory of
-            the slice.
-        begin, total: the slice's first element in the parameter, and the parameter's number of
-            elements; without them the slice is the whole parameter.  See [Note: ends of tensors].
+        rule: its hparams are those of a step that gives no others.
+        values: 1-D, contiguous, on the CPU, of any number of elements (0 too): the server's memory
+            of the slice.
+        begin: the slice's first element in the parameter.  See [Note: ends of tensors].
+        total: the parameter's number of elements; None: the slice is the whole parameter.
+
+    Attributes:
+        rule: as given.
+        values: the same memory.
     """
 
     def __init__(
@@ -81,7 +91,7 @@ class SliceUpdater:
         self._chunks = self._cut(self.values)
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
-        """The slice's chunks: views, but for one that is padded with zeros to a full vector."""
+        """A flat tensor's chunks: views, but for one that is padded with zeros to a full vector."""
         chunks = [flat[start:stop] for start, stop in self._spans]
         if self._padded is not None:
             short = chunks[self._padded]
@@ -90,20 +100,25 @@ class SliceUpdater:
             )
         return chunks
 
-    def _made(self, row: Mapping[str, Hparam]) -> torch.optim.Optimizer:
-        """The optimizer, made at the first step: Adagrad, Rprop and ASGD take initial state from
-        the present numbers.
+    def _made(self, hparams: Mapping[str, Hparam]) -> torch.optim.Optimizer:
+        """The optimizer, with these hparams.  It is made at the first step, as Adagrad, Rprop and
+        ASGD take initial state from that step's hparams.
         """
         if self._optimizer is None:
-            rule = Rule(self.rule.type, {**self.rule.hparams, **row}, self.rule.flags)
+            rule = Rule(self.rule.type, {**self.rule.hparams, **hparams}, self.rule.flags)
             self._optimizer = make(rule, self._chunks)
         else:
-            set_hparams(self._optimizer, row)
+            set_hparams(self._optimizer, hparams)
         return self._optimizer
 
-    def update(self, grad: Tensor, row: Mapping[str, Hparam]) -> None:
-        """One step with a flat gradient of the slice's size and dtype, and the step's numbers."""
-        optimizer = self._made(row)
+    def update(self, grad: Tensor, hparams: Mapping[str, Hparam]) -> None:
+        """Takes one step.
+
+        Args:
+            grad: flat, of the slice's size and dtype.
+            hparams: of the step; one that is missing stays as it was.
+        """
+        optimizer = self._made(hparams)
         for chunk, part in zip(self._chunks, self._cut(grad), strict=True):
             chunk.grad = part
         if self._padded is None:
@@ -119,14 +134,14 @@ class SliceUpdater:
 
     @property
     def small(self) -> bool:
-        """Whether the slice is one chunk, so that it may step together with others: see
-        :class:`SmallSlices`.
-        """
+        """Whether the slice is one chunk, so that it may be one of :class:`SmallSlices`."""
         return len(self._chunks) == 1 and self._padded is None
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of the states: flat and whole where shaped like the slice, 0-dim for scalars; none
-        before the first step.
+        """Copies of the states, by name; none before the first step.
+
+        Returns:
+            1-D tensors of the slice's size where the state has the parameter's shape, 0-D scalars.
         """
         if self._optimizer is None:
             return {}
@@ -151,8 +166,10 @@ class SliceUpdater:
         )
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over copies of what ``state`` or :func:`slice_state` returned; an empty mapping is
-        the state before any step.
+        """Takes over copies of states.
+
+        Args:
+            state: what :meth:`state` or :func:`slice_state` returned; empty before any step.
 
         Raises:
             ValueError: a state has neither the slice's number of elements nor none; nothing is
@@ -178,22 +195,24 @@ class SliceUpdater:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of the slice and of its states."""
+        """Memory of the slice and of its states, in bytes."""
         states = [] if self._optimizer is None else list(self._optimizer.state.values())
         held = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return sum(tensor.nbytes for tensor in (self.values, *held))
 
 
 class SmallSlices:
-    """Small slices of one rule that take a step in one call of one optimizer: most of such a step
-    is its call.
+    """Small slices of one rule, whose steps are one call of one optimizer: the call costs more than
+    the arithmetic.
 
-    torch's optimizers take one tensor after the other, each by itself, so the result is that of a
+    torch's optimizers update one tensor after the other, each by itself, so the result is that of a
     call for each.  Each slice's state stays its updater's own: the common optimizer holds the same
     dictionaries.
 
+    One caller at a time.
+
     Args:
-        updaters: of one rule and one row, all :attr:`SliceUpdater.small`.
+        updaters: of one rule and one parameter group, all :attr:`SliceUpdater.small`.
     """
 
     def __init__(self, updaters: Sequence[SliceUpdater]) -> None:
@@ -201,40 +220,50 @@ class SmallSlices:
         self._own: list[torch.optim.Optimizer] = []  # whose states the common one shares
         self._common: torch.optim.Optimizer | None = None
 
-    def update(self, grads: Mapping[SliceUpdater, Tensor], row: Mapping[str, Hparam]) -> None:
-        """One step of the slices that have a gradient (flat, of the slice's size and dtype), with
-        the step's numbers.
+    def update(self, grads: Mapping[SliceUpdater, Tensor], hparams: Mapping[str, Hparam]) -> None:
+        """Takes one step of those slices that have a gradient.
+
+        Args:
+            grads: for each such slice a flat gradient of its size and dtype.
+            hparams: of the step; one that is missing stays as it was.
         """
-        optimizer = self._shared(row)
+        optimizer = self._shared(hparams)
         for updater, grad in grads.items():
             updater._chunks[0].grad = grad
         optimizer.step()
         for updater in grads:
             updater._chunks[0].grad = None
 
-    def _shared(self, row: Mapping[str, Hparam]) -> torch.optim.Optimizer:
+    def _shared(self, hparams: Mapping[str, Hparam]) -> torch.optim.Optimizer:
+        """The common optimizer, made anew where a slice's own is new or was loaded."""
         own = [updater._optimizer for updater in self._updaters]
         if self._common is None or any(
             now is None or now is not then for now, then in zip(own, self._own, strict=True)
         ):
-            # of new slices, and of those whose state was loaded
-            self._own = [updater._made(row) for updater in self._updaters]
+            self._own = [updater._made(hparams) for updater in self._updaters]
             chunks = [updater._chunks[0] for updater in self._updaters]
             rule = self._updaters[0].rule
-            self._common = make(Rule(rule.type, {**rule.hparams, **row}, rule.flags), chunks)
+            self._common = make(Rule(rule.type, {**rule.hparams, **hparams}, rule.flags), chunks)
             for chunk, optimizer in zip(chunks, self._own, strict=True):
                 self._common.state[chunk] = optimizer.state[chunk]
-        set_hparams(self._common, row)
+        set_hparams(self._common, hparams)
         return self._common
 
 
 def slice_state(
     optimizer: torch.optim.Optimizer, param: Tensor, begin: int, end: int
 ) -> dict[str, Tensor]:
-    """The part of a resumed optimizer's state that belongs to elements [begin, end) of a parameter:
-    copies on the CPU, flat.
+    """The part of a resumed optimizer's state that belongs to a slice.
 
-    Scalars come whole; a parameter that has not been stepped yet gives an empty dictionary.
+    Args:
+        optimizer: has the parameter in one of its groups.
+        param: the whole parameter.
+        begin: the slice's first element.
+        end: the element after its last.
+
+    Returns:
+        Copies on the CPU by name, flat; scalars are whole.  Empty before the parameter's first
+        step.
 
     Raises:
         ValueError: the parameter is not the optimizer's, or the rule cannot be sliced.

@@ -1,9 +1,8 @@
-"""The dense slices that one server holds, with their update rules: a pure table without threads,
-sockets or clock.
+"""The dense slices that one server holds, with their update rules.
 
-A :class:`SliceStore` is made from a pserver program.  Every optimize block becomes one
-:class:`~pserver.dense.slice_update.SliceUpdate`: the slice's memory, the rule that updates it, and what happens to the
-merged gradient first.
+A :class:`SliceStore` is made from a pserver program.  Each optimize block becomes a
+:class:`~pserver.dense.slice_update.SliceUpdate`: the slice's memory, the rule that updates it, and
+what is done to the merged gradient before.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from pserver.dense.slice_optimizer import SliceUpdater
-from pserver.dense.slice_update import OuterEntry, SliceUpdate, join_small
+from pserver.dense.slice_update import OuterSliceUpdate, SliceUpdate, join_small
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.transport.codec import DTYPES, NAMES
 from transpiler.ir.graph import Block, Op, Ref, Role, Variable
@@ -25,11 +24,17 @@ from transpiler.verify.invariants import table_of_block
 
 
 class SliceStore:
-    """All slices of one server.
+    """All dense slices of one server.
+
+    One caller at a time for one slice; different slices may be updated and read beside each other.
+
+    Args:
+        program: of this server.
 
     Attributes:
+        variables: slice name -> the program's variable.
         values: slice name -> contiguous tensor of the slice's shape, the memory itself.
-        entries: slice name -> how it is updated; a slice without an entry is held and handed out.
+        updates: slice name -> its update; a slice that is never updated has none.
     """
 
     def __init__(self, program: Program) -> None:
@@ -39,54 +44,55 @@ class SliceStore:
         self.variables: dict[str, Variable] = {variable.name: variable for variable in held}
         self.values = {variable.name: _zeros(variable) for variable in held}
         blocks = [block for block in program.blocks[1:] if not table_of_block(block, program.main)]
-        self.entries = {
-            entry.slice: entry for entry in map(self._entry, blocks) if entry is not None
-        }
-        join_small(self.entries.values())
+        made = (self._update_of(block) for block in blocks)
+        self.updates = {update.slice: update for update in made if update is not None}
+        join_small(self.updates.values())
         self._states = {
-            variable: (entry, state)
-            for entry in self.entries.values()
-            for state, variable in entry.states.items()
+            variable: (update, state)
+            for update in self.updates.values()
+            for state, variable in update.states.items()
         }
         self._shapes = {
             variable.name: _extents(variable) for variable in program.main.variables_of(Role.STATE)
         }
         self._loading: dict[str, dict[str, torch.Tensor]] = {}
 
-    def _entry(self, block: Block) -> SliceUpdate | None:
+    def _update_of(self, block: Block) -> SliceUpdate | None:
         """The update of one optimize block; None for the empty block of a server that updates
         nothing.
         """
-        update = next((op for op in block.ops if op.type in RULES), None)
-        if update is None:
-            return self._adding(block)
-        name = _variable(update, "param")
+        op = next((op for op in block.ops if op.type in RULES), None)
+        if op is None:
+            return self._addition_of(block)
+        name = _variable(op, "param")
         placement = self._plan.placement(self.variables[name].of or name)
         lane = self._plan.lane_of(placement)
-        begin = next(piece.begin for piece in placement.slices if piece.name == name)
+        begin = next(slice_.begin for slice_ in placement.slices if slice_.name == name)
         memory = self.values[name].view(-1)
         wide = memory.double() if lane.outer is not None else memory
-        shaped = states_of_op(update)
+        shaped = states_of_op(op)
         clip = next((op for op in block.ops if op.type == "clip"), None)
         scaled = next((op for op in block.ops if op.type == "norm_scale"), None)
-        facts: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "slice": name,
             "parameter": placement.name,
             "group": placement.group,
             "lane": placement.lane,
             "value": self.values[name],
-            "updater": SliceUpdater(rule_of_op(update), wide, begin, placement.slices[-1].end),
-            "states": {key: _variable(update, key) for key in shaped},
+            "updater": SliceUpdater(rule_of_op(op), wide, begin, placement.slices[-1].end),
+            "states": {key: _variable(op, key) for key in shaped},
             "shaped": frozenset(key for key, whole in shaped.items() if whole),
             "clip": None if clip is None else (_number(clip, "min"), _number(clip, "max")),
             "scaled": None if scaled is None else str(scaled.arguments["by"]),
             "compensation": lane.dc_asgd,
             "compression": placement.compression,
         }
-        return SliceUpdate(**facts) if lane.outer is None else OuterEntry(**facts, wide=wide)
+        return (
+            SliceUpdate(**fields) if lane.outer is None else OuterSliceUpdate(**fields, wide=wide)
+        )
 
-    def _adding(self, block: Block) -> SliceUpdate | None:
-        """A block that adds what a trainer has changed."""
+    def _addition_of(self, block: Block) -> SliceUpdate | None:
+        """The update of a block that adds what a trainer has changed; None for an empty block."""
         if not block.ops:
             return None
         (name,) = block.ops[-1].outputs
@@ -97,8 +103,13 @@ class SliceStore:
         )
 
     def read(self, name: str) -> torch.Tensor | None:
-        """The memory of a slice or of an optimizer state; None for a state that no update has made
-        yet.
+        """Reads a slice or an optimizer state.
+
+        Args:
+            name: of the variable.
+
+        Returns:
+            The slice's memory itself; a copy of a state; None for a state before its first update.
 
         Raises:
             Unprepared: nothing of this name is held here.
@@ -106,13 +117,13 @@ class SliceStore:
         if name in self.values:
             return self.values[name]
         if name in self._states:
-            entry, state = self._states[name]
-            tensor = entry.read(state)
+            update, state = self._states[name]
+            tensor = update.read(state)
             return None if tensor is None else tensor.view(self._shapes[name])
         raise Unprepared(f"no variable {name!r} on this server; it holds {_some(self.values)}")
 
     def slice_of(self, state: str) -> str:
-        """The slice that an optimizer state belongs to.
+        """The name of the slice that an optimizer state belongs to.
 
         Raises:
             Unprepared: no state of this name is held here.
@@ -122,8 +133,15 @@ class SliceStore:
         return self._states[state][0].slice
 
     def destination(self, name: str, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Where an incoming value goes: a slice's memory, or, for an optimizer state, a buffer
-        until :meth:`loaded`.
+        """The memory that an incoming value is written to.
+
+        Args:
+            name: of a slice or of an optimizer state.
+            dtype: of the value, by the codec's name.
+            shape: of the value.
+
+        Returns:
+            A slice's memory, or, for an optimizer state, a buffer until :meth:`loaded`.
 
         Raises:
             Unprepared: nothing of this name is held here.
@@ -133,18 +151,21 @@ class SliceStore:
             return self.values[name]
         if name not in self._states:
             raise Unprepared(f"no variable {name!r} on this server; it holds {_some(self.values)}")
-        entry, state = self._states[name]
+        update, state = self._states[name]
         if shape != self._shapes[name]:
             raise CorruptFrame(
                 f"state {name!r}: expected shape {list(self._shapes[name])}, got {list(shape)}"
             )
-        buffers = self._loading.setdefault(entry.slice, {})
+        buffers = self._loading.setdefault(update.slice, {})
         if state not in buffers:
             buffers[state] = torch.zeros(shape, dtype=DTYPES[dtype])
         return buffers[state]
 
     def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Takes over values and states by variable name.
+        """Takes over copies of values and states.
+
+        Args:
+            values: variable name -> tensor.
 
         Raises:
             Unprepared: nothing of one of the names is held here.
@@ -154,13 +175,13 @@ class SliceStore:
         self.loaded()
 
     def loaded(self) -> None:
-        """Makes the states that have arrived since the last call the present ones."""
+        """Takes over the states that were written since the last call; see :meth:`destination`."""
         for name, states in self._loading.items():
-            self.entries[name].load(states)
+            self.updates[name].load(states)
         self._loading = {}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every slice and every existing state, by variable name."""
+        """Every slice and every state that exists, by variable name."""
         yield from self.values.items()
         for name in self._states:
             tensor = self.read(name)
@@ -169,11 +190,11 @@ class SliceStore:
 
     @property
     def bytes_held(self) -> int:
-        """Parameters and optimizer state, in bytes."""
+        """Memory of parameters and optimizer states, in bytes."""
         held = sum(
-            tensor.nbytes for name, tensor in self.values.items() if name not in self.entries
+            tensor.nbytes for name, tensor in self.values.items() if name not in self.updates
         )
-        return held + sum(entry.bytes_held for entry in self.entries.values())
+        return held + sum(update.bytes_held for update in self.updates.values())
 
 
 def _extents(variable: Variable) -> tuple[int, ...]:

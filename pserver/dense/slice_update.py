@@ -1,11 +1,10 @@
-"""How one slice is updated: the optimize block of a server's program, by the mode of the slice's
-lane.  Pure arithmetic.
+"""The update of one slice: an optimize block of a server's program, by its lane's mode.
 
-[Note: what arrives]  In the modes in which trainers step by themselves, what arrives is no
-gradient.  In "geo" it is a part of what the trainer changed, and is added.  In "diloco" it is the
-trainer's parameter itself, from which the server, which knows where everybody started, takes the
-change: so no bits are lost on the way, and one trainer that synchronises at every step under an
-outer SGD with rate 1 trains as it would alone, to the bit.
+[Note: what arrives]  In the modes in which trainers step by themselves, what arrives is not a
+gradient.  In "geo" it is a part of what the trainer changed, and the server adds it.  In "diloco"
+it is the trainer's parameter itself: the server, which knows where every trainer started, subtracts
+it.  So no bits are lost on the way, and one trainer that synchronises at every step under an outer
+SGD with rate 1 trains as it would alone, to the bit.
 """
 
 from __future__ import annotations
@@ -19,28 +18,33 @@ import torch
 from pserver.dense.slice_optimizer import SliceUpdater, SmallSlices
 from transpiler.ir.rules import Hparam
 
-# of slices that step in one call: enough for its cost, and for waking who receives them, not to
-# count
+# Bytes of the slices that step in one call: so many that the call, and waking the trainers that
+# receive the slices, cost little beside the arithmetic.
 JOINT_BYTES = 2**22
 
 
 @dataclass(slots=True)
 class SliceUpdate:
-    """One slice's update.
+    """How one slice is updated, with its memory.
+
+    One caller at a time.
 
     Attributes:
-        slice: its name; ``parameter``: that it belongs to; ``group`` and ``lane``: their indices in
-            the plan.
+        slice: the slice's name.
+        parameter: the name of the parameter that it is of.
+        group: index of the parameter group in the plan.
+        lane: index of the lane in the plan.
         value: the slice's memory, in its shape.
-        updater: the rule at work; None where changes are added.
-        states: state name -> variable name; ``shaped``: the states of the slice's own shape, the
-            others are scalars.
-        clip: limits of the merged gradient's values.
-        scaled: the coefficient of the commit to multiply with: a parameter's name, "" for the
-            global one, None for none.
-        compensation: the factor lambda of delay compensation.
-        together: the small slices that may take a step in one call, this one among them.
+        updater: applies the rule to that memory; None where changes are added.
+        states: state name -> variable name.
+        shaped: the states of the slice's own shape; the others are scalars.
+        clip: the lower and upper limit of the merged gradient's values; None: there are none.
+        scaled: which clipping coefficient of the commit multiplies the gradient: that of a
+            parameter's name, "" for the global one; None: none does.
+        compensation: the factor lambda of delay compensation; 0: there is none.
         compression: how gradients arrive; see compression.py.
+        small_slices: the slices that take a step in one call, this one among them; None: it takes
+            its steps by itself.
     """
 
     slice: str
@@ -54,42 +58,43 @@ class SliceUpdate:
     clip: tuple[float, float] | None = None
     scaled: str | None = None
     compensation: float = 0.0
-    together: SmallSlices | None = None
     compression: str = ""
+    small_slices: SmallSlices | None = None
 
     def update(
         self,
         gradient: torch.Tensor,
-        row: Mapping[str, Hparam],
+        hparams: Mapping[str, Hparam],
         scale: Mapping[str, float] | None = None,
         before: torch.Tensor | None = None,
     ) -> None:
-        """Runs the block, in place.
+        """Updates the slice, in place.
 
         Args:
             gradient: merged, of the slice's shape and dtype; may be overwritten.
-            row: the present numbers of the slice's parameter group.
-            scale: the commit's clipping coefficients, where the block asks for one.
+            hparams: of the slice's parameter group, at this step.
+            scale: the commit's clipping coefficients, where ``scaled`` names one.
             before: the slice as the gradient's trainer last received it, where delays are
                 compensated.
         """
         if self.updater is None:
             self.value.add_(gradient)
             return
-        self._clip(gradient, scale)
+        self.clip_gradient(gradient, scale)
         # Zheng et al.: Asynchronous SGD with delay compensation, 2017, eq. 10
         if self.compensation and before is not None:
             gradient.addcmul_(gradient * gradient, self.value - before, value=self.compensation)
-        self.updater.update(gradient.view(-1), row)
+        self.updater.update(gradient.view(-1), hparams)
 
-    def _clip(self, gradient: torch.Tensor, scale: Mapping[str, float] | None) -> None:
+    def clip_gradient(self, gradient: torch.Tensor, scale: Mapping[str, float] | None) -> None:
+        """Clips a merged gradient, in place; ``scale``: as of :meth:`update`."""
         if self.clip is not None:
             gradient.clamp_(*self.clip)
         if self.scaled is not None and scale is not None:
             gradient.mul_(scale[self.scaled])
 
     def load(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Takes over states by name."""
+        """Takes over copies of states, by state name."""
         if self.updater is not None:
             self.updater.load_state(
                 {
@@ -104,15 +109,16 @@ class SliceUpdate:
 
     @property
     def bytes_held(self) -> int:
-        """The slice and its states, in bytes."""
+        """Memory of the slice and its states, in bytes."""
         return self.value.nbytes if self.updater is None else self.updater.bytes_held
 
 
 @dataclass(slots=True)
-class OuterEntry(SliceUpdate):
-    """An outer optimizer's slice: ``updater`` works on ``wide``, in double precision.
+class OuterSliceUpdate(SliceUpdate):
+    """How an outer optimizer updates one slice ("diloco").  See [Note: what arrives].
 
-    See [Note: what arrives].
+    Attributes:
+        wide: float64, flat: the memory that ``updater`` works on.
     """
 
     wide: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
@@ -120,12 +126,12 @@ class OuterEntry(SliceUpdate):
     def update(
         self,
         gradient: torch.Tensor,
-        row: Mapping[str, Hparam],
+        hparams: Mapping[str, Hparam],
         scale: Mapping[str, float] | None = None,
         before: torch.Tensor | None = None,
     ) -> None:
-        """``gradient`` is the mean of the trainers' parameters; the outer rule's numbers are those
-        of the plan.
+        """As of :class:`SliceUpdate`, but that ``gradient`` is the mean of the trainers'
+        parameters, and that the outer rule's hparams are those of the plan.
         """
         assert self.updater is not None
         self.wide.copy_(self.value.view(-1))
@@ -134,73 +140,78 @@ class OuterEntry(SliceUpdate):
 
     @property
     def bytes_held(self) -> int:
-        """The slice, its double and the states, in bytes."""
+        """Memory of the slice, of ``wide`` and of the states, in bytes."""
         assert self.updater is not None
         return self.value.nbytes + self.updater.bytes_held
 
 
 def update_all(
-    entries: Mapping[str, SliceUpdate],
+    updates: Mapping[str, SliceUpdate],
     gradients: Mapping[str, torch.Tensor],
-    rows: Mapping[int, Mapping[str, Hparam]],
+    hparams: Mapping[int, Mapping[str, Hparam]],
     scale: Mapping[str, float],
 ) -> None:
-    """Runs the block of every slice that has a merged gradient, by name; small slices of one rule
-    step in one call.
+    """Updates every slice that has a merged gradient; small slices of one rule in one call.
+
+    Args:
+        updates: slice name -> update, of at least these slices.
+        gradients: slice name -> merged gradient; may be overwritten.
+        hparams: parameter group -> hparams of this step.
+        scale: the commit's clipping coefficients.
     """
     joint: dict[SmallSlices, tuple[dict[SliceUpdater, torch.Tensor], Mapping[str, Hparam]]] = {}
     for name, gradient in gradients.items():
-        entry = entries[name]
-        if entry.together is None or entry.updater is None:
-            entry.update(gradient, rows[entry.group], scale)
+        update = updates[name]
+        if update.small_slices is None or update.updater is None:
+            update.update(gradient, hparams[update.group], scale)
         else:
-            entry._clip(gradient, scale)
-            joint.setdefault(entry.together, ({}, rows[entry.group]))[0][entry.updater] = (
-                gradient.view(-1)
-            )
-    for together, (grads, row) in joint.items():
-        together.update(grads, row)
+            update.clip_gradient(gradient, scale)
+            grads, _ = joint.setdefault(update.small_slices, ({}, hparams[update.group]))
+            grads[update.updater] = gradient.view(-1)
+    for small_slices, (grads, own) in joint.items():
+        small_slices.update(grads, own)
 
 
-def batches(entries: Mapping[str, SliceUpdate]) -> list[tuple[str, ...]]:
+def batches(updates: Mapping[str, SliceUpdate]) -> list[tuple[str, ...]]:
     """The names of all slices: those that step in one call together, every other by itself."""
     joint: dict[SmallSlices | str, list[str]] = {}
-    for name, entry in entries.items():
-        joint.setdefault(entry.together or name, []).append(name)
+    for name, update in updates.items():
+        joint.setdefault(update.small_slices or name, []).append(name)
     return [tuple(names) for names in joint.values()]
 
 
-def join_small(entries: Iterable[SliceUpdate]) -> None:
-    """Finds the small slices that share a rule, and lets as many of them step together as make
-    ``JOINT_BYTES``.
+def join_small(updates: Iterable[SliceUpdate]) -> None:
+    """Finds the small slices that share a rule, and joins as many as make ``JOINT_BYTES``: sets
+    their ``small_slices``.
     """
     alike: dict[tuple[object, ...], list[tuple[SliceUpdate, SliceUpdater]]] = {}
-    for entry in entries:
-        updater = entry.updater
+    for update in updates:
+        updater = update.updater
         if (
             updater is not None
             and updater.small
-            and type(entry) is SliceUpdate
-            and not entry.compensation
+            and type(update) is SliceUpdate
+            and not update.compensation
         ):
             key = (
-                entry.lane,
-                entry.group,
+                update.lane,
+                update.group,
                 updater.rule.type,
                 tuple(sorted(updater.rule.flags.items())),
-                entry.value.dtype,
+                update.value.dtype,
             )
-            alike.setdefault(key, []).append((entry, updater))
+            alike.setdefault(key, []).append((update, updater))
     for members in (some for all_alike in alike.values() for some in _split(all_alike)):
-        together = SmallSlices([updater for _, updater in members])
-        for entry, _ in members if len(members) > 1 else ():
-            entry.together = together
+        small_slices = SmallSlices([updater for _, updater in members])
+        for update, _ in members if len(members) > 1 else ():
+            update.small_slices = small_slices
 
 
 def _split(
     members: list[tuple[SliceUpdate, SliceUpdater]],
 ) -> list[list[tuple[SliceUpdate, SliceUpdater]]]:
-    ends = itertools.accumulate(entry.value.nbytes for entry, _ in members)
+    """Divides the slices that share a rule, in order, into lists of about ``JOINT_BYTES``."""
+    ends = itertools.accumulate(update.value.nbytes for update, _ in members)
     paired = zip(ends, members, strict=True)
     return [
         [member for _, member in some]

@@ -98,7 +98,7 @@ class InstalledProgram:
                 )
 
     def _updates(self, lane: int) -> dict[str, SliceUpdate]:
-        return {name: entry for name, entry in self.slices.entries.items() if entry.lane == lane}
+        return {name: own for name, own in self.slices.updates.items() if own.lane == lane}
 
     def _tables(self, lane: int) -> dict[str, LockedTable]:
         return {name: table for name, table in self.tables.items() if table.table.lane == lane}
@@ -128,8 +128,8 @@ class InstalledProgram:
         Raises:
             Unprepared: nothing of this name is held here.
         """
-        if name in self.slices.entries:
-            return self.lanes[self.slices.entries[name].lane].read(member, name)
+        if name in self.slices.updates:
+            return self.lanes[self.slices.updates[name].lane].read(member, name)
         if name in self.slices.values:
             return self.slices.values[name]
         with self._locks[self.slices.slice_of(name)]:

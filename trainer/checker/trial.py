@@ -299,7 +299,7 @@ def _check_servers(scenario: Scenario, servers: list[TwinServer], trainer: Train
         installed = server.job.installed()
         for name, slice_ in installed.slices.values.items():
             trainer.check_final(
-                installed.slices.entries[name].parameter, slice_, f"server {index} holds at the end"
+                installed.slices.updates[name].parameter, slice_, f"server {index} holds at the end"
             )
         for laws in trainer.table_laws:
             if wrong := laws.check_held(installed.tables[laws.name], index):

@@ -531,7 +531,7 @@ def test_an_update_that_fails_ends_the_job(serve, monkeypatch: pytest.MonkeyPatc
     def fail(*arguments: object, **named: object) -> None:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(type(job.installed().slices.entries["w"]), "update", fail)
+    monkeypatch.setattr(type(job.installed().slices.updates["w"]), "update", fail)
     for number in (2, 3):
         with pytest.raises(
             PServerError, match="could not update: RuntimeError: out of order|server failed"

@@ -259,19 +259,19 @@ class Nth:
 def torn(update: Callable[..., Any]) -> Callable[..., Any]:
     """An update of the first half of a slice."""
 
-    def half(entry: SliceUpdate, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
-        before = slice_update.value.clone()
-        update(entry, gradient, *arguments, **named)
+    def half(own: SliceUpdate, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
+        before = own.value.clone()
+        update(own, gradient, *arguments, **named)
         middle = before.numel() // 2
-        slice_update.value.view(-1)[middle:] = before.view(-1)[middle:]
+        own.value.view(-1)[middle:] = before.view(-1)[middle:]
 
     return half
 
 
 def twice(update: Callable[..., Any]) -> Callable[..., Any]:
-    def both(entry: SliceUpdate, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
-        update(entry, gradient.clone(), *arguments, **named)
-        update(entry, gradient, *arguments, **named)
+    def both(own: SliceUpdate, gradient: torch.Tensor, *arguments: Any, **named: Any) -> None:
+        update(own, gradient.clone(), *arguments, **named)
+        update(own, gradient, *arguments, **named)
 
     return both
 
@@ -315,8 +315,8 @@ def in_a_round(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Cal
         gradient = None if first is None else current.merged.pop(first)
         right(current, names, entries, scale)
         if first is not None:
-            entry = entries[first]
-            wrong(type(entry).update)(entry, gradient, current.hparams[entry.group], scale)
+            own = entries[first]
+            wrong(type(own).update)(own, gradient, current.hparams[own.group], scale)
 
     return apply
 
