@@ -127,7 +127,7 @@ def _has_table(module: Any) -> bool:
 
 
 def _proxy_of(module: Any) -> Tensor:
-    proxy: Tensor = module.weight if is_sparse(module) else module.anchor
+    proxy: Tensor = module.weight if is_sparse(module) else module.proxy
     return proxy
 
 
