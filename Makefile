@@ -3,6 +3,7 @@
 # make test-fast    without processes and without what takes long: in a minute, with the coverage
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
+# make check-history SEEDS=2000     is every step applied exactly once, whatever the network does?  So many trials
 # make lint types check-protos     the other checks of CI (.ci/run runs them all)
 # make protos   generates the protobuf code anew
 #
@@ -62,7 +63,7 @@ bench: .venv/.dev
 	@$(BIN)/python tests/benchmarks --only '$(ONLY)' $(ARGS)
 
 check-history: .venv/.dev
-	@echo "== $(SEEDS) stories of trainers, servers and a faulty network"
+	@echo "== $(SEEDS) trials of trainers, servers and a faulty network"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.checker --seeds $(SEEDS) $(ARGS)
 
 lint: .venv/.dev

@@ -1,4 +1,142 @@
-"""How one process runs its part of a job: the Executor for programs, fleet for eager scripts."""
+"""How one process runs its part of a job.  Scripts import this package's names, and ``fleet``::
+
+    from trainer import DistributedEmbedding, fleet
+
+    fleet.init()                                       # which process of which job is this?
+    model = fleet.distributed_model(Net())
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters()))
+    for x, y in fleet.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()                               # the servers take this step
+        optimizer.zero_grad()
+    fleet.finish()
+
+This page is the package's manual.  ``transpiler`` decides before training what is sent to whom (the
+plan); ``pserver`` is the servers, and its page tells the life of a gradient there.
+
+A step: from ``p.grad`` to the parameter
+----------------------------------------
+
+In a job with servers, sync; file by file, in order:
+
+ 1. ``optimizer.py``: ``DistributedOptimizer.step`` takes GradScaler's scale out of ``p.grad``, and
+    clips, unless the servers do.
+ 2. ``embedding/proxy_parameter.py``: tables give their pending row gradients, times the script's
+    factors on ``proxy.grad``; ``communicator/tables.py`` collects them.
+ 3. ``communicator/communicator.py``: cuts each gradient into the plan's slices and gives these to
+    the sender of their lane.
+ 4. ``communicator/sync_sender.py``: the slices leave at once, those of a GPU through pinned memory
+    (``communicator/device_copy.py``).
+ 5. ``pserver/client``: frames on a stream of the lane, sent again after a broken connection.
+ 6. ``close_step`` tells each server the present hyper-parameters: the step is complete.
+ 7. The server merges the slices of all trainers, updates, and replies with values.
+ 8. Meanwhile ``collective/dense_allreduce.py`` averages the gradients of parameters in the mode
+    "collective", and the script's own optimizer steps these.
+ 9. ``finish_step`` waits for the replies.  ``communicator/parameter_slices.py``: values arrive in
+    the parameters' own memory, or in buffers that are copied there now.
+
+Only ``finish_step``, and ``refresh`` at the entry of a forward, change parameters: a running
+backward never sees one move.  With ``overlap``, 3 to 5 begin while backward goes on.
+
+Which class runs where
+----------------------
+
+=================  =============================================  ==================================
+mode               on the trainer                                 who steps
+=================  =============================================  ==================================
+sync               ``communicator.SyncSender``                    servers, once for all trainers
+async, half-async  ``communicator.AsyncSender``, with a queue     servers, for each message
+geo, diloco        ``communicator.GeoSender``, ``DiLoCoSender``   this trainer; every k steps its
+(k-step)                                                          changes go to the servers
+collective beside  ``collective.DenseAllreduce``                  this trainer
+servers (mixed)
+collective         ``collective.DataParallel``, by                this trainer, with
+                   ``job.CollectiveJob``                          ``job.CollectiveOptimizer``
+hybrid, sharded    ``hybrid.hybrid_parallel``,                    this trainer its shards, with
+                   ``sharding.group_sharded_parallel``            ``sharding.ShardedOptimizer``
+programs           ``Executor`` or ``ParallelExecutor``, with     servers by ``send`` and ``recv``;
+                   ``executor.PServerRuntime`` or                 or this trainer, by
+                   ``CollectiveRuntime``                          ``executor.optimizer_segment``
+tables             ``DistributedEmbedding``, whose rows are       servers; in geo and alone this
+                   ``embedding.LocalRows``, those of              trainer
+                   ``communicator.Lookups``, or
+                   ``communicator.GeoRows``
+=================  =============================================  ==================================
+
+The rooms
+---------
+
+A room imports those above it, and none below it::
+
+    role  row_optimizers  serving   root files that import no room
+    collective                      trainers among themselves: rendezvous, groups, all-reduce
+    embedding                       DistributedEmbedding, its proxy parameter, rows of this process
+    communicator                    the connections to the servers, one sender for each lane
+    optimizer                       root: the optimizer that fleet returns
+    executor, parallel_executor     programs
+    checker                         is every step applied exactly once?
+    checkpoint                      a job's state in files
+    sharding                        state, gradients and parameters in shards
+    hybrid                          five directions of parallelism at once
+    job                             what fleet.init begins and fleet.finish ends
+    fleet                           root: the calls of a script
+    examples                        complete scripts
+
+Threads
+-------
+
+The script's thread does everything, but for these:
+
+- ``heartbeat``, one for each server, and two of each stream (``pserver/client``).
+- ``lane ...``: an async lane's sender, and its receiver with ``independent_recv_thread``; a k-step
+  lane's exchange.
+- ``membership``: heartbeats between trainers, one in each job without servers and each mixed one.
+- ``ring N``: a ring of trainers in rows (``executor/comm_ring.py``).
+- autograd's own: hooks of gradients (``DataParallel``, ``sharding.Reducer``, ``overlap``, proxy
+  parameters) run in the thread that computes the gradient.
+
+Glossary
+--------
+
+- **plan**: the transpiler's frozen decision: slices, their servers, lanes, rules.
+- **lane**: parameters that share one update mode and one sequence of steps.
+- **slice**: a contiguous part of a parameter; one server holds it.
+- **shard**: one rank's part of a parameter that ranks divide among themselves.
+- **table**: rows by int64 ids; **row**: one of them.
+- **proxy parameter**: the scalar by which a table appears in an optimizer.
+- **step**: from a script's ``optimizer.step()`` to the next; ``close`` ends its sending, ``finish``
+  its waiting, ``drain`` waits for all replies of a lane, ``flush`` also receives the others' steps.
+- **rendezvous**: trainers find one another and compare what they run; **peers**: the trainers after
+  that; **membership**: which of them are still there.
+- **unit**: a module whose shards are gathered together; **bucket**: gradients that are reduced
+  together.
+- **transport**: how tensors travel: ``flight``, ``grpc``, ``shm``; ``nccl``, ``gloo``.
+
+The essays
+----------
+
+Each stands in its file; code that relies on one says ``See [Note: title]``::
+
+    collective/    process_groups      no timeout on progress
+                   membership          who is lost
+                   data_parallel       errors in backward
+                   buckets             the last bucket
+                   dense_allreduce     one layout
+    embedding/     embedding           how a table trains
+                   proxy_parameter     a scalar gradient for rows; steps without servers
+                   row_cache           staleness of a cached row; four to a set
+    communicator/  async_sender        how far ahead
+                   kstep_senders       geo; what arrives
+                   geo_rows            geo, row by row
+                   request_pipeline    one buffer there and back
+                   parameter_slices    destinations
+                   device_copy         what waits for what
+    executor/      collective_runtime  rendezvous again
+    checkpoint/    export              an exported table
+    sharding/      units               units
+    hybrid/        mesh                two meshes
+    job/           data_shard          equal numbers of batches
+"""
 
 from typing import TYPE_CHECKING
 

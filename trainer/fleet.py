@@ -11,10 +11,10 @@
         optimizer.zero_grad()
     fleet.finish()
 
-``init`` finds out which process this is; ``distributed_optimizer`` joins the servers, after which
+``init`` finds the role of this process; ``distributed_optimizer`` joins the servers, after which
 the model's values are trainer 0's; ``finish`` leaves.  Alone, without a cluster's variables, the
 same calls train single-node; among trainers without servers (torchrun, ``pserver launch --nccl2``)
-they average gradients.  A process has one job at a time.
+they average gradients.  A process has one job at a time, and the script's thread calls these.
 """
 
 from __future__ import annotations
@@ -101,14 +101,20 @@ def init(
     is_collective: bool = False,
     strategy: DistributedStrategy | None = None,
 ) -> None:
-    """Finds out which process of which job this is.
+    """Begins a job: finds the role of this process in it.
+
+    Example::
+
+        fleet.init()                                                   # by the environment
+        fleet.finish()
+        fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=["127.0.0.1:6174"]))
 
     Args:
         role_maker: the role; None reads it from the environment (see the README's table of
             variables).
-        is_collective: trainers without servers, which average their gradients among themselves; so
-            it is without being said where torchrun's variables are set and no servers are.  Alone
-            it is a world of one.
+        is_collective: trainers without servers, which average their gradients among themselves.
+            Where torchrun's variables are set, and no servers, this is so without the argument.  A
+            process that trains alone is a world of one.
         strategy: the default for ``distributed_optimizer``.
 
     Raises:
@@ -156,8 +162,8 @@ def _check_strategy(strategy: DistributedStrategy | None) -> None:
 
 
 def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
-    """Registers a model: the same module, whose parameters and buffers are trainer 0's once the
-    optimizer is distributed.
+    """Registers a model, whose parameters and buffers are trainer 0's once the optimizer is
+    distributed.
 
     With ``hybrid_configs`` in ``init``'s strategy the model is made parallel at once, and
     ``hybrid`` are the keyword arguments ``tensor_plan``, ``stages`` and ``loss_fn`` of
@@ -166,6 +172,15 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
     Embeddings that are marked by ``distribute_embedding``, or named by
     ``a_sync_configs["embeddings"]`` of ``init``'s strategy, are replaced by ones whose rows the
     servers hold: make the optimizer after this.
+
+    Example::
+
+        fleet.init()
+        model = fleet.distributed_model(nn.Linear(4, 2))
+
+    Returns:
+        The same module; with ``pp_degree`` a pipeline, and where it is itself an embedding that
+        moves, the embedding in its place.
 
     Raises:
         RuntimeError: the optimizer has been distributed already.
@@ -188,7 +203,7 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
 
 
 def _flush(job: Job) -> None:
-    """Before a model's ``state_dict()``: it is whole and current on every trainer."""
+    """Before a model's ``state_dict()``: makes it whole and current on every trainer."""
     if is_present(job) and job.optimizer is not None:
         job.optimizer.flush()
 
@@ -204,6 +219,14 @@ def distributed_optimizer(
     A scheduler may be made for the given optimizer or for the returned one: the two share their
     groups.
 
+    Example::
+
+        fleet.init()
+        model = fleet.distributed_model(nn.Linear(4, 2))
+        optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=1e-3))
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+
     Args:
         optimizer: any element-wise optimizer of torch.optim, over parameters of the registered
             models.
@@ -211,8 +234,11 @@ def distributed_optimizer(
         grad_clip: ``ClipGradByValue``, ``ClipGradByNorm`` or ``ClipGradByGlobalNorm`` of
             ``transpiler``, applied to the merged gradient.
         compression: how gradients travel, by pattern of parameter names, the first that matches:
-            {"emb.*": "int8", "*": "bfloat16"}; "float16" and "" (as they are) too.  What rounding
-            takes is added to the next step's gradient.
+            {"emb.*": "int8", "*": "bfloat16"}; "float16" and "" (as they are) too.  The rounding
+            error is added to the next step's gradient.
+
+    Returns:
+        The optimizer to step, in the place of the given one.
 
     Raises:
         ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered
@@ -245,7 +271,18 @@ def distributed_optimizer(
 
 
 def finish() -> None:
-    """Leaves the job: what was sent has been applied.  Others go on without this trainer."""
+    """Leaves the job, when the servers have applied all that this trainer sent.  The others go on
+    without it.
+
+    Example::
+
+        fleet.init()
+        fleet.finish()
+        fleet.finish()    # no job is left to leave: no effect
+
+    Raises:
+        PServerError: a server was lost before it applied everything.
+    """
     job = end()
     if job is not None and job.optimizer is not None:
         job.optimizer.close()
@@ -260,7 +297,21 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
     """This trainer's part of one epoch: the same split in every process, in another order at each
     call where the loader shuffles.
 
-    Every trainer gets the same number of batches; samples are nobody's twice.
+    Example::
+
+        fleet.init()
+        for x in fleet.shard(DataLoader(torch.arange(8), batch_size=2)):
+            print(x)
+
+    Args:
+        loader: a DataLoader, or any iterable of batches.
+        seed: of the shuffling; None: 0 where the loader shuffles, and otherwise its own order.
+
+    Returns:
+        An iterable of batches, equally many on every trainer; no sample is in two parts.
+
+    Raises:
+        ValueError: there are fewer samples than trainers.
     """
     job = present()
     if isinstance(job, CollectiveJob):
@@ -274,15 +325,23 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
 def barrier_worker() -> None:
     """Waits for every trainer that has not left.
 
+    Example::
+
+        fleet.init()
+        model = fleet.distributed_model(nn.Linear(4, 2))
+        fleet.distributed_optimizer(torch.optim.SGD(model.parameters()))
+        fleet.barrier_worker()
+
     Raises:
+        RuntimeError: ``distributed_optimizer`` has not been called.
         PServerError: a trainer is lost, or the others wait for a step that this one does not take.
     """
     distributed(present()).barrier("barrier_worker")
 
 
 def init_worker() -> None:
-    """Nothing is left to do for a trainer: ``distributed_optimizer`` has joined the servers.
-    Checks that it has.
+    """Checks that ``distributed_optimizer`` has joined the servers: nothing else is left to do for
+    a trainer.
 
     Raises:
         RuntimeError: it has not been called.

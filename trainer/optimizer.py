@@ -1,5 +1,5 @@
-"""What ``fleet.distributed_optimizer`` returns: a torch.optim.Optimizer whose step the servers
-take.
+"""DistributedOptimizer: the torch.optim.Optimizer that ``fleet.distributed_optimizer`` returns;
+servers take its steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from trainer.collective.dense_allreduce import DenseAllreduce
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.ir.rules import hparams_of, rule_of
+from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
     from trainer.communicator.communicator import Communicator
@@ -22,12 +23,12 @@ Connect = Callable[["DistributedOptimizer"], "Communicator | None"]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Sends what ``p.grad`` holds at ``step()`` to the parameter servers and receives the updated
-    parameters.
+    """Sends ``p.grad`` at ``step()`` to the parameter servers and receives the updated parameters.
 
     Accumulation over several backward passes, unscaling and clipping in between all count.
     Schedulers, ``GradScaler`` and training frameworks take it for the optimizer that it wraps: the
-    two share ``param_groups``, ``state`` and ``defaults``.
+    two share ``param_groups``, ``state`` and ``defaults``.  The script's thread calls it; with
+    ``overlap`` gradients leave in autograd's.
 
     Args:
         optimizer: the user's.
@@ -35,7 +36,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         connect: makes the connection to the servers, or gives None for a process that trains alone.
         grad_clip: applied to the merged gradient, as a single node would.
         overlap: the script promises one backward per step and not to touch ``p.grad`` before
-            ``step()``: each gradient leaves as soon as it stands, while backward goes on.
+            ``step()``: each gradient leaves as soon as it is complete, while backward goes on.
+        tables: the job's, where a model has embeddings of ours.
 
     Raises:
         ValueError: ``overlap`` together with a ``grad_clip`` that has to wait for all gradients on
@@ -114,8 +116,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _unscale(self) -> bool:
-        """Takes GradScaler's scale out of the gradients, where it handed them over scaled; whether
-        one is not finite.
+        """Takes GradScaler's scale out of the gradients, where they come scaled; gives whether one
+        is not finite.
         """
         scale = getattr(self, "grad_scale", None)
         found = getattr(self, "found_inf", None)
@@ -142,7 +144,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, gradient in self._gradients().items()
             if parameter not in self._left
         }
-        # which a table's anchor has nothing to do with
+        # the scalar of a proxy parameter is a norm, whose value is not to be clamped
         if isinstance(self.grad_clip, ClipGradByValue):
             gradients = {
                 parameter: gradient
@@ -164,7 +166,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()
-            here, there = self._divided(communicator)
+            here, there = _divided(self._gradients(), self.names, communicator.plan)
             if here:
                 self._step_here(here)
             for parameter, gradient in there.items():
@@ -174,19 +176,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif self._tables is not None:
             self._tables.discard()
         self._left.clear()
-        communicator.close_step(self.rows(), overflow)
+        communicator.close_step(self.hparams(), overflow)
         if communicator.dense_allreduce is not None:
-            overflow = self._step_averaged(
+            overflow = self._step_allreduced(
                 communicator.dense_allreduce, communicator.plan.averaged, overflow
             )
         done = communicator.finish_step()
         assert done is not None, "every lane is closed"
         self.steps += 0 if overflow or done.overflow else 1
 
-    def _step_averaged(
-        self, averaging: DenseAllreduce, names: Sequence[str], overflow: bool
+    def _step_allreduced(
+        self, allreduce: DenseAllreduce, names: Sequence[str], overflow: bool
     ) -> bool:
-        """While the servers work: the parameters whose gradients trainers average step here;
+        """While the servers work: steps the parameters whose gradients the trainers average; gives
         whether the step overflowed.
         """
         by_name = {name: parameter for parameter, name in self.names.items()}
@@ -196,7 +198,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, gradient in self._gradients().items()
             if self.names.get(parameter) in names
         }
-        found, overflow = averaging.average(parameters, own, overflow)
+        found, overflow = allreduce.average(parameters, own, overflow)
         if found and not overflow:
             self._step_here(
                 {parameter: parameter.grad for parameter in found if parameter.grad is not None}
@@ -247,32 +249,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._left.add(parameter)
         communicator.send_whole(self.names[parameter], gradient)
 
-    def _divided(self, communicator: Communicator) -> tuple[Gradients, Gradients]:
-        """The gradients of parameters that this process updates itself (the k-step modes), and
-        those of the servers'.
-        """
-        plan = communicator.plan
-        local = {p.name for p in plan.placements if plan.lane_of(p).kind.steps_on_trainer}
-        gradients = {
-            parameter: gradient
-            for parameter, gradient in self._gradients().items()
-            if parameter in self.names
-        }
-        here = {
-            parameter: gradient
-            for parameter, gradient in gradients.items()
-            if self.names[parameter] in local
-        }
-        others = {
-            *here,
-            *(parameter for parameter in gradients if self.names[parameter] in plan.averaged),
-        }
-        return here, {
-            parameter: gradient
-            for parameter, gradient in gradients.items()
-            if parameter not in others
-        }
-
     def _step_here(self, gradients: Gradients) -> None:
         """The user's own optimizer steps these parameters, and no others."""
         others = {
@@ -288,17 +264,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, gradient in others.items():
                 parameter.grad = gradient
 
-    def rows(self) -> dict[int, dict[str, Any]]:
+    def hparams(self) -> dict[int, dict[str, Any]]:
         """The present hyper-parameters of every group, by group number."""
-        rows: dict[int, Any] = {
+        found: dict[int, Any] = {
             i: hparams_of(rule_of(self._inner, group).type, group)
             for i, group in enumerate(self.param_groups)
         }
-        return rows if self._tables is None else rows | self._tables.hparams()
+        return found if self._tables is None else found | self._tables.hparams()
 
     def _seen_by_schedulers(self) -> None:
-        """Schedulers warn where they are stepped before the optimizer that they were made for; that
-        one's step is this one.
+        """A step of this optimizer counts as one of the wrapped one, so that a scheduler that was
+        made for that does not warn.
         """
         self._inner._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
 
@@ -325,7 +301,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._communicator = self._connect(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Whole and current on every trainer: states are collected from the servers."""
+        """Groups and states, whole and current on every trainer: the servers give theirs."""
         self._collect()
         return super().state_dict()
 
@@ -350,7 +326,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._communicator.push()
 
     def flush(self) -> None:
-        """Waits until every step sent has been applied, and takes in what the servers hold then."""
+        """Waits until the servers have applied every step sent, and receives their parameters."""
         if self._communicator is not None:
             self._communicator.flush()
 
@@ -371,3 +347,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             else f"on {self._communicator.plan.servers} servers"
         )
         return f"DistributedOptimizer {where} of {self._inner!r}"
+
+
+def _divided(
+    gradients: Gradients, names: Mapping[torch.Tensor, str], plan: Plan
+) -> tuple[Gradients, Gradients]:
+    """The gradients of parameters that this process updates by itself (the k-step modes), and those
+    of the servers'.
+    """
+    local = {each.name for each in plan.placements if plan.lane_of(each).kind.steps_on_trainer}
+    here: Gradients = {}
+    there: Gradients = {}
+    for parameter, gradient in gradients.items():
+        name = names.get(parameter)
+        if name in local:
+            here[parameter] = gradient
+        elif name is not None and name not in plan.averaged:
+            there[parameter] = gradient
+    return here, there

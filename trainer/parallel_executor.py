@@ -20,27 +20,36 @@ class ParallelExecutor:
     """Runs the program of one trainer of a job without servers; gradients are averaged over all
     trainers.
 
-    The trainer program of mode "nccl2" is the single-node one: this class is what puts the sums
-    over all trainers between its backward and its updates (a plain ``Executor`` trains alone on
-    it).  Programs of mode "collective" have them already.  A program that was not transpiled runs
-    alone, with ``num_trainers`` 1.
+    The trainer program of mode "nccl2" is the single-node one: this class puts the sums over all
+    trainers between its backward and its updates (a plain ``Executor`` trains alone on it).
+    Programs of mode "collective" have them already.  A program that was not transpiled runs alone,
+    with ``num_trainers`` 1.
 
-    On construction the trainers meet, with a deadline, and every one of them takes trainer 0's
-    parameters and buffers.
+    Its construction waits for the rendezvous of the trainers, up to the start timeout, and every
+    trainer takes trainer 0's parameters and buffers.
+
+    Example::
+
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch = (torch.ones(3, 4),)
+        main, _ = capture(model, lambda model, x: model(x).sum(), optimizer, batch)
+        with ParallelExecutor(False, "loss", main) as executor:
+            (loss,) = executor.run(["loss"], batch)
 
     Args:
         use_cuda: compute on a GPU, and sums travel by NCCL: the GPU that has this trainer's place
             among those of its host as its number.  Otherwise in main memory, by gloo.
         loss_name: the loss; checked.
-        main_program: what ``get_trainer_program`` gave.  None: what ``transpile`` made of the
+        main_program: of ``get_trainer_program``.  None: that which ``transpile`` made of the
             default main program.
         num_trainers, trainer_id: must be those of the program.
 
     Raises:
         TypeError: an argument has another type.
         ValueError: the numbers are not the program's, it has no such loss, or there is no such GPU.
-        PServerError: the trainers do not meet; the message says who is missing, or runs another
-            program.
+        PServerError: the rendezvous fails; the message says which trainer is missing, or runs
+            another program.
     """
 
     def __init__(
@@ -70,8 +79,11 @@ class ParallelExecutor:
                 raise
 
     def run(self, fetch_list: Sequence[str] | None = None, feed: Feed = None) -> list[Tensor]:
-        """Runs one step on this trainer's batch, and returns the values of ``fetch_list``: this
-        trainer's own loss, the mean gradients, the common parameters.
+        """Runs one step on this trainer's batch.
+
+        Returns:
+            The values of ``fetch_list``: this trainer's own loss, the mean gradients, the common
+            parameters.
 
         Raises:
             TypeError, ValueError: the feed or a name in ``fetch_list`` does not fit the program.

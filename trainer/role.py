@@ -1,4 +1,4 @@
-"""Which process am I: the role, read from the environment once or given by the script.
+"""The role of this process in its job, read from the environment once or given by the script.
 
 This is the only place outside ``pserver/__main__.py`` that reads the environment.
 """
@@ -22,7 +22,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Role(enum.Enum):
-    """What a process does in a job."""
+    """The part of a process in a job."""
 
     TRAINER = "TRAINER"
     PSERVER = "PSERVER"
@@ -36,12 +36,13 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How a trainer talks to its servers.
+    """How a trainer talks to servers and to other trainers.
 
     Attributes:
-        heartbeat_timeout_seconds: the longest silence of a server that is not yet a loss, until the server
-            tells its own on joining.
-        start_timeout_seconds: how long to wait for servers to come up and to be installed.
+        heartbeat_timeout_seconds: without a heartbeat, after which a trainer is declared dead, and
+            a server until it tells its own timeout on joining.
+        start_timeout_seconds: until servers must be up and installed, and all trainers at their
+            rendezvous.
         transport: "auto", or the one transport to use.
         plan_only: print the plan and end, instead of joining servers: what ``pserver plan`` asks of
             a script.
@@ -82,8 +83,8 @@ class World:
     Attributes:
         rank, size: this trainer's number, and how many there are.
         local_rank: its number on its host, which picks its GPU.
-        address, port: where the store is that the trainers meet at; "" in a world of one that
-            nobody else knows of.
+        address, port: of the store of the trainers' rendezvous; "" in a world of one that no other
+            process knows of.
         served: the store is there already (torchrun's agent, or ``spawn``, keeps it); otherwise
             rank 0 keeps it.
         attempt: how often torchrun has started the job again.
@@ -137,22 +138,19 @@ class World:
         return cls(rank, size, local_rank, environ["MASTER_ADDR"], port, served, attempt)
 
     def enter(self) -> None:
-        """Makes this process that trainer, for whatever reads the environment."""
+        """Makes this process that trainer: sets the variables of its environment."""
         if self.address == "127.0.0.1" and sys.platform == "linux":
-            # what the host calls itself need not lead anywhere
+            # the host's own name need not resolve
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.update(
             {
-                **{
-                    "RANK": str(self.rank),
-                    "WORLD_SIZE": str(self.size),
-                    "LOCAL_RANK": str(self.local_rank),
-                },
-                **{"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)},
-                **{
-                    "TORCHELASTIC_USE_AGENT_STORE": str(self.served),
-                    "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
-                },
+                "RANK": str(self.rank),
+                "WORLD_SIZE": str(self.size),
+                "LOCAL_RANK": str(self.local_rank),
+                "MASTER_ADDR": self.address,
+                "MASTER_PORT": str(self.port),
+                "TORCHELASTIC_USE_AGENT_STORE": str(self.served),
+                "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
             }
         )
 
@@ -213,7 +211,8 @@ class RoleMaker:
 
 
 class CloudRoleMaker:
-    """The role that the environment describes.  See the README's table of variables.
+    """The role that the environment describes, as a :class:`RoleMaker`.  See the README's table of
+    variables.
 
     Without ``TRAINING_ROLE`` and without torchrun's variables the process trains alone; with
     torchrun's and without servers it is a trainer of a collective job.
@@ -228,7 +227,11 @@ class CloudRoleMaker:
 
 
 class UserDefinedRoleMaker:
-    """A role that the script itself decides.
+    """A role that the script itself decides, as a :class:`RoleMaker`.
+
+    Example::
+
+        fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=2, server_endpoints=["127.0.0.1:6174"]))
 
     Args:
         current_id: of the trainer, or the server's place in ``server_endpoints``.

@@ -3,7 +3,8 @@
 ::
 
     model.emb = load_embedding("model.pt", "emb", pooling="sum")
-    torch.export.save(torch.export.export(model.emb, (ids, offsets)), "emb.pt2")     # is loaded without this package
+    # a file that torch loads without this package
+    torch.export.save(torch.export.export(model.emb, (ids, offsets)), "emb.pt2")
 
 See [Note: an exported table] in trainer/checkpoint/export.py for the file.
 """
@@ -37,8 +38,8 @@ OF_ID, OF_COLUMN = _signed(0xA0761D6478BD642F), _signed(0xD1B54A32D192ED03)
 
 
 def _mix(value: Tensor) -> Tensor:
-    """The bijection of 64 bits of pserver/table/ids.py; torch's shift keeps the sign, which is masked
-    away.
+    """The bijection of 64 bits of pserver/table/ids.py; torch's shift keeps the sign, which a mask
+    takes away.
     """
     value = value + GOLDEN
     value = (value ^ ((value >> 30) & ((1 << 34) - 1))) * FIRST
@@ -47,8 +48,8 @@ def _mix(value: Tensor) -> Tensor:
 
 
 class InitialRows(nn.Module):
-    """What rows begin with, as pserver/table/initializers.py says; logarithms and cosines are torch's, so a
-    float64's last bits may differ.
+    """The initial values of rows, as in pserver/table/initializers.py; logarithms and cosines are
+    torch's, so a float64's last bits may differ.
 
     Args:
         kind, low, high: of the table's :class:`transpiler.ir.tables.Initial`.
@@ -74,11 +75,11 @@ class InitialRows(nn.Module):
         columns = torch.arange(count, device=ids.device) * OF_COLUMN
         keys = _mix(_mix(ids ^ OF_ID) ^ self.seed)
         hashed = _mix(keys.unsqueeze(1) + columns) >> 11
-        hparams = (hashed & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+        uniform = (hashed & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
         if self.kind == "uniform":
-            return (self.low + (self.high - self.low) * hparams).to(self.rows_dtype)
-        length = torch.sqrt(-2.0 * torch.log(1.0 - hparams[:, 0::2])) * self.high
-        angle = 2.0 * math.pi * hparams[:, 1::2]
+            return (self.low + (self.high - self.low) * uniform).to(self.rows_dtype)
+        length = torch.sqrt(-2.0 * torch.log(1.0 - uniform[:, 0::2])) * self.high
+        angle = 2.0 * math.pi * uniform[:, 1::2]
         pairs = torch.stack(
             [self.low + length * torch.cos(angle), self.low + length * torch.sin(angle)], 2
         )

@@ -1,13 +1,17 @@
 """The history checker: is every step applied exactly once, whatever the network does?
 
-One story per seed: some trainers and servers in one process, a mode, a transport, integer gradients
+One trial per seed: some trainers and servers in one process, a mode, a transport, integer gradients
 under SGD with rate 1, and a fault injector between them.  Each trainer has counters of its own in
-every parameter, so each value that anybody reads says which steps of whom are in it.  Run it with
-``make check-history SEEDS=2000`` or ``python -m trainer.checker --seeds 2000``.
+every parameter, so each value that a trainer reads tells which steps of which trainer are in it.
+Run it with ``make check-history SEEDS=2000`` or ``python -m trainer.checker --seeds 2000``.
 
-::
+In reading order::
 
-    scenario.py   what happens, from a seed
-    invariants.py       what each read, and the end, must then be: in whole numbers
-    trial.py      runs it, with real servers, and checks
+    scenario      a trial's settings, steps and faults, from a seed
+    invariants    the values that each read, and the end, may have: exact fractions
+    tables        the same for the rows of tables
+    trial         runs it, with real servers, and checks
+    __main__      many trials, and a table of their coverage
+
+The room imports ``communicator`` and the servers.
 """

@@ -1,4 +1,4 @@
-"""``python -m trainer.checker --seeds 2000``: many stories, and a table of what they covered."""
+"""``python -m trainer.checker --seeds 2000``: many trials, and a table of their coverage."""
 
 from __future__ import annotations
 
@@ -15,59 +15,61 @@ from trainer.checker.trial import Result, play
 PROGRESS_SECONDS = 10.0
 
 
-def table(verdicts: list[Result]) -> str:
-    """Modes x faults: how many of each happened; and modes x transports: how many stories."""
+def table(results: list[Result]) -> str:
+    """Modes x faults: how many of each happened; and modes x transports: how many trials."""
     faults: Counter[tuple[str, str]] = Counter()
-    for verdict in verdicts:
-        for (action, _, _), count in verdict.faults.items():
-            faults[verdict.scenario.mode, action] += count
-    stories = Counter((verdict.scenario.mode, verdict.scenario.transport) for verdict in verdicts)
+    for result in results:
+        for (action, _, _), count in result.faults.items():
+            faults[result.scenario.mode, action] += count
+    trials = Counter((result.scenario.mode, result.scenario.transport) for result in results)
     lines = ["mode".ljust(18) + "".join(name.rjust(11) for name in (*ACTIONS, *TRANSPORTS))]
     for mode in MODES:
         counts = [
             *(faults[mode, action] for action in ACTIONS),
-            *(stories[mode, transport] for transport in TRANSPORTS),
+            *(trials[mode, transport] for transport in TRANSPORTS),
         ]
         lines.append(mode.ljust(18) + "".join(str(count).rjust(11) for count in counts))
     return "\n".join(lines)
 
 
 def smallest(scenario: Scenario) -> Result | None:
-    """A simpler story of the same seed that fails too; None where no simpler one does."""
+    """A simpler trial of the same seed that fails too; None where no simpler one does."""
     found = None
     candidates = scenario.smaller()
     while candidates:
-        verdict = play(candidates.pop(0))
-        if verdict.failure:
-            found, candidates = verdict, verdict.scenario.smaller()
+        result = play(candidates.pop(0))
+        if result.failure:
+            found, candidates = result, result.scenario.smaller()
     return found
 
 
 def check(first: int, seeds: int, mode: str | None = None, transport: str | None = None) -> int:
-    """Plays the stories of some seeds; prints the first that fails, or the table.
+    """Runs the trials of some seeds; prints the first that fails, or the table.
 
-    Returns the exit status.
+    Returns:
+        The exit status.
     """
-    began = said = time.monotonic()
-    verdicts: list[Result] = []
+    began = printed = time.monotonic()
+    results: list[Result] = []
     for seed in range(first, first + seeds):
-        verdicts.append(play(of_seed(seed, mode, transport)))
-        if verdicts[-1].failure:
-            print(f"FAILED {verdicts[-1]}", flush=True)
-            simpler = smallest(verdicts[-1].scenario)
+        results.append(play(of_seed(seed, mode, transport)))
+        if results[-1].failure:
+            print(f"FAILED {results[-1]}", flush=True)
+            simpler = smallest(results[-1].scenario)
             print(
-                f"the smallest that fails too: {simpler}" if simpler else "no simpler story fails",
+                f"the smallest that fails too: {simpler}" if simpler else "no simpler trial fails",
                 flush=True,
             )
             return 1
-        if time.monotonic() - said > PROGRESS_SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - printed > PROGRESS_SECONDS:
+            printed = time.monotonic()
             print(
-                f"{len(verdicts)} of {seeds} stories, every law held, {said - began:.0f} s",
+                f"{len(results)} of {seeds} trials, every invariant held, {printed - began:.0f} s",
                 flush=True,
             )
-    print(table(verdicts))
-    print(f"{seeds} stories from seed {first} on, every law held, {time.monotonic() - began:.0f} s")
+    print(table(results))
+    seconds = time.monotonic() - began
+    print(f"{seeds} trials from seed {first} on, every invariant held, {seconds:.0f} s")
     return 0
 
 
@@ -76,7 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.checker", description="Is every step applied exactly once?"
     )
-    parser.add_argument("--seeds", type=int, default=50, help="how many stories (default: 50)")
+    parser.add_argument("--seeds", type=int, default=50, help="how many trials (default: 50)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--mode", choices=list(MODES), help="only this mode")
     parser.add_argument("--transport", choices=TRANSPORTS, help="only this transport")

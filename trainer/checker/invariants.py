@@ -1,5 +1,5 @@
-"""What a trainer may read after each of its steps, and what must stand at the end: exact, from what
-every trainer did.
+"""The values that a trainer may read after each of its steps, and those at the end: exact, from the
+steps of every trainer.
 
 Each trainer adds to its own counters only, and only more than 0.  So a counter's value says how
 many of its trainer's steps are in it: the ``ladder`` of a trainer is the list of values that its
@@ -18,12 +18,13 @@ Ladder = list[Fraction]
 
 
 class Invariant:
-    """The law of what travels in one lane: of its parameters; or of one row of a table, which only
-    some steps touch.
+    """The values that counters may have: those of a lane's parameters, or of one row of a table,
+    which only some steps touch.
 
     Args:
-        scenario: the story; ``lane``: how what is in question travels.
-        changes: by trainer, step by step: what is added; 0 is none.  None: what the story adds to
+        scenario: the trial's.
+        lane: of the parameters, or of the table.
+        changes: by trainer, step by step: what is added; 0 is none.  None: what the trial adds to
             every parameter.
     """
 
@@ -50,13 +51,13 @@ class Invariant:
         return self._lane.max_merge_var_num if self._lane.kind.collects else 1
 
     def _ladder(self, changes: list[Fraction]) -> Ladder:
-        """What the server's counter comes to, message by message."""
+        """The values of the server's counter, message by message."""
         ladder, every = [Fraction(0)], self._per_message
         for first in range(0, len(changes), every):
             change = sum(changes[first : first + every], Fraction(0))
             # parameters always do, rows when they were trained since the last message
             travels = change > 0 or not self._of_row
-            # what the trainer has by itself, less what it has told, over the trainers
+            # the trainer's own value, less what it has sent, over the trainers
             if self._lane.kind.servers_add and travels:
                 change = sum(changes[: first + every], Fraction(0)) - ladder[-1]
             kind = self._lane.kind
@@ -69,11 +70,11 @@ class Invariant:
         that number.
         """
         ladder, own = self._ladders[trainer], reader == trainer
-        told = step // self._per_message  # messages of whoever has taken so many steps
+        told = step // self._per_message  # messages of a trainer that has taken so many steps
         kind = self._lane.kind
         if kind.servers_add and own:
             return [sum(self._changes[trainer][:step], Fraction(0))]
-        if kind.outer_optimizer:  # in between, what it has changed by itself stands on top
+        if kind.outer_optimizer:  # in between, its own changes are on top
             alone = (
                 sum(self._changes[trainer][told * self._per_message : step], Fraction(0))
                 if own
@@ -88,12 +89,12 @@ class Invariant:
         return ladder[: told + 1] if own else ladder
 
     def final(self, trainer: int) -> Fraction:
-        """What a trainer's counter is when everybody has finished."""
+        """A trainer's counter when all trainers have finished."""
         return self._ladders[trainer][-1]
 
     def version(self, overflowed: int) -> int:
-        """How many updates the server must have counted at the end, where that does not depend on
-        how steps were merged.
+        """The number of updates that the server must have counted at the end; -1 where that depends
+        on how steps were merged.
         """
         messages = len(self._ladders[0]) - 1
         if self._lane.kind.waits_for_all:
@@ -105,8 +106,8 @@ class Invariant:
         )
 
     def table_steps(self, sent: Sequence[Sequence[bool]]) -> int:
-        """How many steps a server must have counted for a table at the end; -1 where that depends
-        on how steps were merged.
+        """The number of steps that a server must have counted for a table at the end; -1 where that
+        depends on how steps were merged.
 
         Args:
             sent: by trainer, step by step: whether it sent a gradient of the table, if only of no

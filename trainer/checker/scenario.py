@@ -1,4 +1,4 @@
-"""What happens in one story: all of it follows from a seed."""
+"""A trial's scenario: mode, transport, steps and faults, all drawn from a seed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from transpiler.strategy.strategy import DistributedStrategy
 TRANSPORTS = ("inprocess", "grpc", "flight", "shm")
 RULE = Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
 UNCLIPPED = Clip("global_norm", 2.0**40)  # the norms travel, and the coefficient is 1
-COPIES = 2  # of each trainer's counter in a slice, or in a row: an update of half of it shows
-# of rows: few, so that trainers meet
+COPIES = 2  # of each trainer's counter in a slice, or in a row: half of an update is seen
+# of rows: few, so that trainers use the same ones
 IDS = (0, 1, 2, 3, 17, -1, -5, 2**40 + 3, 2**63 - 1, -(2**63))
 
-# The settings of each mode; numbers are drawn from the tuples.
+# The settings of each mode; values are drawn from the tuples.
 MODES: Mapping[str, Mapping[str, Any] | None] = {
     "sync": None,
     "sync, clipped": None,
@@ -52,12 +52,13 @@ MODES: Mapping[str, Mapping[str, Any] | None] = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """One story.
+    """The settings of one trial; the rest is drawn from its seed.
 
     Attributes:
-        mode: a key of ``MODES``; ``transport``: how tensors travel.
+        mode: a key of ``MODES``.
+        transport: how tensors travel.
         steps: that each trainer takes; a multiple of 4.
-        rate: the part of the frames that something happens to.
+        rate: the part of the frames that have a fault.
         tables: whether there are sparse tables beside the parameters, in the modes that tables
             have.
     """
@@ -74,15 +75,15 @@ class Scenario:
     def __str__(self) -> str:
         configs = "" if self.configs is None else f" {self.configs}"
         return (
-            f"seed {self.seed}: {self.mode}{configs} over {self.transport}, {self.servers} servers, "
-            f"{self.trainers} trainers, "
-            f"{self.steps} steps, {'no ' if not self.table_names else ''}tables, faults in "
-            f"{self.rate:.0%} of the frames"
+            f"seed {self.seed}: {self.mode}{configs} over {self.transport}, "
+            f"{self.servers} servers, {self.trainers} trainers, {self.steps} steps, "
+            f"{'no ' if not self.table_names else ''}tables, faults in {self.rate:.0%} of the "
+            "frames"
         )
 
     @cached_property
     def configs(self) -> dict[str, Any] | None:
-        """``a_sync_configs``, with the numbers drawn; None for sync."""
+        """``a_sync_configs``, with the settings drawn; None for sync."""
         settings = MODES[self.mode]
         if settings is None:
             return None
@@ -137,9 +138,7 @@ class Scenario:
 
     @cached_property
     def overflows(self) -> frozenset[tuple[int, int]]:
-        """(trainer, step) whose gradient is said to be not finite; only in sync, where nobody then
-        takes the step.
-        """
+        """(trainer, step) with an overflow: no trainer takes this step.  Only in sync."""
         draw = random.Random(f"{self.seed} overflows")
         pairs = [
             (trainer, step) for trainer in range(self.trainers) for step in range(1, self.steps + 1)
@@ -167,7 +166,7 @@ class Scenario:
         return draw.choice((0.0, 0.0, 0.0, 0.001, 0.003))
 
     def smaller(self) -> list[Scenario]:
-        """Simpler stories, the simplest first, to look for the smallest one that fails."""
+        """Simpler trials, the simplest first, to look for the smallest one that fails."""
         simpler = [
             replace(self, rate=0.0),
             replace(self, tables=False),
@@ -179,7 +178,7 @@ class Scenario:
 
 
 def of_seed(seed: int, mode: str | None = None, transport: str | None = None) -> Scenario:
-    """The story of a seed.  40 seeds in a row have every mode over every transport."""
+    """The trial of a seed.  40 seeds in a row have every mode over every transport."""
     draw = random.Random(f"{seed} scenario")
     modes = list(MODES)
     return Scenario(

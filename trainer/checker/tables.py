@@ -1,5 +1,5 @@
-"""The tables of a story: what one trainer reads of one, what it sends, and what must then stand in
-the servers' rows.
+"""The tables of a trial: one trainer's reads and updates of one, and the rows that servers must
+then hold.
 
 Every row is a set of counters as the slices of parameters are: each trainer's own, more than once.
 """
@@ -23,7 +23,7 @@ Expect = Callable[[bool, int, str], None]
 
 
 class TableInvariants:
-    """What the rows of one table may be: one law for each id."""
+    """The values that the rows of one table may have: one invariant for each id."""
 
     def __init__(self, scenario: Scenario, name: str) -> None:
         self.scenario, self.name = scenario, name
@@ -51,15 +51,15 @@ class TableInvariants:
         ]
 
     def final(self, id_: int) -> list[float]:
-        """A whole row when everybody has finished."""
-        law, trainers = self.of_id[id_], self.scenario.trainers
-        return [float(law.final(column % trainers)) for column in range(COPIES * trainers)]
+        """A whole row when all trainers have finished."""
+        invariant, trainers = self.of_id[id_], self.scenario.trainers
+        return [float(invariant.final(column % trainers)) for column in range(COPIES * trainers)]
 
     def check_held(self, held: LockedTable, server: int) -> str:
-        """What is wrong with a server's part at the end; "" if nothing is.
+        """The violation in a server's part at the end; "" if there is none.
 
-        It has the rows that somebody's step has touched, and no others; and has counted as many
-        steps as there were.
+        It has the rows that a step has touched, and no others; and has counted as many steps as
+        there were.
         """
         chunk, _ = held.rows.scan(0, 2 * len(IDS))
         found = dict(zip(chunk["ids"].tolist(), chunk["values"].tolist(), strict=True))
@@ -87,22 +87,24 @@ class TableReader:
     """One trainer's use of one table.
 
     Args:
-        laws: of the table; trainer: its number.
-        expect: told what must hold, at which step, and what it means if it does not.
+        invariants: of the table.
+        trainer: its number.
+        expect: raises unless its first argument is true: (whether it holds, the step, the
+            violation).
     """
 
     def __init__(
-        self, laws: TableInvariants, trainer: int, communicator: Communicator, expect: Expect
+        self, invariants: TableInvariants, trainer: int, communicator: Communicator, expect: Expect
     ) -> None:
-        self._laws, self._trainer, self._expect = laws, trainer, expect
+        self._invariants, self._trainer, self._expect = invariants, trainer, expect
         self._communicator = communicator
-        self._source = communicator.rows_of(laws.name)
+        self._source = communicator.rows_of(invariants.name)
         self._lowest: dict[tuple[int, int], Fraction] = {}  # (id, trainer) -> the last value read
 
     def read(self, step: int) -> None:
         """Looks rows up after its step of that number."""
-        scenario = self._laws.scenario
-        ids = scenario.looked_up(self._laws.name, self._trainer, step)
+        scenario = self._invariants.scenario
+        ids = scenario.looked_up(self._invariants.name, self._trainer, step)
         rows = self._source.pull(torch.tensor(ids))
         for id_, row in zip(ids, rows, strict=True):
             for trainer in range(scenario.trainers):
@@ -112,19 +114,22 @@ class TableReader:
         values = {Fraction(copy) for copy in copies}
         what = (
             f"reads {', '.join(map(str, values))} of trainer {trainer} in row {id_} of "
-            f"{self._laws.name!r}"
+            f"{self._invariants.name!r}"
         )
         self._expect(len(values) == 1, step, f"{what}: half of an update")
-        value, allowed = values.pop(), self._laws.of_id[id_].allowed(self._trainer, step, trainer)
+        value, allowed = (
+            values.pop(),
+            self._invariants.of_id[id_].allowed(self._trainer, step, trainer),
+        )
         self._expect(value in allowed, step, f"{what}; allowed: {', '.join(map(str, allowed))}")
         lowest = self._lowest.get((id_, trainer), Fraction(0))
         self._expect(value >= lowest, step, f"{what} after {lowest}")
         self._lowest[id_, trainer] = value
 
     def send(self, step: int) -> None:
-        """What its step of that number adds; of rows that were read before it."""
-        scenario = self._laws.scenario
-        ids = scenario.trained(self._laws.name, self._trainer, step)
+        """Sends the gradients of its step of that number, for rows that were read before it."""
+        scenario = self._invariants.scenario
+        ids = scenario.trained(self._invariants.name, self._trainer, step)
         if ids is None:
             return
         rows = torch.zeros(len(ids), COPIES * scenario.trainers)
@@ -132,15 +137,19 @@ class TableReader:
             scenario.changes[self._trainer][step - 1]
         )
         self._communicator.send_rows(
-            self._laws.name, RowGradient(torch.tensor(ids, dtype=torch.int64), rows)
+            self._invariants.name, RowGradient(torch.tensor(ids, dtype=torch.int64), rows)
         )
 
     def check_end(self) -> None:
-        """Every row is the sum of everybody's steps; an id that nobody trained is as it began."""
+        """Every row is the sum of all trainers' steps; an id that no trainer trained has its
+        initial value.
+        """
         lookups = self._communicator.lookups
         assert lookups is not None, "the plan has tables"
-        rows = lookups.pull(self._laws.name, torch.tensor(IDS)).tolist()
+        rows = lookups.pull(self._invariants.name, torch.tensor(IDS)).tolist()
         for id_, row in zip(IDS, rows, strict=True):
-            expected = self._laws.final(id_)
-            what = f"reads at the end: row {id_} of {self._laws.name!r} is {row}, not {expected}"
-            self._expect(row == expected, self._laws.scenario.steps, what)
+            expected = self._invariants.final(id_)
+            what = (
+                f"reads at the end: row {id_} of {self._invariants.name!r} is {row}, not {expected}"
+            )
+            self._expect(row == expected, self._invariants.scenario.steps, what)

@@ -1,5 +1,5 @@
-"""Runs one story: servers, trainers in threads, faults between them; and holds what comes out
-against the laws.
+"""Runs one trial: servers, trainers in threads, faults between them; and checks the values that
+they read against the invariants.
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ from trainer.role import Connection
 from transpiler.plan.plan import Deployment, Placement
 from transpiler.program import Program
 
-TIMEOUT_SECONDS = 30.0  # of a whole story
-# the part of the control calls that something happens to, where streams have random faults
+TIMEOUT_SECONDS = 30.0  # of a whole trial
+# the part of the control calls that have a fault, where streams have random ones
 CALL_RATE = 0.1
-_shortening = threading.Lock()  # one story at a time shortens the waits of this process
+_shortening = threading.Lock()  # one trial at a time shortens the waits of this process
 
 
 class ViolatedInvariant(AssertionError):
-    """A law does not hold; the message says which one, for whom, and what was expected."""
+    """An invariant does not hold; the message has the trainer, the step, and the expected value."""
 
 
 @dataclass
 class Result:
-    """What came of a story: ``failure`` is "" if every law held; ``faults``: (action, direction,
-    kind) -> how often.
+    """The result of a trial.
+
+    Attributes:
+        failure: "" if every invariant held.
+        faults: by (action, direction, kind): how often.
     """
 
     scenario: Scenario
@@ -57,7 +60,7 @@ class Result:
             )
             or "none"
         )
-        return f"{self.scenario}\n  {self.failure or 'every law held'}\n  faults: {happened}"
+        return f"{self.scenario}\n  {self.failure or 'every invariant held'}\n  faults: {happened}"
 
 
 class AnyTransport(Connection):
@@ -79,7 +82,7 @@ class TwinServer(Server):
 
 @contextmanager
 def _short_waits() -> Iterator[None]:
-    """What takes a second in a cluster takes some milliseconds here."""
+    """Retries after some milliseconds in place of a second."""
     with _shortening:
         before = retrying_stream.PROBE_SECONDS, retrying_stream.RETRY_SECONDS
         retrying_stream.PROBE_SECONDS, retrying_stream.RETRY_SECONDS = 0.02, 0.005
@@ -90,15 +93,15 @@ def _short_waits() -> Iterator[None]:
 
 
 class Trainer:
-    """One trainer of a story, and what it reads."""
+    """One trainer of a trial, in a thread: takes its steps and checks the values that it reads."""
 
     def __init__(self, scenario: Scenario, endpoints: tuple[str, ...], number: int) -> None:
         self.scenario, self.number, plan = scenario, number, scenario.plan
         self.tensors = {
             placement.name: torch.zeros(placement.shape) for placement in plan.placements
         }
-        self.laws = [Invariant(scenario, lane) for lane in plan.lanes]
-        self.table_laws = [TableInvariants(scenario, name) for name in scenario.table_names]
+        self.invariants = [Invariant(scenario, lane) for lane in plan.lanes]
+        self.table_invariants = [TableInvariants(scenario, name) for name in scenario.table_names]
         self.tables: list[TableReader] = []
         # (parameter, slice, trainer) -> the last value read
         self._lowest: dict[tuple[str, int, int], Fraction] = {}
@@ -114,10 +117,10 @@ class Trainer:
         )
 
     def run(self) -> None:
-        """All of its steps, and a look at what stands when everybody has finished."""
+        """All of its steps, and a check of the final values when all trainers have finished."""
         self.tables = [
-            TableReader(laws, self.number, self.communicator, self._expect)
-            for laws in self.table_laws
+            TableReader(invariants, self.number, self.communicator, self._expect)
+            for invariants in self.table_invariants
         ]
         self._look_up(0)
         for step in range(1, self.scenario.steps + 1):
@@ -155,8 +158,8 @@ class Trainer:
         )
 
     def _check_done(self, step: int, done: Reply) -> None:
-        """Versions never go back; in sync everybody's step is in every answer, and everybody hears
-        of an overflow.
+        """Versions never go back; in sync every reply has the steps of all trainers, and says
+        whether there was an overflow.
         """
         self._expect(
             done.version >= self._version,
@@ -174,13 +177,13 @@ class Trainer:
             )
 
     def _check_read(self, step: int, placement: Placement) -> None:
-        law = self.laws[placement.lane]
+        invariant = self.invariants[placement.lane]
         for trainer in range(self.scenario.trainers):
-            allowed = law.allowed(self.number, step, trainer)
-            for piece, value in enumerate(
+            allowed = invariant.allowed(self.number, step, trainer)
+            for slice_, value in enumerate(
                 self._counters(placement.name, self.tensors[placement.name], trainer, step)
             ):
-                what = f"reads {value} of trainer {trainer} in slice {piece} of {placement.name!r}"
+                what = f"reads {value} of trainer {trainer} in slice {slice_} of {placement.name!r}"
                 self._expect(
                     value in allowed, step, f"{what}; allowed: {', '.join(map(str, allowed))}"
                 )
@@ -188,14 +191,14 @@ class Trainer:
                     self.scenario.plan.lane_of(placement).kind.outer_optimizer
                     and trainer == self.number
                 ):
-                    # what it has added by itself is replaced by a part of it, as everybody's is
+                    # the mean of all trainers' changes takes the place of its own
                     continue
-                lowest = self._lowest.get((placement.name, piece, trainer), Fraction(0))
+                lowest = self._lowest.get((placement.name, slice_, trainer), Fraction(0))
                 self._expect(value >= lowest, step, f"{what} after {lowest}")
-                self._lowest[placement.name, piece, trainer] = value
+                self._lowest[placement.name, slice_, trainer] = value
 
     def _counters(self, name: str, tensor: torch.Tensor, trainer: int, step: int) -> list[Fraction]:
-        """A trainer's counter in each slice, which has it more than once."""
+        """A trainer's counter in each slice, which has several copies of it."""
         copies = tensor[trainer :: self.scenario.trainers].view(-1, COPIES)
         whole = bool((copies == copies[:, :1]).all())
         self._expect(
@@ -207,9 +210,10 @@ class Trainer:
 
     def check_final(self, name: str, tensor: torch.Tensor, where: str) -> None:
         """Every counter is the sum of its trainer's steps."""
-        law = self.laws[self.scenario.plan.placement(name).lane]
+        invariant = self.invariants[self.scenario.plan.placement(name).lane]
         expected = [
-            float(law.final(index % self.scenario.trainers)) for index in range(tensor.numel())
+            float(invariant.final(index % self.scenario.trainers))
+            for index in range(tensor.numel())
         ]
         self._expect(
             tensor.tolist() == expected,
@@ -225,13 +229,16 @@ class Trainer:
 def play(
     scenario: Scenario, points: Sequence[Point] = (), calls: Sequence[CallPoint] = ()
 ) -> Result:
-    """Runs a story to its end, with faults at these points beside the random ones.  Whatever goes
-    wrong is in the verdict.
+    """Runs a trial to its end, with faults at these points beside the random ones.
 
     Args:
-        points: faults of streams; calls: of control calls.
+        points: faults of streams.
+        calls: faults of control calls.
+
+    Returns:
+        The result, with the first error, if there was one.
     """
-    verdict = Result(scenario)
+    result = Result(scenario)
     with _short_waits(), ExitStack() as stack:
         transport = "grpc" if scenario.transport == "inprocess" else scenario.transport
         servers = [TwinServer(ServerConfig(transport=transport)) for _ in range(scenario.servers)]
@@ -257,11 +264,11 @@ def play(
         try:
             _run(scenario, servers, trainers)
         except Exception as error:
-            verdict.failure = f"{type(error).__name__}: {error}"
+            result.failure = f"{type(error).__name__}: {error}"
         for trainer in trainers:
-            trainer.communicator.leave(verdict.failure)
-        verdict.faults = injector.done + call_injector.done
-    return verdict
+            trainer.communicator.leave(result.failure)
+        result.faults = injector.done + call_injector.done
+    return result
 
 
 def _run(scenario: Scenario, servers: list[TwinServer], trainers: list[Trainer]) -> None:
@@ -278,7 +285,7 @@ def _run(scenario: Scenario, servers: list[TwinServer], trainers: list[Trainer])
             for each in wait(running, deadline - time.monotonic(), FIRST_EXCEPTION).done
             if each.exception()
         )
-        for each in (*failed, *running):  # whoever waits for one that has failed is not waited for
+        for each in (*failed, *running):  # a failed one first: the others may be blocked on it
             _result(each, deadline)
     finally:
         pool.shutdown(wait=False)
@@ -289,11 +296,11 @@ def _result(running: Future[None], deadline: float) -> None:
     try:
         running.result(timeout=deadline - time.monotonic())
     except TimeoutError:
-        raise ViolatedInvariant(f"the story did not end within {TIMEOUT_SECONDS:g} s") from None
+        raise ViolatedInvariant(f"the trial did not end within {TIMEOUT_SECONDS:g} s") from None
 
 
 def _check_servers(scenario: Scenario, servers: list[TwinServer], trainer: Trainer) -> None:
-    """The tables and the counts of updates themselves."""
+    """Checks the servers' own tables and their counts of updates."""
     skipped = len({step for _, step in scenario.overflows})
     for index, server in enumerate(servers):
         installed = server.job.installed()
@@ -301,11 +308,11 @@ def _check_servers(scenario: Scenario, servers: list[TwinServer], trainer: Train
             trainer.check_final(
                 installed.slices.updates[name].parameter, slice_, f"server {index} holds at the end"
             )
-        for laws in trainer.table_laws:
-            if wrong := laws.check_held(installed.tables[laws.name], index):
+        for invariants in trainer.table_invariants:
+            if wrong := invariants.check_held(installed.tables[invariants.name], index):
                 raise ViolatedInvariant(wrong)
-        for steps, law in zip(installed.lanes, trainer.laws, strict=True):
-            expected = law.version(skipped)
+        for steps, invariant in zip(installed.lanes, trainer.invariants, strict=True):
+            expected = invariant.version(skipped)
             if expected not in (-1, steps.version):
                 raise ViolatedInvariant(
                     f"server {index}, lane {steps.index}: expected {expected} updates, counted "

@@ -1,8 +1,8 @@
-"""Which gradients are reduced together, and in which order.
+"""The buckets of DataParallel: gradients that are reduced together, and their order.
 
 [Note: the last bucket]  While backward goes on, one bucket of gradients after the other is full and
 leaves.  Nothing is left to hide the last one behind, so it should be small.  torch's DDP counts
-buckets from the first gradient, so that its last bucket is whatever remains, up to the whole
+buckets from the first gradient, so that its last bucket is the remainder, up to the whole
 capacity; and it lets a bucket grow until it has reached its capacity, so that one gradient may lie
 above it.  Here the last bucket is filled first, from the first parameter on, and none holds more
 than it may (but for a single gradient that is larger by itself).  The buckets are made once:
@@ -52,7 +52,7 @@ def buckets(
             found.append(open_ones[kind])
         open_ones[kind].append(number)
         room_in[kind] -= _bytes(parameter)
-    found.sort(key=lambda hparams: -hparams[-1])  # by when the last gradient in it is ready
+    found.sort(key=lambda bucket: -bucket[-1])  # by when the last gradient in it is ready
     return [*found, last[::-1]], [int(size * MB)] * len(found) + [int(last_size * MB)]
 
 

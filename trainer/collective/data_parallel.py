@@ -1,12 +1,13 @@
 """``DataParallel``: every trainer computes on its own part of the batch, and gradients are averaged
 while backward runs.
 
-It is torch's DistributedDataParallel with three differences: the buckets (see
-``trainer/collective/buckets.py``), names without the wrapper's prefix, and errors that name a trainer.
+It is torch's DistributedDataParallel with three differences: the buckets
+(``trainer/collective/buckets.py``), names without the wrapper's prefix, and errors that name a
+trainer.
 
-[Note: errors in backward]  Gradients are reduced by a communication hook of ours, which does what
-torch does without one.  When backward is through it waits for the reductions before torch's own
-reducer does, and so it is the one that raises if one fails.
+[Note: errors in backward]  A communication hook of ours reduces the gradients, as torch does
+without one.  At the end of backward the model waits for the reductions before torch's own reducer
+does, so that an error of one is raised here, with a trainer's name.
 """
 
 # Without `from __future__ import annotations`: torch compares a communication hook's annotations
@@ -50,10 +51,18 @@ class DataParallel(DistributedDataParallel):
     (``torch.no_grad()``) needs no other trainer.  Gradients lie in the buckets, so that one that is
     kept over ``zero_grad()`` changes with the next backward.
 
+    Example::
+
+        init_parallel_env()
+        model = DataParallel(nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(3, 4)).sum().backward()    # gradients are means over all trainers
+        optimizer.step()
+
     Args:
         layers: the model, on this trainer's device.
-        strategy: None: there is nothing left for one to say.
-        comm_buffer_size: the most MB (2**20 bytes) of gradients that are reduced together.
+        strategy: must be None; accepted for the original's signature.
+        comm_buffer_size: MB (2**20 bytes) of gradients that are reduced together, at most.
         last_comm_buffer_size: the same for the last ones of a backward, which nothing hides.  A
             single gradient that is larger than its limit is reduced by itself.
         find_unused_parameters: looks, after every forward, for parameters that the outputs do not
@@ -142,13 +151,13 @@ class DataParallel(DistributedDataParallel):
         return self.after_forward(outputs)
 
     def after_forward(self, outputs: Any) -> Any:
-        """What follows a training forward of the model: the reducer is told which outputs backward
+        """Follows a training forward of the model: the reducer is told the outputs that backward
         starts from.
         """
         return self._post_forward(outputs)  # type: ignore[no-untyped-call]
 
     def before_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """What precedes a training forward of the model: buffers become trainer 0's, the reducer is
+        """Prepares a training forward of the model: buffers become trainer 0's, the reducer is
         made ready.
         """
         if not self._hooked:
@@ -159,7 +168,7 @@ class DataParallel(DistributedDataParallel):
         return found
 
     def _average(self) -> None:
-        """Registers the hook that does what torch does without one."""
+        """Registers the hook that averages gradients."""
         this, group, share = weakref.ref(self), self.process_group, 1.0 / self.process_group.size()
 
         def mean(state: object, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -197,13 +206,13 @@ class DataParallel(DistributedDataParallel):
         self._hooked = True
 
     def left(self, end: Callable[["DataParallel"], object]) -> None:
-        """A bucket is on its way; ``end`` waits for it.  See the module's note."""
+        """A bucket is on its way; ``end`` waits for it.  See [Note: errors in backward]."""
         if not self._leaving:
             # before the reducer queues its own
-            Variable._execution_engine.queue_callback(self._arrive)
+            Variable._execution_engine.queue_callback(self._wait_for_all)
         self._leaving.append(end)
 
-    def _arrive(self) -> None:
+    def _wait_for_all(self) -> None:
         """At the end of backward: waits for all reductions.
 
         Raises:
@@ -311,12 +320,18 @@ def fused_allreduce_gradients(
     """Averages gradients that a backward inside ``no_sync()`` has left on each trainer, a few large
     tensors at a time.
 
-    A gradient that only some trainers have counts as zero on the others; one that nobody has stays
-    None.
+    A gradient that only some trainers have counts as zero on the others; one that no trainer has
+    stays None.
+
+    Example::
+
+        with model.no_sync():
+            model(torch.ones(3, 4)).sum().backward()
+        fused_allreduce_gradients(model.parameters())
 
     Args:
         parameters: the same, in the same order, on every trainer.
-        hcg: None: over all trainers; or a group; or what gives its ``get_data_parallel_group()``.
+        hcg: None: over all trainers; or a group; or an object with ``get_data_parallel_group()``.
 
     Raises:
         ValueError: a gradient is sparse.
@@ -351,18 +366,18 @@ def fused_allreduce_gradients(
             if gradients
             else ([], [])
         )
-        for hparams in order:
-            together = [gradients[number] for number in hparams]
-            flat = _flatten_dense_tensors(together).mul_(share)  # type: ignore[no-untyped-call]
+        for bucket in order:
+            fused = [gradients[number] for number in bucket]
+            flat = _flatten_dense_tensors(fused).mul_(share)  # type: ignore[no-untyped-call]  # torch's own
             dist.all_reduce(flat, group=group)
-            means = _unflatten_dense_tensors(flat, together)  # type: ignore[no-untyped-call]
-            for gradient, mean in zip(together, means, strict=True):
+            means = _unflatten_dense_tensors(flat, fused)  # type: ignore[no-untyped-call]  # torch's own
+            for gradient, mean in zip(fused, means, strict=True):
                 gradient.copy_(mean)
 
 
 @runtime_checkable
 class HybridGroups(Protocol):
-    """What knows the group of trainers that have the same part of a model."""
+    """An object that has the group of the trainers with the same part of a model."""
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
         """That group."""

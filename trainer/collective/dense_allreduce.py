@@ -1,10 +1,10 @@
-"""Gradients that trainers of a job with servers average among themselves: those of dense
-parameters, beside tables on servers.
+"""The dense all-reduce of a job with servers: trainers average some gradients among themselves,
+those of dense parameters beside tables on servers.
 
-[Note: one layout]  Every trainer sums the same elements, whatever it has a gradient for: all these
-parameters in the plan's order, absent ones as zeros, and behind them one number for each parameter
-(has it a gradient?) and one for an overflow.  So trainers whose steps differ cannot mix up their
-parts; a parameter that nobody has a gradient for is skipped, and a step that overflows somewhere is
+[Note: one layout]  Every trainer sums the same elements: all these parameters in the plan's order,
+zeros for those without a gradient, and behind them one number for each parameter (has it a
+gradient?) and one for an overflow.  So trainers whose steps differ cannot mix up their parts; a
+parameter that no trainer has a gradient for is skipped, and a step that overflows on one trainer is
 skipped by all.
 """
 

@@ -1,16 +1,17 @@
-"""Who of a collective job's trainers is still there, and what became of the others.
+"""The membership of a job's trainers: which of them are still there, and how the others ended.
 
 [Note: who is lost]  When a trainer dies, gloo tells its neighbours that some port was closed, NCCL
 tells nobody, and neither names a trainer.  So every trainer holds one connection to trainer 0,
-beside the collectives.  Each side beats; a connection that ends without a goodbye, or is silent for
-the deadline, is a lost trainer, and trainer 0 tells the others::
+beside the collectives.  Both sides send heartbeats; a trainer whose connection ends without a
+goodbye, or is silent for the heartbeat timeout, is lost, and trainer 0 tells the others::
 
-    trainer 1 --beat, left, failed-->  trainer 0  --beat, and what happened to anyone--> trainers 1, 2, ...
+    trainer 1  --heartbeat, left, failed-->  trainer 0
+    trainer 0  --heartbeat, and each trainer's end-->  trainers 1, 2, ...
 
-Errors of a collective are then raised anew under the name of whoever caused them
+Errors of a collective are then raised anew under the name of the trainer that caused them
 (:func:`Membership.cause`).  A process whose main thread still waits in the same place GRACE_SECONDS
-after a trainer was lost can't be woken, so it says why, and ends.  Once trainer 0 has left nobody
-is watched any more, and no collective needs to be.
+after a trainer was lost can't be woken, so it says why, and ends.  Once trainer 0 has left no
+trainer is watched any more, and no collective needs to be.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What became of a trainer.
+    """The end of a trainer, as the others hear of it.
 
     Attributes:
         kind: "lost", "failed" or "left".
@@ -56,7 +57,7 @@ class Event:
     text: str
 
     def error(self) -> PServerError:
-        """What the others raise when they need that trainer."""
+        """The error that the others raise when they need that trainer."""
         if self.kind == "failed":
             return JobFailed(f"trainer {self.rank} failed: {self.text}")
         return TrainerLost(
@@ -67,26 +68,37 @@ class Event:
 
 @dataclass(slots=True)
 class _Peer:
+    """The other side of a connection.
+
+    Attributes:
+        heard: when it sent something last, by the monotonic clock.
+        rest: the begin of a line whose end has not come yet.
+    """
+
     connection: socket.socket
     heard: float
     rest: bytes = b""
 
 
 class Membership:
-    """This trainer's end of the star.  See [Note: who is lost].
+    """One trainer's connections for heartbeats: trainer 0's to all others, another's to trainer 0.
+
+    See [Note: who is lost].  The script's thread asks, a thread of its own reads and sends.
 
     Args:
         rank, size: this trainer, and how many there are.
         address: of trainer 0.
         store: where trainer 0 writes down its port.
-        deadline: seconds; the longest silence that is not yet a loss.
+        heartbeat_timeout: seconds without a heartbeat after which a trainer is lost.
 
     Raises:
         OSError: trainer 0 cannot be reached.
     """
 
-    def __init__(self, rank: int, size: int, address: str, store: Store, deadline: float) -> None:
-        self._rank, self._deadline = rank, deadline
+    def __init__(
+        self, rank: int, size: int, address: str, store: Store, heartbeat_timeout: float
+    ) -> None:
+        self._rank, self._timeout = rank, heartbeat_timeout
         self._changed = threading.Condition()  # guards _events
         self._events: dict[int, Event] = {}
         self._sending = threading.Lock()  # one line at a time on a connection
@@ -109,7 +121,7 @@ class Membership:
                 connection, _ = listener.accept()
                 connection.settimeout(CONNECT_SECONDS)
                 said = json.loads(_line(connection) or b"{}")
-                if said.get("token") != token:  # a stranger
+                if said.get("token") != token:  # not a trainer of this job
                     connection.close()
                     continue
                 peers[said["rank"]] = _Peer(connection, time.monotonic())
@@ -124,12 +136,12 @@ class Membership:
     # ---- for the trainer ----
 
     def cause(self, seconds: float = CAUSE_SECONDS) -> Event | None:
-        """Who is to blame for a collective that did not come about: lost or failed, or else who has
-        left; None: nobody known.
+        """The end of a trainer that explains why a collective failed: one that is lost or has
+        failed, or else one that has left; None: no trainer is known to have ended.
         """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._events), seconds)
-            # who left may have left because of it
+            # one that left may have left because of it
             self._changed.wait_for(lambda: self._serious() is not None, SECOND_SECONDS)
             return self._serious() or next(iter(self._events.values()), None)
 
@@ -139,7 +151,7 @@ class Membership:
             return self._serious() or next(iter(self._events.values()), None)
 
     def check(self, needed: Collection[int] = ()) -> None:
-        """Raises what has happened to another trainer.
+        """Raises the end of another trainer.
 
         Args:
             needed: trainers whose part in something is still to come, so that it matters if they
@@ -172,23 +184,23 @@ class Membership:
     # ---- the thread ----
 
     def _run(self) -> None:
-        peers, beat = self._peers, min(2.0, self._deadline / 4)
+        peers, interval = self._peers, min(2.0, self._timeout / 4)
         selector = selectors.DefaultSelector()
         selector.register(self._woken, selectors.EVENT_READ)
         for rank, peer in peers.items():
             selector.register(peer.connection, selectors.EVENT_READ, rank)
         sent, guard = 0.0, Guard(self._serious)
         while not self._closed:
-            for key, _ in selector.select(beat):
+            for key, _ in selector.select(interval):
                 if key.data is not None and not self._read(key.data):
                     selector.unregister(key.fileobj)
             now = time.monotonic()
-            if now - sent >= beat:
+            if now - sent >= interval:
                 sent = now
                 self._send(None, peers)
             for rank, peer in peers.items():
-                if now - peer.heard > self._deadline:
-                    self._note(Event("lost", rank, f"silent for {self._deadline:g} s"))
+                if now - peer.heard > self._timeout:
+                    self._note(Event("lost", rank, f"silent for {self._timeout:g} s"))
             guard.look()
         for peer in peers.values():
             peer.connection.close()
@@ -239,7 +251,7 @@ class Membership:
         line = json.dumps(asdict(event) if event is not None else {}).encode() + b"\n"
         with self._sending:
             for peer in peers.values():
-                with suppress(OSError):  # its end is noticed by whoever reads
+                with suppress(OSError):  # the reading thread notices its end
                     peer.connection.sendall(line)
 
 
@@ -266,8 +278,8 @@ class Guard:
             self._place, self._since = place, time.monotonic()
         elif place is not None and time.monotonic() - self._since > GRACE_SECONDS:
             print(
-                f"{type(event.error()).__name__}: {event.error()}; this trainer waits for it in "
-                "vain:",
+                f"{type(event.error()).__name__}: {event.error()}; this trainer is blocked "
+                "on the lost trainer:",
                 file=sys.stderr,
             )
             traceback.print_stack(frame, file=sys.stderr)

@@ -1,9 +1,10 @@
-"""``spawn``: a function run by several processes of this machine, which are one another's trainers.
+"""``spawn``: runs a function in several processes of this machine, which are the trainers of one
+job.
 
-The parent keeps the store that they meet at, so no port is guessed.  A child that raises writes its
-traceback into a pipe; one that is killed leaves only its status.  When one has failed the others
-get a moment to end by themselves, because whoever fails first need not be the first to be seen;
-then they are ended, and the parent raises what the likeliest culprit said.
+The parent serves the store of their rendezvous, so no port is guessed.  A spawned process that
+raises writes its traceback into a pipe; one that is killed leaves only its status.  When one has
+failed the others get SETTLE_SECONDS to end by themselves, because the first to fail need not be the
+first that is seen; then they are ended, and the parent raises the likeliest cause.
 """
 
 from __future__ import annotations
@@ -42,23 +43,31 @@ def spawn(
     join: bool = True,
     **options: Any,
 ) -> SpawnedProcesses | None:
-    """Runs ``func(*args)`` in processes that :func:`trainer.init_parallel_env` makes one another's
-    trainers.
+    """Runs ``func(*args)`` in processes that :func:`trainer.init_parallel_env` makes the trainers
+    of one job.
 
     Call it from a script's ``if __name__ == "__main__":``; ``func`` must be a function of a
     module's top level.
 
+    Example::
+
+        spawn(torch.set_num_threads, (1,), nprocs=2)    # in place of a function that trains
+
     Args:
+        func: runs in each process, which first calls ``init_parallel_env()``.
+        args: of ``func``, the same in each process.
         nprocs: how many; -1: as many as there are GPUs, or without GPUs as many as there are cores.
-        join: waits until all have ended; otherwise the children are returned, whose ``join()``
-            does.
-        options: ``daemon`` (whether the children end when this process does in any case, and can
-            have none themselves; False), and ``start_method`` ("spawn", or "forkserver").
+        join: waits until all have ended.
+        options: ``daemon`` (whether the processes end when this one does in any case, and can have
+            none themselves; False), and ``start_method`` ("spawn", or "forkserver").
+
+    Returns:
+        None; without ``join`` the processes, whose ``join()`` waits for them.
 
     Raises:
-        ProcessRaisedException: a child raised; the message has its traceback.  Of
+        ProcessRaisedException: a process raised; the message has its traceback.  Of
             torch.multiprocessing, as the next.
-        ProcessExitedException: a child ended with another exit code than 0, or by a signal.
+        ProcessExitedException: a process ended with another exit code than 0, or by a signal.
         ValueError: ``nprocs`` is neither -1 nor 1 or more; an option has another value than it may.
         TypeError: there is no such option.
     """
@@ -74,21 +83,21 @@ def spawn(
         )
     if not isinstance(nprocs, int) or isinstance(nprocs, bool) or (nprocs != -1 and nprocs < 1):
         raise ValueError(f"nprocs: expected -1, or 1 or more, got {nprocs!r}")
-    children = SpawnedProcesses(
+    spawned = SpawnedProcesses(
         func,
         tuple(args),
-        nprocs if nprocs > 0 else _places(),
+        nprocs if nprocs > 0 else _default_count(),
         method,
         bool(options.get("daemon", False)),
     )
     if not join:
-        return children
-    children.join()
+        return spawned
+    spawned.join()
     return None
 
 
 class SpawnedProcesses:
-    """The processes that :func:`spawn` has started.
+    """The processes that :func:`spawn` has started, and the store of their rendezvous.
 
     Attributes:
         processes: by rank.
@@ -166,8 +175,8 @@ class SpawnedProcesses:
             self._until_ended(GRACE_SECONDS, failures=False)
 
     def _guilty(self) -> int:
-        """Of those that ended by themselves: killed by a signal, then with an error of its own,
-        then whoever was first.
+        """The likeliest cause among those that ended by themselves: one killed by a signal, then
+        one with an error of its own, then the first.
         """
         failed = [rank for rank in self._ended[: self._settled] if self._failed(rank)]
         return min(
@@ -183,7 +192,9 @@ class SpawnedProcesses:
         return self.processes[rank].exitcode or 0
 
     def _report(self, rank: int) -> tuple[str, str]:
-        """What a child has said of its end: ("own" or "caused" by another, its traceback)."""
+        """How a process says that it ended: by an error of its "own", or "caused" by another
+        trainer; and its traceback.
+        """
         with suppress(EOFError, OSError):
             if self._reports[rank].poll():
                 kind, _, text = self._reports[rank].recv_bytes().decode().partition("\n")
@@ -212,8 +223,8 @@ def _run(
     report: Connection,
     parent: Connection,
 ) -> None:
-    """A child: runs the function, and says how that ended."""
-    threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
+    """In a spawned process: runs the function, and reports how that ended."""
+    threading.Thread(target=_end_with_parent, args=(parent,), name="parent", daemon=True).start()
     world.enter()
     try:
         func(*args)
@@ -229,24 +240,23 @@ def _run(
         caused = isinstance(error, (Lost, JobFailed))
         if not caused:
             fail(error)
-        report.send_bytes(
-            f"{'caused' if caused else 'own'}\n{''.join(traceback.format_exception(error))}".encode()
-        )
+        text = "".join(traceback.format_exception(error))
+        report.send_bytes(f"{'caused' if caused else 'own'}\n{text}".encode())
         sys.exit(1)
     finally:
         leave_parallel_env()
 
 
-def _end_with(parent: Connection) -> None:
-    """Nobody outlives the parent: nothing is ever sent here, so this returns when the parent is
-    gone.
+def _end_with_parent(parent: Connection) -> None:
+    """Ends this process with its parent: nothing is ever sent here, so reading ends when the parent
+    is gone.
     """
     with suppress(EOFError, OSError):
         parent.recv_bytes()
     os._exit(1)
 
 
-def _places() -> int:
+def _default_count() -> int:
     if torch.cuda.is_available():
         return torch.cuda.device_count()
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

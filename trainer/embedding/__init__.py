@@ -1,1 +1,16 @@
-"""Room of trainer/embedding."""
+"""DistributedEmbedding: a module that looks up rows of this process or of servers.
+
+In reading order::
+
+    embedding        the module: its forward, its steps, where its rows are
+    table_settings   its arguments, checked, and as a plan has them
+    inputs, bags     forward's arguments, checked; sums and means of bags
+    proxy_parameter  the scalar by which a table appears in an optimizer
+    autograd         rows in a backward: gathers, and the way to the proxy parameter
+    local_rows       rows of this process
+    row_cache        pulled rows, readable for some steps
+    state_dict       rows of this process in a state_dict
+    conversion       torch's own embeddings, replaced by ours
+
+The room imports no other room of ``trainer``.
+"""

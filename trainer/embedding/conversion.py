@@ -1,9 +1,9 @@
-"""Embeddings of torch's own that move to the servers: marked by the script, or named by a pattern
-of the strategy.
+"""Conversion of torch's own embeddings, marked by the script or named by a pattern of the strategy,
+whose rows move to the servers.
 
-A moved one is replaced in its model by a :class:`~trainer.embedding.embedding.DistributedEmbedding` that
-reads, pools and trains as it did, and begins with its rows.  The optimizer is made after that, of
-the model's parameters as they are then.
+A :class:`~trainer.embedding.embedding.DistributedEmbedding` takes the embedding's place in its
+model: it reads, pools and trains as that did, and begins with its rows.  The optimizer is made
+after that, of the model's parameters as they are then.
 """
 
 from __future__ import annotations
@@ -24,9 +24,17 @@ def distribute_embedding(module: nn.Module, **options: Any) -> nn.Module:
     """Marks an nn.Embedding or nn.EmbeddingBag: ``fleet.distributed_model`` moves its rows to the
     servers.
 
+    Example::
+
+        words = fleet.distribute_embedding(nn.Embedding(1000, 16), name="words")
+
     Args:
-        options: of :class:`trainer.DistributedEmbedding`, in addition to what the module says:
-            ``optimizer``, ``entry``, ...
+        module: the embedding.
+        options: further arguments of :class:`trainer.DistributedEmbedding`: ``optimizer``,
+            ``entry``, ...
+
+    Returns:
+        The same module.
 
     Raises:
         TypeError: it is another module.

@@ -298,8 +298,8 @@ class DistributedEmbedding(TableSettings):
         return padded.masked_scatter(stays.unsqueeze(1), rows)
 
     def _pulled(self, ids: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The rows of the ids that differ, [u, embedding_dim], and which of them each id is, [n]; on the ids'
-        device.
+        """The rows of the ids that differ, [u, embedding_dim], and each id's index among them, [n];
+        on the ids' device.
         """
         unique, inverse = id_arithmetic.unique(ids.cpu().contiguous().numpy())
         asked = torch.from_numpy(unique)

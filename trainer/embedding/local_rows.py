@@ -110,8 +110,8 @@ class LocalRows:
         return {"bytes_held": self.rows.bytes_held, **self.rows.counters(), "rows": len(self.rows)}
 
     def shrink(self, days: float, threshold: float | None) -> int:
-        """Applies ``days`` of time decay, then drops rows below the score threshold or past their TTL;
-        gives the number of dropped rows.
+        """Applies ``days`` of time decay, then drops rows below the score threshold or past their
+        TTL; gives the number of dropped rows.
         """
         now = self._clock()
         return self.rows.shrink(now, days, threshold) + self.rows.expire(now)

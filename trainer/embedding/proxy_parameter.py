@@ -1,5 +1,6 @@
-"""The proxy parameter: one scalar by which a table appears in the script's optimizer.  Its ``.grad``
-is the L2 norm of the table's row gradients.
+"""The proxy parameter: one scalar by which a table appears in the script's optimizer.
+
+Its ``.grad`` is the L2 norm of the table's row gradients.
 
 [Note: a scalar gradient for rows]  A script clips by norm, unscales, accumulates and zeroes
 gradients through ``p.grad``.  A table's gradient is some rows, which no parameter holds.  All these
@@ -228,8 +229,8 @@ def _step_rows(optimizer: Optimizer) -> None:
 
 
 def _left_to_optimizer(optimizer: Optimizer) -> tuple[float, bool]:
-    """GradScaler leaves unscaling to optimizers with ``fused=True``: the factor for that, and whether
-    to skip the step.
+    """The factor that unscales, and whether to skip the step: GradScaler leaves both to optimizers
+    with ``fused=True``.
     """
     scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     return 1.0 if scale is None else 1.0 / float(scale), found is not None and bool(float(found))

@@ -1,8 +1,8 @@
 """A trainer's cache of pulled rows: it reads the hot ids of skewed data again without asking the
 servers.
 
-[Note: staleness of a cached row]  A row that was pulled in step t is read from the cache up to step t
-+ staleness, as it was pulled: pushes since then, this trainer's own among them, show when it is
+[Note: staleness of a cached row]  A row that was pulled in step t is read from the cache up to step
+t + staleness, as it was pulled: pushes since then, this trainer's own among them, show when it is
 pulled again.  (By which rule a server will move a row, after which other pushes, a trainer cannot
 know; and had an own push to drop the row, every step would drop just the rows that it read.)  So a
 forward of step t sees all that was applied before step t - staleness, as with bounded staleness.

@@ -1,3 +1,9 @@
-"""Short complete scripts: ``digits.py`` is what ``make demo`` runs, ``transpiler_by_hand.py`` goes
-role by role.
+"""Short complete scripts.
+
+In reading order::
+
+    digits               fleet: the script that ``make demo`` runs; display prints its progress
+    digits_program       the same training as a captured program
+    transpiler_by_hand   the transpiler without fleet, role by role
+    ctr                  embeddings on servers; clicks has its data
 """

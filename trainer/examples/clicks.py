@@ -3,7 +3,7 @@ ground truth.
 
 A batch is ``(labels, numbers, ids)``: float32 [batch], float32 [batch, 13], int64 [batch, 26].  The
 ids of a slot (a column of categories) share no id with another slot's.  ``shard`` gives a trainer
-every n-th batch, and everyone as many: the batches of the others are not generated, and of files
+every n-th batch, and each equally many: the batches of the others are not generated, and of files
 their lines are counted but not parsed.
 """
 
@@ -146,9 +146,9 @@ class Files:
         """The lines of each batch; it may begin in one file and end in another."""
         held, missing = list[_Lines](), self.batch_size
         for path in self.paths:
-            for piece in _pieces(path):
-                while piece.count:
-                    own, piece = piece.split(missing)
+            for block in _blocks(path):
+                while block.count:
+                    own, block = block.split(missing)
                     held.append(own)
                     missing -= own.count
                     if not missing:
@@ -193,7 +193,7 @@ class _Lines:
         return tuple(np.concatenate(pair) for pair in columns)
 
 
-def _pieces(path: str) -> Iterator[_Lines]:
+def _blocks(path: str) -> Iterator[_Lines]:
     """A file's lines, some megabytes at a time."""
     rest, first = b"", 1
     with pa.input_stream(path, compression="detect") as stream:
@@ -210,10 +210,9 @@ def _pieces(path: str) -> Iterator[_Lines]:
             rest, first = text[cut:], first + len(bounds) - 1
 
 
-def _parsed(pieces: Sequence[_Lines]) -> Batch:
+def _parsed(batch: Sequence[_Lines]) -> Batch:
     whole = (
-        np.concatenate(columns)
-        for columns in zip(*(piece.parse() for piece in pieces), strict=True)
+        np.concatenate(columns) for columns in zip(*(lines.parse() for lines in batch), strict=True)
     )
     labels, numbers, ids = map(torch.from_numpy, whole)
     return labels, numbers, ids

@@ -1,10 +1,14 @@
 """Will this advertisement be clicked?  DeepFM, or Wide & Deep, with its embeddings on parameter
 servers.
 
-pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py                          generated
-clicks: the best AUC is known pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py
-day_0.gz day_1.gz        files in Criteo's format python trainer/examples/ctr.py --model wide_deep
-this process alone
+::
+
+    # generated clicks: the best AUC is known
+    pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py
+    # files in Criteo's format
+    pserver launch --servers 2 --trainers 2 trainer/examples/ctr.py day_0.gz day_1.gz
+    # this process alone
+    python trainer/examples/ctr.py --model wide_deep
 """
 
 import argparse
@@ -36,15 +40,15 @@ class DeepFM(nn.Module):
         self.first_order = DistributedEmbedding(
             1, init=Uniform(0, 0), optimizer=Adagrad(lr=linear_rate), name="first_order"
         )
-        self.hparams = nn.Linear(NUMBERS, 1)
+        self.numbers = nn.Linear(NUMBERS, 1)
         self.deep = _network(SLOTS * dim + NUMBERS, hidden)
 
-    def forward(self, hparams: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """float32 [batch, 13], int64 [batch, 26] -> logits [batch]."""
         rows = self.embedding(ids)  # [batch, 26, dim]
         pairs = 0.5 * (rows.sum(1).square() - rows.square().sum(1)).sum(1)
-        first = self.first_order(ids).sum((1, 2)) + self.hparams(hparams).squeeze(1)
-        deep = self.deep(torch.cat([rows.flatten(1), hparams], 1)).squeeze(1)
+        first = self.first_order(ids).sum((1, 2)) + self.numbers(numbers).squeeze(1)
+        deep = self.deep(torch.cat([rows.flatten(1), numbers], 1)).squeeze(1)
         logits: torch.Tensor = first + pairs + deep
         return logits
 
@@ -64,9 +68,9 @@ class WideDeep(nn.Module):
         )
         self.deep = _network(SLOTS * dim + NUMBERS, hidden)
 
-    def forward(self, hparams: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """float32 [batch, 13], int64 [batch, 26] -> logits [batch]."""
-        deep = self.deep(torch.cat([self.embedding(ids).flatten(1), hparams], 1)).squeeze(1)
+        deep = self.deep(torch.cat([self.embedding(ids).flatten(1), numbers], 1)).squeeze(1)
         logits: torch.Tensor = self.wide(ids).sum((1, 2)) + deep
         return logits
 
@@ -82,8 +86,8 @@ def _network(width: int, hidden: int) -> nn.Sequential:
 
 
 class Progress:
-    """A line every so many steps: samples, samples a second, and over these steps loss and AUC;
-    rows, and the memory of them.
+    """Prints a line every so many steps: samples, samples a second, and over these steps loss and
+    AUC; rows, and the memory of them.
     """
 
     def __init__(self, every: int) -> None:
@@ -92,7 +96,7 @@ class Progress:
         self._labels, self._logits = list[np.ndarray](), list[np.ndarray]()
 
     def step(self, label: torch.Tensor, logits: torch.Tensor) -> None:
-        """A batch was learned from."""
+        """Counts a batch of a step, and prints a line when it is due."""
         self._samples += len(label) * fleet.worker_num()
         self._steps += 1
         self._labels.append(label.numpy())
@@ -101,9 +105,9 @@ class Progress:
             labels, scores = np.concatenate(self._labels), np.concatenate(self._logits)
             self._labels, self._logits = [], []
             if fleet.is_first_worker():
-                self._say(labels, scores)
+                self._print(labels, scores)
 
-    def _say(self, labels: np.ndarray, scores: np.ndarray) -> None:
+    def _print(self, labels: np.ndarray, scores: np.ndarray) -> None:
         loss = F.binary_cross_entropy_with_logits(
             torch.from_numpy(scores), torch.from_numpy(labels)
         ).item()
@@ -122,8 +126,8 @@ def train(
     model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
     """One epoch."""
-    for label, hparams, ids in batches:
-        logits = model(hparams, ids)
+    for label, numbers, ids in batches:
+        logits = model(numbers, ids)
         F.binary_cross_entropy_with_logits(logits, label).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -132,9 +136,9 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[Batch]) -> float:
-    """The AUC over these batches; nobody's rows are made by it."""
+    """The AUC over these batches; evaluation makes no rows."""
     model.eval()
-    pairs = [(label.numpy(), model(hparams, ids).numpy()) for label, hparams, ids in batches]
+    pairs = [(label.numpy(), model(numbers, ids).numpy()) for label, numbers, ids in batches]
     model.train()
     labels, scores = zip(*pairs, strict=True)
     return auc(np.concatenate(labels), np.concatenate(scores))
@@ -147,63 +151,49 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Every trainer is given the same flags.",
     )
-    parser.add_argument(
-        "files", nargs="*", help="in Criteo's format, *.gz decompressed; none: clicks are generated"
-    )
-    parser.add_argument(
-        "--test", nargs="+", default=[], help="files to evaluate on after each epoch"
-    )
-    parser.add_argument(
-        "--model", choices=("deepfm", "wide_deep"), default="deepfm", help="default: deepfm"
-    )
-    parser.add_argument(
-        "--mode", choices=MODES, default="async", help="of updates on the servers; default: async"
-    )
-    parser.add_argument(
-        "--epochs", type=int, default=1, help="in all, those before a resumption too; default: 1"
-    )
-    parser.add_argument(
-        "--batch", type=int, default=512, help="samples of a trainer's step; default: 512"
-    )
-    parser.add_argument(
-        "--samples", type=int, default=1_000_000, help="to generate for an epoch; default: 1000000"
-    )
-    parser.add_argument(
-        "--categories", type=int, default=2_000, help="of each generated slot; default: 2000"
-    )
-    parser.add_argument("--dim", type=int, default=16, help="of an embedding; default: 16")
-    parser.add_argument(
-        "--hidden",
-        type=int,
-        default=128,
-        help="width of the network's two hidden layers; default: 128",
-    )
-    parser.add_argument(
-        "--rate", type=float, default=0.01, help="of the embeddings' Adagrad; default: 0.01"
-    )
-    parser.add_argument(
-        "--linear-rate",
-        type=float,
-        default=0.05,
-        help="of the weights of single categories; default: 0.05",
-    )
-    parser.add_argument(
-        "--dense-rate", type=float, default=1e-3, help="of the network's Adam; default: 0.001"
-    )
-    parser.add_argument(
-        "--every", type=int, default=100, help="steps between two lines of progress; default: 100"
-    )
-    parser.add_argument(
+    _add_data(parser)
+    _add_model(parser)
+    add = parser.add_argument
+    add("--epochs", type=int, default=1, help="in all, those before a resumption too; default: 1")
+    add("--every", type=int, default=100, help="steps between two lines of progress; default: 100")
+    add(
         "--save",
         metavar="DIRECTORY",
         help="to save to after each epoch, and to go on from if it was saved to",
     )
-    parser.add_argument(
+    add(
         "--export",
         metavar="FILE",
         help="written at the end for plain PyTorch (.pt or .safetensors)",
     )
     return parser.parse_args(arguments)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files", nargs="*", help="in Criteo's format, *.gz decompressed; none: clicks are generated"
+    )
+    add("--test", nargs="+", default=[], help="files to evaluate on after each epoch")
+    add("--batch", type=int, default=512, help="samples of a trainer's step; default: 512")
+    add("--samples", type=int, default=1_000_000, help="to generate for an epoch; default: 1000000")
+    add("--categories", type=int, default=2_000, help="of each generated slot; default: 2000")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", choices=("deepfm", "wide_deep"), default="deepfm", help="default: deepfm")
+    add("--mode", choices=MODES, default="async", help="of updates on the servers; default: async")
+    add("--dim", type=int, default=16, help="of an embedding; default: 16")
+    add("--hidden", type=int, default=128, help="width of the two hidden layers; default: 128")
+    add("--rate", type=float, default=0.01, help="of the embeddings' Adagrad; default: 0.01")
+    add(
+        "--linear-rate",
+        type=float,
+        default=0.05,
+        help="of the weights of single categories; default: 0.05",
+    )
+    add("--dense-rate", type=float, default=1e-3, help="of the network's Adam; default: 0.001")
 
 
 MODES: dict[str, dict[str, object] | None] = {  # a_sync_configs; None: sync
@@ -253,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _best(test: Files | Generated) -> str:
-    """Of generated clicks, the AUC of the true logits: nobody does better."""
+    """Of generated clicks, the AUC of the true logits: no model does better."""
     if isinstance(test, Files):
         return ""
     labels, truth = zip(

@@ -16,7 +16,7 @@ from transpiler import DistributeTranspiler, capture
 
 
 def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """One batch's loss: all that capture needs to know."""
+    """One batch's loss: the function that is captured."""
     return F.cross_entropy(model(images), labels)
 
 

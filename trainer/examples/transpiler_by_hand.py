@@ -4,10 +4,11 @@ Start one process for each role; each captures and transpiles the same program a
 part::
 
     export PSERVER_ENDPOINTS=127.0.0.1:6174,127.0.0.1:6175 TRAINERS=2
-    TRAINING_ROLE=PSERVER CURRENT_ENDPOINT=127.0.0.1:6174 python trainer/examples/transpiler_by_hand.py &
-    TRAINING_ROLE=PSERVER CURRENT_ENDPOINT=127.0.0.1:6175 python trainer/examples/transpiler_by_hand.py &
-    TRAINING_ROLE=TRAINER TRAINER_ID=1 python trainer/examples/transpiler_by_hand.py &
-    TRAINING_ROLE=TRAINER TRAINER_ID=0 python trainer/examples/transpiler_by_hand.py
+    script=trainer/examples/transpiler_by_hand.py
+    TRAINING_ROLE=PSERVER CURRENT_ENDPOINT=127.0.0.1:6174 python $script &
+    TRAINING_ROLE=PSERVER CURRENT_ENDPOINT=127.0.0.1:6175 python $script &
+    TRAINING_ROLE=TRAINER TRAINER_ID=1 python $script &
+    TRAINING_ROLE=TRAINER TRAINER_ID=0 python $script
 
 Without TRAINING_ROLE the captured program runs as it is, single-node.  --device cuda computes on a
 GPU, --print shows the programs.
@@ -50,7 +51,7 @@ if __name__ == "__main__":
     model = nn.Linear(2, 1).to(arguments.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     main, startup = capture(model, step, optimizer, batch(0, arguments.device))
-    # what the environment says; a variable that is missing is an error that names it
+    # by the environment; a variable that is missing is an error that names it
     me = CloudRoleMaker()
     transpiler, executor = DistributeTranspiler(), Executor(device=arguments.device)
     if me.role is not Role.SINGLE:

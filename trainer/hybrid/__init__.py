@@ -1,5 +1,17 @@
-"""Hybrid parallelism: data, tensor, pipeline, sharding and sequence parallel in one job, on
+"""Hybrid parallelism: data, pipeline, sharding, sequence and tensor parallel in one job, on
 torch.distributed.
+
+In reading order::
+
+    mesh        the ranks in five directions
+    parallel    hybrid_parallel, hybrid_optimizer, whole state_dicts
+    stages      a model cut into pipeline stages: device_guard
+    pipeline    one rank's stage, forward and backward in turn
+    tensor      linear layers and embeddings cut over ranks
+    sequence    sequences cut over ranks
+    shards      a rank's part of each parameter, on any mesh
+
+The room imports ``collective`` and ``sharding``.
 """
 
 from trainer.hybrid.mesh import data_place as data_place

@@ -33,7 +33,7 @@ AXES = ("dp", "pp", "sharding", "sep", "mp")
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """How many ranks a job has in each direction.
+    """The number of a job's ranks in each direction.
 
     Attributes:
         degrees: by the names of ``AXES``.
@@ -88,8 +88,17 @@ def hybrid_mesh(strategy: DistributedStrategy, device_type: str | None = None) -
     ``mesh["mp"].get_group()`` is the process group of this rank's tensor parallel peers,
     ``mesh["dp"].get_local_rank()`` its place among the data parallel ones.  All ranks call this.
 
+    Example::
+
+        mesh = hybrid_mesh(fleet.DistributedStrategy())
+        mesh["dp"].size()    # the number of data parallel ranks
+
     Args:
-        device_type: "cuda" where there is a GPU, otherwise "cpu", unless given.
+        strategy: its ``hybrid_configs``.
+        device_type: None: "cuda" where there is a GPU, otherwise "cpu".
+
+    Returns:
+        A mesh of five dimensions.
 
     Raises:
         ValueError: wrong degrees.
@@ -127,7 +136,7 @@ def _device_type() -> str:
 
 
 def data_place(mesh: DeviceMesh) -> tuple[int, int]:
-    """Which part of each batch is this rank's: its number, and the number of parts.
+    """This rank's part of each batch: its number, and the number of parts.
 
     Data and sharding parallel ranks take different samples; pipeline, tensor and sequence parallel
     ones the same.

@@ -30,7 +30,7 @@ from trainer.hybrid.pipeline import Loss, Pipeline
 from trainer.hybrid.sequence import replace_attention
 from trainer.hybrid.stages import stages_of
 from trainer.hybrid.tensor import cut_tensors, planned
-from trainer.sharding.agreement import agree, facts_of
+from trainer.sharding.agreement import agree, metadata_of
 from trainer.sharding.optimizer import ShardedOptimizer
 from transpiler.clip import GradClip
 from transpiler.ir.rules import rule_of
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
+    """What was decided for a model that ``hybrid_parallel`` has made."""
+
     directions: Directions
     mesh: Any  # of parameters
     names: tuple[str, ...]  # of the whole model's parameters and buffers
@@ -61,14 +63,20 @@ def hybrid_parallel(
     """Makes a model parallel; its values are rank 0's.  All ranks call this, with the same whole
     model on their devices.
 
+    Example::
+
+        model = hybrid_parallel(nn.Linear(4, 2), fleet.DistributedStrategy())
+        optimizer = hybrid_optimizer(torch.optim.Adam(model.parameters()), model)
+
     Args:
+        model: the whole one.
         strategy: its ``hybrid_configs``; with ``pp_degree`` also ``pipeline_configs``: a batch is
             cut into ``accumulate_steps`` micro batches, of ``micro_batch_size`` samples where that
             is above 1.
-        tensor_plan: which modules are cut in the "mp" direction, and how; see
+        tensor_plan: the modules that are cut in the "mp" direction, each with its style; see
             ``trainer.hybrid.tensor``.
-        stages: the names of the modules that begin stages 1, 2, ... in the "pp" direction; without,
-            the model's forward says it by ``device_guard``.
+        stages: the names of the modules that begin stages 1, 2, ... in the "pp" direction; without
+            it, ``device_guard`` in the model's forward makes the stages.
         loss_fn: with ``pp_degree``: (output, target) -> the mean loss.
 
     Returns:
@@ -77,8 +85,8 @@ def hybrid_parallel(
         afterwards.
 
     Raises:
-        ValueError: degrees whose product is not the number of ranks, or whatever does not divide
-            evenly.
+        ValueError: degrees whose product is not the number of ranks, or a size that does not
+            divide evenly.
         FingerprintMismatch: the ranks' models differ.
     """
     current_peers()
@@ -87,7 +95,7 @@ def hybrid_parallel(
     device = next(model.parameters()).device
     with naming_trainers():
         world: Any = dist.group.WORLD
-        agree("model", facts_of(model), world)
+        agree("model", metadata_of(model), world)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), 0)
         mesh = parameter_mesh(here, device.type)
@@ -132,7 +140,7 @@ def _staged(
     begins: Sequence[str],
     loss_fn: Loss | None,
 ) -> tuple[nn.Module, nn.Module]:
-    """This rank's part of the model, and what the user gets."""
+    """This rank's part of the model, and the module that the user gets."""
     if here.degrees["pp"] == 1:
         return model, model
     assert loss_fn is not None
@@ -172,10 +180,19 @@ def hybrid_optimizer(
     """The optimizer of a model that :func:`hybrid_parallel` returned; it steps this rank's part of
     each parameter.
 
+    Example::
+
+        model = hybrid_parallel(nn.Linear(4, 2), fleet.DistributedStrategy())
+        optimizer = hybrid_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
     Args:
         optimizer: element-wise, over the returned model's parameters.
+        model: that ``hybrid_parallel`` returned.
         grad_clip: of the averaged gradient of the whole model, all stages together, as a single
             node would.
+
+    Returns:
+        The optimizer to step, whose ``state_dict()`` is whole.
 
     Raises:
         ValueError: the model was not made by ``hybrid_parallel``, or the optimizer's rule looks at
@@ -201,12 +218,23 @@ def hybrid_optimizer(
     ]
     if grad_clip is None:
         grad_clip = getattr(optimizer, "grad_clip", None)
-    pieces = LocalShards(parameters, _made[model].mesh)
-    return ShardedOptimizer(optimizer, pieces, parameters[0].device, grad_clip)
+    shards = LocalShards(parameters, _made[model].mesh)
+    return ShardedOptimizer(optimizer, shards, parameters[0].device, grad_clip)
 
 
 def hybrid_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The whole model's ``state_dict()``, plain tensors on every rank; all ranks call this.
+
+    Example::
+
+        model = hybrid_parallel(nn.Linear(4, 2), fleet.DistributedStrategy())
+        whole = hybrid_state_dict(model)    # {"weight": ..., "bias": ...}
+
+    Args:
+        model: that ``hybrid_parallel`` returned.
+
+    Returns:
+        Values by the names in the whole model.
 
     Raises:
         ValueError: the model was not made by ``hybrid_parallel``.
@@ -227,6 +255,15 @@ def hybrid_state_dict(model: nn.Module) -> dict[str, Tensor]:
 def hybrid_load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Gives a model that :func:`hybrid_parallel` returned the values of a whole ``state_dict()``;
     each rank takes its part.
+
+    Example::
+
+        model = hybrid_parallel(nn.Linear(4, 2), fleet.DistributedStrategy())
+        hybrid_load_state_dict(model, nn.Linear(4, 2).state_dict())
+
+    Args:
+        model: that ``hybrid_parallel`` returned.
+        state_dict: of the whole model, on every rank.
 
     Raises:
         ValueError: the model was not made by ``hybrid_parallel``, or names or shapes differ from

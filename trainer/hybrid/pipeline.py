@@ -25,7 +25,8 @@ class Pipeline(nn.Module):
 
     ::
 
-        loss = pipeline.forward_backward(x, target=y)     # in the place of loss = loss_fn(model(x), y); loss.backward()
+        # in the place of loss = loss_fn(model(x), y); loss.backward()
+        loss = pipeline.forward_backward(x, target=y)
         optimizer.step()
 
     All ranks of the pipeline give the same batch.  The gradient is that of the mean over micro
@@ -80,7 +81,7 @@ class Pipeline(nn.Module):
         """Runs a batch forward and backward; gradients add to ``p.grad``.
 
         Args:
-            args, kwargs: what the model's forward takes, the same on all ranks of the pipeline.
+            args, kwargs: the model's inputs, the same on all ranks of the pipeline.
             target: for ``loss_fn``, cut like the batch.
 
         Returns:
@@ -161,7 +162,7 @@ class Pipeline(nn.Module):
 
 
 def batch_names(model: nn.Module) -> list[str]:
-    """The names of what a model's forward takes."""
+    """The names of a model's inputs."""
     import inspect
 
     return list(inspect.signature(model.forward).parameters)

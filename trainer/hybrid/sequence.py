@@ -3,10 +3,12 @@ part of the heads at a time.
 
 ::
 
-    rank 0   tokens 0..3, all heads  --all-to-all-->  all tokens, heads 0..1  --attention, all-to-all-->  tokens 0..3, all heads
-    rank 1   tokens 4..7, all heads                   all tokens, heads 2..3                              tokens 4..7, all heads
+              all heads         all tokens                            all heads
+    rank 0   tokens 0..3  -->  heads 0..1  --attention, all-to-all-->  tokens 0..3
+    rank 1   tokens 4..7  -->  heads 2..3                              tokens 4..7
+                    all-to-all
 
-Whatever works on each token by itself needs nothing.
+Layers that work on each token by itself need nothing.
 ``torch.nn.functional.scaled_dot_product_attention``, called in the model's forward, is replaced.
 (Jacobs et al.: DeepSpeed Ulysses, 2023.)  Positions are inputs: a rank's tokens do not begin at 0.
 """
@@ -32,9 +34,17 @@ if TYPE_CHECKING:
 def split_sequence(tensor: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
     """This rank's part of a batch of sequences.
 
+    Example::
+
+        mesh = hybrid_mesh(fleet.DistributedStrategy())
+        tokens = split_sequence(torch.zeros(8, 128), mesh)    # [8, 128 / sep_degree]
+
     Args:
         tensor: with time in dimension ``dim``.
         mesh: of :func:`trainer.hybrid_mesh`.
+
+    Returns:
+        A contiguous copy of the part.
 
     Raises:
         ValueError: the sequence's length is no multiple of the sep degree.
@@ -130,7 +140,7 @@ def attention(
 
 
 class _Replaced(TorchFunctionMode):
-    """While it is on, attention is the one above."""
+    """Replaces scaled_dot_product_attention by :func:`attention` while it is entered."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -152,7 +162,7 @@ class _Replaced(TorchFunctionMode):
 
 
 def replace_attention(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """In every forward of ``model`` attention sees whole sequences."""
+    """Makes attention see whole sequences in every forward of ``model``."""
     stack: list[ExitStack] = []
 
     def begin(*_: Any) -> None:

@@ -1,5 +1,4 @@
-"""What of each parameter this rank's optimizer steps, where torch's DTensors say how parameters are
-cut; on any mesh.
+"""A rank's shards of parameters that are DTensors: their local tensors, on any mesh.
 
 The optimizer sees plain local tensors: parameters on different meshes (cut in two directions, in
 one, in none) can share a group.
@@ -20,7 +19,7 @@ from trainer.sharding.units import whole_of
 
 
 class LocalShards(Shards):
-    """The local parts of a model's parameters.
+    """The shards of a model's parameters on one rank: the DTensors' local tensors.
 
     Args:
         parameters: of this rank's model or stage.
@@ -37,12 +36,10 @@ class LocalShards(Shards):
                 parameter if parameter in self.whole else nn.Parameter(_local(parameter.detach()))
             )
             if parameter not in self.whole:
-                parameter.register_post_accumulate_grad_hook(self._hand)  # type: ignore[no-untyped-call]  # torch's own
+                parameter.register_post_accumulate_grad_hook(self._copy_gradient)  # type: ignore[no-untyped-call]  # torch's own
 
-    def _hand(self, parameter: Tensor) -> None:
-        """The parameter's gradient is the piece's, after what ranks have only summands of was
-        summed.
-        """
+    def _copy_gradient(self, parameter: Tensor) -> None:
+        """Gives the shard its parameter's gradient, summed first where each rank has a summand."""
         assert isinstance(parameter, nn.Parameter) and isinstance(parameter, DTensor)
         gradient = parameter.grad
         if gradient is None:
@@ -56,14 +53,14 @@ class LocalShards(Shards):
     def refresh(self) -> None:
         for parameter in self.of:
             if parameter not in self.whole:
-                self._hand(parameter)
+                self._copy_gradient(parameter)
 
     def publish(self) -> None:
-        """The pieces are the parameters' memory."""
+        """The shards are the parameters' memory."""
 
     def drop_gradients(self, to_none: bool) -> None:
-        for parameter, piece in self.of.items():
-            for tensor in (parameter, piece):
+        for parameter, shard in self.of.items():
+            for tensor in (parameter, shard):
                 if to_none:
                     tensor.grad = None
                 elif tensor.grad is not None:

@@ -3,8 +3,10 @@
 
 ::
 
-    class Net(nn.Module):                                    stages=["blocks.2", "head"]
-        def forward(self, x):                                    blocks.0, blocks.1 | blocks.2, blocks.3 | head
+    stages=["blocks.2", "head"]    # blocks.0, blocks.1 | blocks.2, blocks.3 | head
+
+    class Net(nn.Module):
+        def forward(self, x):
             with device_guard("stage:0"):
                 x = self.embedding(x)
             with device_guard("stage:1"):
@@ -30,11 +32,23 @@ _guards: list[int] = []
 
 @contextmanager
 def device_guard(device: str | int) -> Iterator[None]:
-    """What a traced forward computes inside belongs to this stage; without a trace under way
-    nothing happens.
+    """Puts the ops that a traced forward computes inside into a pipeline stage; outside of a trace
+    it has no effect.
+
+    Example::
+
+        class Net(nn.Sequential):
+            def forward(self, x):
+                with device_guard("stage:0"):
+                    x = self[0](x)
+                with device_guard("stage:1"):
+                    return self[1](x)
 
     Args:
         device: the stage's number, alone or after a colon: 1, "stage:1", "gpu:1".
+
+    Returns:
+        A context.
 
     Raises:
         ValueError: no number.
@@ -66,7 +80,7 @@ class Stage:
 
 
 class _Tracer(fx.Tracer):
-    """Traces down to the modules that begin a stage, and notes for each value where it belongs."""
+    """Traces down to the modules that begin a stage, and marks each node with its stage."""
 
     def __init__(self, begins: Sequence[str]) -> None:
         super().__init__()

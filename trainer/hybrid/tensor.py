@@ -1,16 +1,16 @@
-"""Tensor parallelism: which linear layers and embeddings are cut, and how, by the names of modules.
+"""Tensor parallelism: linear layers and embeddings, cut over ranks by the names of modules.
 
 A plan maps patterns of module names (as a shell's: ``*``, ``?``, ``[...]``; the first that matches
 decides) to a style of ``torch.distributed.tensor.parallel``, or to a word for one:
 
-==================  ==========================================  =====================================================
-word                a Linear's weight, or an Embedding's        takes and gives
-==================  ==========================================  =====================================================
-"colwise"           output features (embedding: columns)        whole in, this rank's features out
-"rowwise"           input features (embedding: rows)            this rank's features in, whole out
-"colwise_rep"       as colwise                                  whole in, whole out (an output layer)
-"rowwise_rep"       as rowwise                                  whole in, whole out (an input embedding)
-==================  ==========================================  =====================================================
+=============  ====================================  ===========================================
+word           cut: a Linear's (Embedding's) weight  takes and gives
+=============  ====================================  ===========================================
+"colwise"      output features (columns)             whole in, this rank's features out
+"rowwise"      input features (rows)                 this rank's features in, whole out
+"colwise_rep"  as colwise                            whole in, whole out (an output layer)
+"rowwise_rep"  as rowwise                            whole in, whole out (an input embedding)
+=============  ====================================  ===========================================
 
 An attention's query, key and value are "colwise", its output "rowwise"; its forward has to take the
 number of heads from the width that it sees (``view(batch, time, -1, head_size)``), because each

@@ -97,7 +97,7 @@ class HybridJob(CollectiveJob):
         names = {parameter: name for name, parameter in self.models[0].named_parameters()}
         return HybridOptimizer(
             inner,
-            {inner.pieces.of[p]: name for p, name in names.items() if p in inner.pieces.of},
+            {inner.shards.of[p]: name for p, name in names.items() if p in inner.shards.of},
             None,
         )
 

@@ -1,5 +1,20 @@
-"""Training divided over ranks without servers: state, gradients and parameters in shares
-(``levels`` says which).
+"""Training sharded over the ranks of a group, without servers: optimizer state, gradients,
+parameters.
+
+In reading order::
+
+    levels         group_sharded_parallel, and the table of its levels
+    agreement      all ranks ask for the same, or the difference is said
+    bucket         the layout of gradients that travel together
+    reducer        means of gradients, bucket by bucket, while backward runs
+    collectives    torch's collectives over flat memory, by their names in the installed torch
+    shards         a rank's shards: the interface, and the flat ones of "os" and "os_g"
+    units          those of "p_g_os", on torch's FSDP2
+    norms          clipping by the norms of whole gradients
+    optimizer      ShardedOptimizer: the given optimizer steps shards
+    files          a sharded model as plain files
+
+The room imports ``collective``, ``checkpoint`` and ``optimizer``.
 """
 
 from trainer.sharding.files import save_group_sharded_model as save_group_sharded_model

@@ -1,6 +1,4 @@
-"""Whether all ranks of a group do the same: who differs is said, before a collective waits for what
-never comes.
-"""
+"""Agreement of a group's ranks: a difference is said before a collective would block."""
 
 from __future__ import annotations
 
@@ -16,10 +14,11 @@ from pserver.errors import FingerprintMismatch
 from trainer.collective.parallel_env import current_peers
 from transpiler.plan.plan import differences
 
-_made: Counter[str] = Counter()  # agreements, by group: each has a topic of its own
+# agreements that were made, by group: each has a topic of its own
+_made: Counter[str] = Counter()
 
 
-def facts_of(model: nn.Module) -> dict[str, str]:
+def metadata_of(model: nn.Module) -> dict[str, str]:
     """A model's tensors, by name, as text."""
 
     def form(tensor: torch.Tensor) -> str:
@@ -31,18 +30,21 @@ def facts_of(model: nn.Module) -> dict[str, str]:
     }
 
 
-def agree(what: str, facts: Mapping[str, str], group: dist.ProcessGroup) -> None:
-    """Compares facts over a group; all its ranks call this.
+def agree(what: str, metadata: Mapping[str, str], group: dist.ProcessGroup) -> None:
+    """Compares metadata over a group; all its ranks call this.
+
+    Args:
+        what: is compared, for messages.
 
     Raises:
         FingerprintMismatch: a rank's differ from those of the group's first; the message says which
             and how.
-        TimedOut: some rank does not come here.
+        TimedOut: a rank does not call this.
     """
     ranks = dist.get_process_group_ranks(group)
     _made[group.group_name] += 1
     topic = f"{what} {_made[group.group_name]} of group {group.group_name}"
-    said = current_peers().exchange(topic, json.dumps(dict(facts)), ranks)
+    said = current_peers().exchange(topic, json.dumps(dict(metadata)), ranks)
     first = json.loads(said[0])
     for rank, text in zip(ranks, said, strict=True):
         if text != said[0]:

@@ -1,13 +1,13 @@
 """A bucket: parameters whose gradients travel together, laid out one after the other in a flat
-piece of memory.
+block of memory.
 
 ::
 
-    | weight ............ | bias | weight2 .................... | pad |      bucket.size elements
-    | rank 0's                   | rank 1's                           |      bucket.share elements each
+    | weight ............ | bias | weight2 .................. | pad |    bucket.size elements
+    | rank 0's                   | rank 1's                         |    bucket.share elements each
 
 A bucket's length is a multiple of the ranks, so that each rank's share is the same to the element,
-whatever the tensors' sizes: a model that is one large matrix is shared as evenly as one of many.
+however large the tensors: a model that is one large matrix is shared as evenly as one of many.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Bucket:
             at += parameter.numel()
 
     def shares(self, rank: int) -> Iterator[tuple[nn.Parameter, int, int]]:
-        """What of each parameter is a rank's: its first element in the rank's share and the one
-        after its last; maybe none.
+        """Each parameter's part in a rank's share: its first element there and the one after its
+        last; the two are equal where there is none.
         """
         low = rank * self.share
         for parameter, begin, end in self.spans():

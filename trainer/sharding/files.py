@@ -27,6 +27,16 @@ def save_group_sharded_model(
     ``state_dict()``, ``torch.load`` the state_dict of the optimizer that was given to
     ``group_sharded_parallel``.  All ranks of the group call this; its first writes.
 
+    Example::
+
+        model, optimizer, _ = group_sharded_parallel(net, torch.optim.Adam(net.parameters()), "os")
+        save_group_sharded_model(model, "trained", optimizer)
+
+    Args:
+        model: that ``group_sharded_parallel`` returned.
+        output: the directory, which is made.
+        optimizer: that ``group_sharded_parallel`` returned.
+
     Raises:
         ValueError: the model was not sharded by ``group_sharded_parallel``, or ``output`` is a
             file.
@@ -59,7 +69,7 @@ def save_group_sharded_model(
 
 
 def _written(directory: Path, tensors: dict[str, torch.Tensor], state: Any) -> OSError | None:
-    """Writes both files, each whole or not at all; what went wrong."""
+    """Writes both files, each whole or not at all; gives the error, if there was one."""
     try:
         export(str(directory / MODEL), tensors)
         if state is not None:
@@ -72,7 +82,7 @@ def _written(directory: Path, tensors: dict[str, torch.Tensor], state: Any) -> O
 
 
 def _agree(failed: OSError | None, group: dist.ProcessGroup, device: torch.device) -> None:
-    """No rank goes on before the files are there; all ranks learn that they are not."""
+    """No rank goes on before the files are there; all ranks hear of an error."""
     mark = torch.tensor([failed is not None], dtype=torch.int32, device=device)
     dist.broadcast(mark, group=group, group_src=0)
     if failed is not None:

@@ -1,25 +1,25 @@
-"""``group_sharded_parallel``: a model, its optimizer and scaler, divided over the ranks of a group.
+"""``group_sharded_parallel``: a model, its optimizer and scaler, sharded over the ranks of a group.
 
-========  ==================================================  =======================================
-level     divided                                             bytes on each of n ranks, with Adam
-========  ==================================================  =======================================
-"os"      the optimizer's state                               P + G + 2P/n
-"os_g"    and gradients                                       P + (G + 2P)/n
-"p_g_os"  and parameters                                      (P + G + 2P)/n, and the unit in use
-========  ==================================================  =======================================
+========  =====================  ============================================
+level     sharded                bytes on each of n ranks, with Adam
+========  =====================  ============================================
+"os"      the optimizer's state  P + G + 2P/n
+"os_g"    and gradients          P + (G + 2P)/n
+"p_g_os"  and parameters         (P + G + 2P)/n, and the unit in use
+========  =====================  ============================================
 
 P bytes of parameters, G of gradients.  (Rajbhandari et al.: ZeRO, memory optimizations toward
 training trillion parameter models, 2020; Zhao et al.: PyTorch FSDP, 2023.)  Each option's effect:
 
-- ``offload``: what the optimizer steps, and its state, lie on the host; at "p_g_os" the shards too.
-  On the CPU they do anyway.
+- ``offload``: the tensors that the optimizer steps, and its state, lie on the host; at "p_g_os" the
+  model's shards too.  On the CPU they do anyway.
 - ``sync_buffers``: after each step the buffers are those of the group's first rank.
 - ``buffer_max_size``: elements of the gradients that travel in one reduction (at "p_g_os": of those
   too small to be sharded).
 - ``segment_size``: elements of the smallest tensor that is sharded ("p_g_os" only; the others are
   kept whole on every rank).
 - ``sync_comm``: collectives are waited for where they start, so that nothing overlaps with
-computing.
+  computing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from torch import nn
 
 from trainer.collective.parallel_env import current_peers
 from trainer.optimizer import DistributedOptimizer
-from trainer.sharding.agreement import agree, facts_of
+from trainer.sharding.agreement import agree, metadata_of
 from trainer.sharding.optimizer import ShardedOptimizer
-from trainer.sharding.shards import Shards, Slices
+from trainer.sharding.shards import FlatShards, Shards
 from transpiler.clip import GradClip
 from transpiler.ir.rules import rule_of
 
@@ -45,7 +45,7 @@ LEVELS = ("os", "os_g", "p_g_os")
 SEGMENT_SIZE = 2**20
 
 log = logging.getLogger(__name__)
-# the models of this process that are
+# by model: the shards of this rank
 sharded: WeakKeyDictionary[nn.Module, Shards] = WeakKeyDictionary()
 
 
@@ -61,17 +61,25 @@ def group_sharded_parallel(
     segment_size: int = SEGMENT_SIZE,
     sync_comm: bool = False,
 ) -> tuple[nn.Module, ShardedOptimizer, torch.amp.GradScaler | None]:
-    """Divides a model's training over the ranks of a group, with the values of the group's first
+    """Shards a model's training over the ranks of a group, with the values of the group's first
     rank.
 
     Training equals that of one process on the concatenated batch.  All ranks of the group call
-    this.  See the module's docstring for what the levels and options do.
+    this.  The docstring of :mod:`trainer.sharding.levels` has a table of the levels and options.
+
+    Example::
+
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        model, optimizer, _ = group_sharded_parallel(model, optimizer, "os_g")
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
 
     Args:
         model: on its device already; the same module is returned.  At "os_g" its parameters have no
             ``grad`` between backward and step; at "p_g_os" they are DTensors.
-        optimizer: element-wise, over parameters of the model; its groups, numbers, state and
-            ``grad_clip`` are kept.
+        optimizer: element-wise, over parameters of the model; its groups, hyper-parameters, state
+            and ``grad_clip`` are kept.
         scaler: its state is kept; the one returned skips a step on all ranks where one overflows.
         group: None is all ranks.
 
@@ -79,10 +87,10 @@ def group_sharded_parallel(
         The model, the optimizer and the scaler to train with.
 
     Raises:
-        ValueError, TypeError: an argument that cannot be, or has no effect at this level; a rule
-            that is not element-wise.
+        ValueError, TypeError: an argument is of the wrong kind, or has no effect at this level; a
+            rule is not element-wise.
         FingerprintMismatch: another rank has another model, or asks for something else.
-        RuntimeError: the trainers have not met: call init_parallel_env() first.
+        RuntimeError: there are other trainers, and init_parallel_env() has not been called.
     """
     _check(
         model,
@@ -102,20 +110,20 @@ def group_sharded_parallel(
         "buffer_max_size": str(buffer_max_size),
         "segment_size": str(segment_size),
     }
-    agree("group_sharded_parallel", facts_of(model) | asked, ranks)
+    agree("group_sharded_parallel", metadata_of(model) | asked, ranks)
     device = next(iter(names.values())).device
     how = buffer_max_size, sync_comm, offload and not _already_there(device)
     if level == "p_g_os":
-        pieces = _units(model, names, ranks, segment_size, *how)
+        shards = _units(model, names, ranks, segment_size, *how)
     else:
-        pieces = Slices(list(names.values()), ranks, level == "os_g", *how)
+        shards = FlatShards(list(names.values()), ranks, level == "os_g", *how)
     _same_buffers(model, ranks)
     wrapped = ShardedOptimizer(
-        inner, pieces, device, clip, (lambda: _same_buffers(model, ranks)) if sync_buffers else None
+        inner, shards, device, clip, (lambda: _same_buffers(model, ranks)) if sync_buffers else None
     )
     if level == "os_g":
         _zero_grad_through(model, wrapped.zero_grad)
-    sharded[model] = pieces
+    sharded[model] = shards
     return model, wrapped, _scaler(scaler, ranks, device)
 
 
@@ -140,14 +148,14 @@ def _units(
     from trainer.sharding.units import Units  # FSDP2 takes half a second to import
 
     mesh = DeviceMesh.from_group(group, next(iter(names.values())).device.type)
-    pieces = Units(model, names, mesh, least, *rest)
-    if len(pieces.whole) == len(names):
+    shards = Units(model, names, mesh, least, *rest)
+    if len(shards.whole) == len(names):
         log.warning(
             "group_sharded_parallel: level p_g_os: nothing is sharded: no tensor has "
             "segment_size=%d elements",
             least,
         )
-    return pieces
+    return shards
 
 
 def _check(model: Any, optimizer: Any, level: Any, scaler: Any, *options: Any) -> None:
@@ -251,7 +259,7 @@ def _same_buffers(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _zero_grad_through(model: nn.Module, zero_grad: Callable[[bool], None]) -> None:
-    """``model.zero_grad()`` drops the pieces' gradients too, which no parameter of the model
+    """``model.zero_grad()`` drops the shards' gradients too, which no parameter of the model
     shows.
     """
     object.__setattr__(model, "zero_grad", zero_grad)

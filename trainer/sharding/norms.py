@@ -1,4 +1,4 @@
-"""Clipping of gradients that lie in pieces on several ranks: the norms are those of the whole
+"""Clipping of gradients that lie in shards on several ranks: the norms are those of the whole
 tensors.
 """
 
@@ -17,41 +17,41 @@ from transpiler.clip import (
 )
 
 
-def clip_gradients(clip: GradClip, pieces: Shards, device: torch.device) -> None:
-    """Clips every piece's gradient in place, as a single node would clip the whole ones; all ranks
+def clip_gradients(clip: GradClip, shards: Shards, device: torch.device) -> None:
+    """Clips every shard's gradient in place, as a single node would clip the whole ones; all ranks
     call this.
 
     Args:
         device: where the group communicates.
     """
     present = [
-        (parameter, piece) for parameter, piece in pieces.of.items() if piece.grad is not None
+        (parameter, shard) for parameter, shard in shards.of.items() if shard.grad is not None
     ]
     if not present:
         return
     with torch.no_grad():
         if isinstance(clip, ClipGradByValue):
-            for _, piece in present:
-                _gradient(piece).copy_(clip_value(_gradient(piece), clip.min, clip.max))
+            for _, shard in present:
+                _gradient(shard).copy_(clip_value(_gradient(shard), clip.min, clip.max))
             return
-        norms = _squares(pieces, [parameter for parameter, _ in present], device)
+        norms = _squares(shards, [parameter for parameter, _ in present], device)
         if isinstance(clip, ClipGradByGlobalNorm):
-            norms = pieces.everywhere(norms.sum()).expand_as(norms)
+            norms = shards.everywhere(norms.sum()).expand_as(norms)
         factors = coefficient_of_norm(norms.sqrt(), clip.clip_norm)
-        for (_, piece), factor in zip(present, factors, strict=True):
-            _gradient(piece).mul_(factor.to(piece.device, piece.dtype))
+        for (_, shard), factor in zip(present, factors, strict=True):
+            _gradient(shard).mul_(factor.to(shard.device, shard.dtype))
 
 
-def _gradient(piece: nn.Parameter) -> Tensor:
-    assert piece.grad is not None
-    return piece.grad
+def _gradient(shard: nn.Parameter) -> Tensor:
+    assert shard.grad is not None
+    return shard.grad
 
 
-def _squares(pieces: Shards, parameters: list[nn.Parameter], device: torch.device) -> Tensor:
+def _squares(shards: Shards, parameters: list[nn.Parameter], device: torch.device) -> Tensor:
     """The square of each whole gradient's 2-norm: 1-D, float32, or float64 where a gradient is."""
-    grads = [_gradient(pieces.of[parameter]) for parameter in parameters]
+    grads = [_gradient(shards.of[parameter]) for parameter in parameters]
     dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
     squares = torch.stack(
         [torch.linalg.vector_norm(grad, dtype=dtype).to(device) for grad in grads]
     ).square()
-    return pieces.summed(parameters, squares)
+    return shards.summed(parameters, squares)

@@ -1,5 +1,5 @@
-"""What ``group_sharded_parallel`` returns as the optimizer: the given one, stepping this rank's
-pieces.
+"""ShardedOptimizer: the optimizer that ``group_sharded_parallel`` returns; it steps this rank's
+shards.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from transpiler.clip import GradClip
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """The optimizer of a sharded model; its groups hold this rank's pieces of the parameters.
+    """The optimizer of a sharded model; its groups hold this rank's shards of the parameters.
 
     Groups and state are those of the given optimizer, so a scheduler made for either moves both.
     ``state_dict()`` is whole and plain: what the given optimizer would have, had it trained alone.
-    Clip with ``grad_clip``: no piece has a whole gradient.
+    Clip with ``grad_clip``: no shard has a whole gradient.
 
     Args:
-        optimizer: the user's; from here on it steps pieces.
-        pieces: of its parameters.
+        optimizer: the user's; from here on it steps shards.
+        shards: of its parameters.
         device: where the ranks communicate.
         grad_clip: of the averaged gradient, as a single node would.
         after: called at the end of each step.
 
     Raises:
         RuntimeError: at a step, a parameter that was frozen when the model was sharded has a
-            gradient: nobody has averaged it.
+            gradient, which was not averaged.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        pieces: Shards,
+        shards: Shards,
         device: torch.device,
         grad_clip: GradClip | None,
         after: Callable[[], None] | None = None,
     ) -> None:
-        self._inner, self.pieces, self.grad_clip = optimizer, pieces, grad_clip
+        self._inner, self.shards, self.grad_clip = optimizer, shards, grad_clip
         self._device, self._after = device, after
-        self._of = {piece: parameter for parameter, piece in pieces.of.items()}
+        self._of = {shard: parameter for parameter, shard in shards.of.items()}
         self._frozen: list[nn.Parameter] = []
-        self._take_pieces()
+        self._take_shards()
         self._made = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._made = True
         self._share()
 
-    def _take_pieces(self) -> None:
-        """Puts the pieces in the place of what the optimizer had, and drops that."""
-        former, of = self.pieces.former, self.pieces.of
+    def _take_shards(self) -> None:
+        """Puts the shards in the place of the optimizer's parameters, whose memory is dropped."""
+        former, of = self.shards.former, self.shards.of
         states = {_get(former, parameter): state for parameter, state in self._inner.state.items()}
         for group in self._inner.param_groups:
             present = [_get(former, parameter) for parameter in group["params"]]
@@ -69,7 +69,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             }
         )
         for parameter in former:
-            parameter.data = parameter.data.new_empty(0)  # somebody may still hold it
+            parameter.data = parameter.data.new_empty(0)  # the script may still hold it
         former.clear()
 
     def _share(self) -> None:
@@ -108,22 +108,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     "gradient now, which was not averaged over the ranks: call "
                     "group_sharded_parallel after unfreezing"
                 )
-        self.pieces.refresh()
+        self.shards.refresh()
         with naming_trainers():
             if self.grad_clip is not None:
-                clip_gradients(self.grad_clip, self.pieces, self._device)
+                clip_gradients(self.grad_clip, self.shards, self._device)
             self._inner.step()
-            self.pieces.publish()
+            self.shards.publish()
             if self._after is not None:
                 self._after()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients of the pieces, and the model's own."""
-        self.pieces.drop_gradients(set_to_none)
+        """Drops the gradients of the shards, and the model's own."""
+        self.shards.drop_gradients(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: what is sharded is decided once.
+        """Refused: groups are sharded once.
 
         Raises:
             ValueError: always, after construction.
@@ -138,11 +138,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # ---- state ----
 
     def _cut(self, parameter: Any, state: dict[str, Any]) -> dict[str, Any]:
-        """A whole parameter's state as its piece's."""
-        if parameter not in self.pieces.of:
+        """A whole parameter's state as its shard's."""
+        if parameter not in self.shards.of:
             return state
         return {
-            key: self.pieces.part(parameter, value)
+            key: self.shards.part(parameter, value)
             if _shaped(key, value, parameter.shape)
             else value
             for key, value in state.items()
@@ -154,21 +154,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
         All ranks call this.
         """
         kept = super().state_dict()
-        ordered = [piece for group in self.param_groups for piece in group["params"]]
+        ordered = [shard for group in self.param_groups for shard in group["params"]]
         whole: dict[int, dict[str, Any]] = {
             index: dict(state) for index, state in kept["state"].items()
         }
         for key in sorted({key for state in whole.values() for key in state}):
             values = {
-                self._of[piece]: whole[index][key]
-                for index, piece in enumerate(ordered)
-                if piece in self._of
+                self._of[shard]: whole[index][key]
+                for index, shard in enumerate(ordered)
+                if shard in self._of
                 and index in whole
-                and _shaped(key, whole[index].get(key), piece.shape)
+                and _shaped(key, whole[index].get(key), shard.shape)
             }
-            joined = self.pieces.joined(values)
-            for index, piece in enumerate(ordered):
-                if (value := joined.get(self._of.get(piece, piece))) is not None:
+            joined = self.shards.joined(values)
+            for index, shard in enumerate(ordered):
+                if (value := joined.get(self._of.get(shard, shard))) is not None:
                     whole[index][key] = value
         return {**kept, "state": whole}
 
@@ -176,7 +176,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Takes up what :meth:`state_dict` or the unsharded optimizer wrote; every rank keeps its
         part.
         """
-        ordered = [piece for group in self.param_groups for piece in group["params"]]
+        ordered = [shard for group in self.param_groups for shard in group["params"]]
         states = {
             index: self._cut(self._of.get(ordered[int(index)]), state)
             if int(index) < len(ordered)
@@ -191,8 +191,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 def _get(of: Mapping[nn.Parameter, nn.Parameter], parameter: Any) -> nn.Parameter:
-    piece: nn.Parameter = of.get(parameter, parameter)
-    return piece
+    shard: nn.Parameter = of.get(parameter, parameter)
+    return shard
 
 
 def _shaped(key: str, value: Any, shape: torch.Size) -> bool:

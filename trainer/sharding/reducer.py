@@ -4,12 +4,12 @@
 
     backward:   ... gradient, gradient | gradient ...              | end
     bucket 0:                          | reduce ...........|       |
-    bucket 1:                                     | reduce .|.......| wait, hand over
+    bucket 1:                                     | reduce .|.......| wait, deliver
 
 Buckets leave in one order everywhere, whichever is full first: ranks would otherwise reduce
-different buckets with one another. At most two are on their way, so that the memory of whole
-gradients stays bounded where each rank keeps its share only.  At the end of backward what is
-missing counts as zero; a parameter that no rank has a gradient of keeps none, as on a single node.
+different buckets with one another.  At most two are on their way, so that the memory of whole
+gradients stays bounded where each rank keeps its share only.  At the end of backward a missing
+gradient counts as zero; a parameter that no rank has a gradient of keeps none, as on a single node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from trainer.sharding.bucket import Bucket
 from trainer.sharding.collectives import reduce_scatter
 
-# Takes a bucket, what was reduced (all of it, or this rank's share), and the parameters that have a
+# Takes a bucket, its mean (all of it, or this rank's share), and the parameters that have a
 # gradient on some rank.
 Deliver = Callable[[Bucket, Tensor, set[nn.Parameter]], None]
 _IN_FLIGHT = 2
@@ -33,7 +33,7 @@ _IN_FLIGHT = 2
 
 @dataclass(slots=True)
 class _Pass:
-    """One backward: what has arrived and what has left."""
+    """One backward pass: the gradients that have come, the buckets that have left."""
 
     task: int  # autograd's number for it
     arrived: set[nn.Parameter] = field(default_factory=set)
@@ -112,10 +112,10 @@ class Reducer:
         self.reductions += 1
         now.results.append(result)
         now.flying.append((work, whole))
-        self._land(now, 0 if self._at_once else _IN_FLIGHT)
+        self._wait(now, 0 if self._at_once else _IN_FLIGHT)
 
     @staticmethod
-    def _land(now: _Pass, most: int) -> None:
+    def _wait(now: _Pass, most: int) -> None:
         """Waits until at most so many buckets are on their way."""
         while len(now.flying) > most:
             work, _ = now.flying.pop(0)
@@ -127,7 +127,7 @@ class Reducer:
         while now.left < len(self.buckets):
             self._send(now)
         anywhere = self._anywhere(now.arrived)
-        self._land(now, 0)
+        self._wait(now, 0)
         for bucket, result in zip(self.buckets, now.results, strict=True):
             self._deliver(bucket, result, anywhere)
 

@@ -1,7 +1,7 @@
-"""What of a model's trainable parameters this rank's optimizer steps: one flat or local piece of
-each.
+"""The shards of one rank: the parts of a model's trainable parameters that its optimizer steps, one
+flat or local tensor of each.
 
-An optimizer never sees that it is sharded: its groups hold pieces, plain parameters whose memory is
+An optimizer never sees that it is sharded: its groups hold shards, plain parameters whose memory is
 part of the model's own (or a copy on the host, with ``offload``), and its state is as large as they
 are.
 """
@@ -23,11 +23,11 @@ Values = dict[nn.Parameter, Tensor]
 
 
 class Shards(ABC):
-    """The pieces of one rank.
+    """The shards of one rank.  The script's thread uses them; gradients may arrive in autograd's.
 
     Attributes:
         group: the ranks that share the model.
-        of: each of the model's parameters with its piece, which may have no elements.
+        of: each of the model's parameters with its shard, which may have no elements.
         whole: those among the keys of ``of`` that every rank has whole.
         former: the parameters that the optimizer knew before, where sharding has put others in
             their place: those others.
@@ -52,8 +52,8 @@ class Shards(ABC):
 
     @abstractmethod
     def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """This rank's copy of its part of a tensor of the parameter's shape, shaped as the piece
-        is.
+        """This rank's copy of its part of a tensor of the parameter's shape; it has the shard's
+        shape.
         """
 
     def full(self, tensor: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ class Shards(ABC):
         return tensor
 
     def summed(self, parameters: Sequence[nn.Parameter], squares: Tensor) -> Tensor:
-        """Numbers of this rank's pieces (1-D, one for each parameter), added up over the ranks that
-        have other pieces of them.
+        """Numbers of this rank's shards (1-D, one for each parameter), added up over the ranks that
+        have other shards of the parameters.
         """
         shared = torch.tensor(
             [parameter not in self.whole for parameter in parameters], device=squares.device
@@ -86,7 +86,7 @@ class Shards(ABC):
 
 
 def _own_memory(bucket: Bucket, group: dist.ProcessGroup) -> Tensor:
-    """The bucket's parameters as views of one flat piece of memory, with the values of the group's
+    """The bucket's parameters as views of one flat block of memory, with the values of the group's
     first rank.
     """
     flat = bucket.memory()
@@ -97,7 +97,7 @@ def _own_memory(bucket: Bucket, group: dist.ProcessGroup) -> Tensor:
     return flat
 
 
-class Slices(Shards):
+class FlatShards(Shards):
     """Parameters whole on every rank, each rank's optimizer with its share of every bucket: levels
     "os" and "os_g".
 
@@ -109,7 +109,7 @@ class Slices(Shards):
         scatter: gradients too are divided ("os_g").
         most: elements of a bucket.
         at_once: nothing overlaps with backward.
-        apart: pieces are copies on the host, and so is the optimizer's state.
+        apart: shards are copies on the host, and so is the optimizer's state.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Slices(Shards):
         for bucket, held in zip(self.reducer.buckets, self._held, strict=True):
             for parameter, begin, end in bucket.shares(self._rank):
                 self.of[parameter] = nn.Parameter(held[begin:end])
-        self._first = {  # where in its parameter each piece begins
+        self._first = {  # where in its parameter each shard begins
             parameter: max(self._rank * bucket.share - begin, 0)
             for bucket in self.reducer.buckets
             for parameter, begin, _ in bucket.spans()
@@ -155,11 +155,11 @@ class Slices(Shards):
         for parameter, begin, end in bucket.shares(self._rank):
             if parameter not in anywhere:
                 continue
-            piece = self.of[parameter]
-            if self._scatter and piece.grad is not None:
-                piece.grad.add_(share[begin:end])
+            shard = self.of[parameter]
+            if self._scatter and shard.grad is not None:
+                shard.grad.add_(share[begin:end])
             else:
-                piece.grad = share[begin:end]
+                shard.grad = share[begin:end]
         if not self._scatter:
             for parameter, begin, end in bucket.spans():
                 if parameter in anywhere:
@@ -168,11 +168,11 @@ class Slices(Shards):
     def refresh(self) -> None:
         if self._scatter:
             return
-        for parameter, piece in self.of.items():
+        for parameter, shard in self.of.items():
             if parameter.grad is None:
-                piece.grad = None
+                shard.grad = None
             elif self._apart:
-                piece.grad = self.part(parameter, parameter.grad)
+                shard.grad = self.part(parameter, parameter.grad)
 
     def publish(self) -> None:
         for share, held in zip(self._shares, self._held, strict=True):
@@ -186,17 +186,17 @@ class Slices(Shards):
             work.wait()
 
     def drop_gradients(self, to_none: bool) -> None:
-        for parameter, piece in self.of.items():
-            for tensor in (parameter, piece):
+        for parameter, shard in self.of.items():
+            for tensor in (parameter, shard):
                 if to_none:
                     tensor.grad = None
                 elif tensor.grad is not None:
                     tensor.grad.zero_()
 
     def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        piece = self.of[parameter]
+        shard = self.of[parameter]
         begin = self._first[parameter]
-        return value.detach().reshape(-1)[begin:][: piece.numel()].to(piece.device, copy=True)
+        return value.detach().reshape(-1)[begin:][: shard.numel()].to(shard.device, copy=True)
 
     def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
         found: Values = {}

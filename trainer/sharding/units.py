@@ -174,19 +174,19 @@ class Units(Shards):
         names: Mapping[str, nn.Parameter],
         small: set[nn.Parameter],
     ) -> None:
-        """Pairs each former parameter with its shard, and the shard with the optimizer's piece of
-        it.
+        """Pairs each former parameter with its DTensor, and the DTensor with the optimizer's shard:
+        its local tensor.
         """
         self.whole = {parameter for parameter in names.values() if parameter in small}
         self.former = {
             parameter: now[name] for name, parameter in names.items() if parameter not in small
         }
         self.of = {now[name]: now[name] for name in names}
-        for shard in self.former.values():
-            piece = nn.Parameter(_local(shard.detach()))
-            self.of[shard] = piece
-            hook = partial(_hand, piece=piece)
-            shard.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's own
+        for sharded in self.former.values():
+            shard = nn.Parameter(_local(sharded.detach()))
+            self.of[sharded] = shard
+            hook = partial(_copy_gradient, shard=shard)
+            sharded.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's own
 
     @staticmethod
     def _take_small(bucket: Any, result: Tensor, anywhere: set[nn.Parameter]) -> None:
@@ -198,16 +198,16 @@ class Units(Shards):
         return whole_of(tensor)
 
     def refresh(self) -> None:
-        for shard, piece in self.of.items():
-            if shard not in self.whole:
-                _hand(shard, piece)
+        for sharded, shard in self.of.items():
+            if sharded not in self.whole:
+                _copy_gradient(sharded, shard)
 
     def publish(self) -> None:
-        """The pieces are the shards' memory: the next forward gathers them."""
+        """The shards are the DTensors' memory: the next forward gathers them."""
 
     def drop_gradients(self, to_none: bool) -> None:
-        for parameter, piece in self.of.items():
-            for tensor in (parameter, piece):
+        for parameter, shard in self.of.items():
+            for tensor in (parameter, shard):
                 if to_none:
                     tensor.grad = None
                 elif tensor.grad is not None:
@@ -216,16 +216,16 @@ class Units(Shards):
     def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         if parameter in self.whole:
             return value.detach().to(parameter.device, copy=True)
-        shard = parameter.detach()
-        assert isinstance(shard, DTensor)
-        (placement,) = shard.placements
+        sharded = parameter.detach()
+        assert isinstance(sharded, DTensor)
+        (placement,) = sharded.placements
         assert isinstance(placement, Shard)
-        rows = list(value.detach().chunk(shard.device_mesh.size(), placement.dim))
-        rank = shard.device_mesh.get_local_rank()
-        piece = self.of[parameter]
+        rows = list(value.detach().chunk(sharded.device_mesh.size(), placement.dim))
+        rank = sharded.device_mesh.get_local_rank()
+        shard = self.of[parameter]
         if rank >= len(rows):
-            return torch.empty(piece.shape, dtype=value.dtype, device=piece.device)
-        return rows[rank].to(piece.device, copy=True).contiguous()
+            return torch.empty(shard.shape, dtype=value.dtype, device=shard.device)
+        return rows[rank].to(shard.device, copy=True).contiguous()
 
     def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
         return {parameter: self._join(parameter, value) for parameter, value in values.items()}
@@ -233,14 +233,14 @@ class Units(Shards):
     def _join(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         if parameter in self.whole:
             return value.clone()
-        shard = parameter.detach()
-        assert isinstance(shard, DTensor)
+        sharded = parameter.detach()
+        assert isinstance(sharded, DTensor)
         return whole_of(
             DTensor.from_local(
-                *(value, shard.device_mesh, shard.placements),
+                *(value, sharded.device_mesh, sharded.placements),
                 run_check=False,
-                shape=shard.shape,
-                stride=shard.stride(),
+                shape=sharded.shape,
+                stride=sharded.stride(),
             )
         )
 
@@ -250,9 +250,9 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local()
 
 
-def _hand(shard: Tensor, piece: nn.Parameter) -> None:
-    """The shard's gradient is the piece's."""
-    piece.grad = None if shard.grad is None else _local(shard.grad.detach())
+def _copy_gradient(sharded: Tensor, shard: nn.Parameter) -> None:
+    """Gives the shard its DTensor's gradient."""
+    shard.grad = None if sharded.grad is None else _local(sharded.grad.detach())
 
 
 def whole_of(tensor: Tensor) -> Tensor:

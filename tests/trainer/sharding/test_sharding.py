@@ -27,7 +27,7 @@ from trainer.sharding import (
     save_group_sharded_model,
     units,
 )
-from trainer.sharding.shards import Slices
+from trainer.sharding.shards import FlatShards
 from trainer.sharding.units import Units, units_of, whole_of
 from transpiler import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 
@@ -359,7 +359,7 @@ def test_tied_ends_are_gathered_with_the_model_itself(rank: int, scratch: Path) 
     alone, data = TiedEnds(), batches(4)
     train(alone, torch.optim.Adam(alone.parameters(), lr=1e-3), data)
     model, optimizer, _ = sharded("p_g_os", model=TiedEnds())
-    assert [type(unit) for unit in optimizer.pieces.units] == [
+    assert [type(unit) for unit in optimizer.shards.units] == [
         type(block) for block in model.blocks
     ]
     train(model, optimizer, [part(batch, None) for batch in data])
@@ -489,7 +489,7 @@ def test_offload_keeps_what_the_optimizer_steps_on_the_host(rank: int, scratch: 
         if level == "p_g_os":
             continue
         model = net()  # what happens where the model is on a GPU
-        copies = Slices(
+        copies = FlatShards(
             list(model.parameters()), dist.group.WORLD, level == "os_g", 2**20, False, apart=True
         )
         wrapped = ShardedOptimizer(
@@ -531,7 +531,7 @@ def test_buffer_max_size_decides_the_number_of_reductions(rank: int, scratch: Pa
         for most in (10**6, 24 * 24 + 24, 1):
             model, optimizer, _ = sharded(level, buffer_max_size=most, **options)
             train(model, optimizer, [part(batch, None) for batch in data])
-            counts.append(optimizer.pieces.reducer.reductions)
+            counts.append(optimizer.shards.reducer.reductions)
             assert_close(model, alone)
         assert counts[0] == 1 and counts[1] == 5 and counts[2] == len(sizes), counts
 
@@ -597,7 +597,7 @@ def test_sync_comm_leaves_nothing_to_overlap(rank: int, scratch: Path) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kind, "__call__", noted)
-            for unit in optimizer.pieces.units:
+            for unit in optimizer.shards.units:
                 unit.register_forward_pre_hook(lambda *_: events.append("use"))
             model(x)
         ahead = max(
@@ -851,6 +851,6 @@ def test_a_world_of_one_on_a_gpu(level: str, offload: bool, tmp_path: Path) -> N
         for mine, theirs in zip(values(model), alone.parameters(), strict=True):
             torch.testing.assert_close(mine.cuda(), theirs.detach(), rtol=1e-5, atol=1e-6)
         save_group_sharded_model(model, tmp_path / "out", optimizer)
-        assert isinstance(optimizer.pieces, Units if level == "p_g_os" else Slices)
+        assert isinstance(optimizer.shards, Units if level == "p_g_os" else FlatShards)
     finally:
         dist.destroy_process_group()
