@@ -94,7 +94,7 @@ def _lookup_block(table: Table, index: int) -> Block:
 
 
 def append_table_blocks(program: Program, plan: Plan) -> Program:
-    """Appends for each table a block that updates its rows, then for each one that looks them up."""
+    """Appends for each table a block that updates rows, then for each one that looks rows up."""
     blocks = program.blocks
     blocks += [
         Block(len(blocks) + at, freeze({}), tuple(_update_ops(table, plan)))
