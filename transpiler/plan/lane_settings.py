@@ -118,8 +118,8 @@ A_SYNC_CONFIGS = table(
         "soft_wait_ms",
         50,
         count(least=0),
-        "Milliseconds for which a step waits for the answer to the one before, even where the queue "
-        "has room; 0: a trainer runs ahead as far as the queue allows.",
+        "Milliseconds for which a step waits for the answer to the one before, even where the "
+        "queue has room; 0: a trainer runs ahead as far as the queue allows.",
         _ASYNC,
     ),
     Setting(
