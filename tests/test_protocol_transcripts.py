@@ -4,7 +4,7 @@ exchange of the protocol one transcript, frame by frame.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -13,16 +13,16 @@ import torch
 
 from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity
+from pserver.client.replies import Reply
 from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, PServerError
+from pserver.table.gradient import RowGradient
 from pserver.testing.stream_faults import Injector, Point, injected
-from pserver.transport import codec
-from pserver.wire_pb2 import Commit, Done, GroupHparams, Kind, Part
+from pserver.wire_pb2 import Kind
 from tests.support.protocol import Transcript, written
 from tests.support.transcript import compare
 from trainer.checker.trial import TwinServer
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Constant, Segment, Table
 from transpiler.plan.plan import Deployment, Plan
@@ -30,9 +30,6 @@ from transpiler.plan.plan import Deployment, Plan
 SECONDS = 60.0
 HPARAMS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 GRADIENTS = {"w": torch.arange(6.0).view(2, 3), "b": torch.ones(3)}
-
-
-HPARAMS_OF_THE_GROUP = [GroupHparams(group=0, values=hparams_to_proto(HPARAMS))]
 
 
 def plan_of(
@@ -53,13 +50,18 @@ class Trainer:
         self.endpoint, self.plan = endpoint, plan
         self.values: dict[str, torch.Tensor] = {}
         identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), ("inprocess",))
-        tables = self._destination if plan.tables else None
         self.client = Client(
-            endpoint, 0, identity, SECONDS, SECONDS, [self._destination], tables=tables
+            endpoint,
+            0,
+            identity,
+            SECONDS,
+            SECONDS,
+            [self._destination],
+            self._destination if plan.tables else None,
         )
 
-    def _destination(self, part: Part) -> torch.Tensor:
-        return self.values.setdefault(part.name, codec.blank(part))
+    def _destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return self.values.setdefault(name, blank())
 
     @property
     def channel(self) -> Channel:
@@ -68,24 +70,22 @@ class Trainer:
     def install(self) -> None:
         deployment = Deployment(self.plan, (self.endpoint,), server_index=0)
         self.client.install(pserver_program(deployment))
-        answer = self.channel.begin()
-        self.channel.post(Kind.VALUE, 0, [("w", torch.ones(2, 3)), ("b", torch.zeros(3))])
-        self.channel.commit(0, Commit())
-        answer.result(SECONDS)
+        values = [("w", torch.ones(2, 3)), ("b", torch.zeros(3))]
+        self.channel.load(values).result(SECONDS)
 
     def start(self) -> Trainer:
         self.client.join()
         self.install()
         return self
 
-    def begin(self, step: int, gradients: dict[str, torch.Tensor]) -> Future[Done]:
+    def begin(self, step: int, gradients: dict[str, torch.Tensor]) -> Future[Reply]:
         """Sends a step; the answer may be waited for."""
         answer = self.channel.begin()
-        self.channel.post(Kind.GRADIENT, step, gradients.items())
-        self.channel.commit(step, Commit(hparams=HPARAMS_OF_THE_GROUP))
+        self.channel.push(step, gradients.items())
+        self.channel.commit(step, {0: HPARAMS})
         return answer
 
-    def step(self, step: int, gradients: dict[str, torch.Tensor] = GRADIENTS) -> Done:
+    def step(self, step: int, gradients: dict[str, torch.Tensor] = GRADIENTS) -> Reply:
         return self.begin(step, gradients).result(SECONDS)
 
 
@@ -134,15 +134,13 @@ def test_push(request: pytest.FixtureRequest) -> None:
         trainer.step(1)
         transcript.title("a step in which b has no gradient, and the values are not wanted")
         answer = trainer.channel.begin()
-        trainer.channel.post(Kind.GRADIENT, 2, [("w", GRADIENTS["w"])])
-        trainer.channel.commit(
-            2, Commit(hparams=HPARAMS_OF_THE_GROUP, absent=["b"], omit_values=True)
-        )
+        trainer.channel.push(2, [("w", GRADIENTS["w"])])
+        trainer.channel.commit(2, {0: HPARAMS}, absent=["b"], omit_values=True)
         answer.result(SECONDS)
         transcript.title("a step with an overflow, which nobody takes")
         answer = trainer.channel.begin()
-        trainer.channel.post(Kind.GRADIENT, 3, GRADIENTS.items())
-        trainer.channel.commit(3, Commit(hparams=HPARAMS_OF_THE_GROUP, overflow=True))
+        trainer.channel.push(3, GRADIENTS.items())
+        trainer.channel.commit(3, {0: HPARAMS}, overflow=True)
         answer.result(SECONDS)
         transcript.title("goodbye")
         trainer.client.leave()
@@ -182,9 +180,7 @@ def test_pull(request: pytest.FixtureRequest) -> None:
         trainer = Trainer(endpoint, plan_of()).start()
         for names in (["b"], []):
             transcript.title(f"a pull of {' '.join(names) or 'everything'}")
-            answer = trainer.channel.begin()
-            trainer.channel.pull(names, 0)
-            answer.result(SECONDS)
+            trainer.channel.pull(names).result(SECONDS)
         trainer.client.leave()
 
     compare(request, "protocol/pull.txt", after_title(transcript))
@@ -250,11 +246,9 @@ def test_lookup(request: pytest.FixtureRequest) -> None:
         look_up(transcript, trainer, "a lookup of two rows that nobody has trained")
         transcript.title("a step that trains row 7")
         answer = trainer.channel.begin()
-        trainer.channel.post(Kind.GRADIENT, 1, GRADIENTS.items())
-        trainer.channel.post(
-            Kind.ROWS, 1, [("emb@ids", torch.tensor([7])), ("emb@rows", torch.ones(1, 2))]
-        )
-        trainer.channel.commit(1, Commit(hparams=HPARAMS_OF_THE_GROUP))
+        trainer.channel.push(1, GRADIENTS.items())
+        trainer.channel.push_rows(1, "emb", RowGradient(torch.tensor([7]), torch.ones(1, 2)))
+        trainer.channel.commit(1, {0: HPARAMS})
         answer.result(SECONDS)
         look_up(transcript, trainer, "the same lookup again")
         trainer.client.leave()
@@ -268,7 +262,4 @@ def look_up(transcript: Transcript, trainer: Trainer, title: str) -> None:
     trainer.values.clear()
     tables = trainer.client.tables
     assert tables is not None
-    answer = tables.begin()
-    tables.post(Kind.LOOKUP, 0, [("emb", torch.tensor([7, 3]))])
-    tables.pull(["emb"], 0)
-    answer.result(SECONDS)
+    tables.lookup({"emb": torch.tensor([7, 3])}).result(SECONDS)

@@ -19,7 +19,7 @@ import pytest
 import torch
 from google.protobuf.message import Message
 
-from pserver.client import channel, client
+from pserver.client import client, retrying_stream
 from pserver.control import ControlClient
 from pserver.errors import PServerError
 from pserver.transport import codec
@@ -196,7 +196,7 @@ def _written(
 def written(transcript: Transcript) -> Iterator[Transcript]:
     """While it lasts, what clients of this process say and hear is written down."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channel, "PROBE_SECONDS", NEVER_SECONDS)
+        patch.setattr(retrying_stream, "PROBE_SECONDS", NEVER_SECONDS)
         patch.setattr(client, "ControlClient", partial(_WrittenControl, transcript))
         faithful = TRANSPORTS["inprocess"]
         patch.setitem(TRANSPORTS, "inprocess", _WrittenTransport(faithful, transcript))
