@@ -6,6 +6,7 @@ import ast
 import functools
 import io
 import tokenize
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def code_lines(path: Path) -> set[int]:
 
 def definitions(path: Path) -> Iterator[tuple[Definition, int]]:
     """Every function and class of a file, nested ones too, with its number of lines of code."""
-    lines = code_lines(path)
+    lines = sorted(code_lines(path))
     for node in ast.walk(tree(path)):
         if isinstance(node, Definition):
-            yield node, sum(node.lineno <= line <= (node.end_lineno or 0) for line in lines)
+            yield node, bisect_right(lines, node.end_lineno or 0) - bisect_left(lines, node.lineno)
