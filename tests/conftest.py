@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -66,6 +67,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         *(key for key in os.environ if key.startswith("PSERVER_")),
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_job_stays() -> Iterator[None]:
+    """After every test the job that it has begun is over, if it has begun one."""
+    yield
+    if (fleet := sys.modules.get("trainer.fleet")) is not None:
+        fleet.finish()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,7 @@ have no better place.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +87,6 @@ def test_every_promise_has_a_test(promise: str) -> None:
     assert [
         file.name for file in TESTS.rglob("test_*.py") if f"\ndef {name}(" in file.read_text()
     ] != []
-
-
-@pytest.fixture(autouse=True)
-def finished() -> Iterator[None]:
-    yield
-    fleet.finish()
 
 
 def net(seed: int = 5) -> nn.Module:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,6 @@ def assert_same(mine: Any, theirs: Any, where: str = "") -> None:
         assert torch.equal(mine, theirs), where
     else:
         assert mine == theirs, where
-
-
-@pytest.fixture(autouse=True)
-def finished() -> Iterator[None]:
-    yield
-    fleet.finish()
 
 
 def test_alone_the_same_script_trains_single_node_with_one_log_line(

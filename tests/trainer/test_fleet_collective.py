@@ -8,7 +8,7 @@ What several trainers do with it is in ``test_data_parallel.py`` and
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,6 @@ from transpiler import ClipGradByGlobalNorm, DistributedStrategy
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 devices = ["cpu", pytest.param("cuda:0", marks=cuda)]
-
-
-@pytest.fixture(autouse=True)
-def finished() -> Iterator[None]:
-    yield
-    fleet.finish()
 
 
 def joined(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Any:

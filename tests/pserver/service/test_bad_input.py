@@ -210,12 +210,6 @@ def good_job(endpoints: str) -> None:
         assert torch.equal(mine, theirs)
 
 
-@pytest.fixture(autouse=True)
-def finished() -> Iterator[None]:
-    yield
-    fleet.finish()
-
-
 @pytest.fixture(params=["flight", "grpc"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("PSERVER_TRANSPORT", request.param)

@@ -291,6 +291,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("name", LONG)

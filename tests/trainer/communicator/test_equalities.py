@@ -7,7 +7,7 @@ same threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -96,12 +96,6 @@ def assert_equal(model: nn.Module, reference: nn.Module) -> None:
         assert torch.equal(mine, theirs), (
             f"{name}: largest difference {(mine - theirs).abs().max()}"
         )
-
-
-@pytest.fixture(autouse=True)
-def finished() -> Iterator[None]:
-    yield
-    fleet.finish()
 
 
 def eager(

@@ -433,6 +433,7 @@ class Late:
         self._under_way.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ON_THE_WAY)
 def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -479,6 +480,7 @@ STRATEGIES: dict[str, dict[str, Any] | None] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("mode", STRATEGIES)
 def test_parameters_that_cannot_receive_in_place_are_trained_all_the_same(

@@ -85,12 +85,6 @@ def assert_equal(mine: nn.Module, reference: nn.Module) -> None:
         assert torch.equal(one, other), f"{name}: largest difference {(one - other).abs().max()}"
 
 
-@pytest.fixture(autouse=True)
-def finished() -> Iterator[None]:
-    yield
-    fleet.finish()
-
-
 OUTER_SGD = {"type": "sgd", "lr": 1.0}
 EXACT: dict[str, dict[str, Any]] = {
     "async with one slot": {"send_queue_size": 1},
@@ -112,6 +106,7 @@ EXACT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", EXACT)
 def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(
@@ -601,6 +596,7 @@ def test_overlap_refuses_a_second_backward_and_early_clipping(servers: Servers) 
 # ---- compression ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "configs", [{"modes": {"*": "sync"}}, {"send_queue_size": 1}, {"send_queue_size": 4}], ids=str
 )

@@ -4,7 +4,7 @@ in the same test.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,12 +89,6 @@ def assert_close(model: nn.Module, reference: nn.Module, tolerance: float = 1e-6
         assert (one - other).abs().max() <= tolerance
 
 
-@pytest.fixture(autouse=True)
-def finished() -> Iterator[None]:
-    yield
-    fleet.finish()
-
-
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.5),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -104,6 +98,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("count", [1, 3])
 def test_moved_embeddings_train_as_they_would_have_here(
@@ -135,6 +130,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODES)
 def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(
     servers: Servers, name: str

@@ -6,22 +6,14 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from trainer import fleet
 from trainer.examples import ctr
 from trainer.examples.clicks import NUMBERS, SLOT_BITS, SLOTS, Batch, Files, Generated, auc
-
-
-@pytest.fixture(autouse=True)
-def finished() -> Iterator[None]:
-    yield
-    fleet.finish()
 
 
 def line(label: str = "1", hparams: str = "0", category: str = "0000000f") -> str:

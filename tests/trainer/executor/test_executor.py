@@ -151,6 +151,7 @@ def test_the_users_optimizer_keeps_state_and_hooks(captured):
     assert int(optimizer.state_dict()["state"][0]["step"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, ClipGradByGlobalNorm(0.1)], ids=["plain", "clipped"])
 def test_a_saved_program_trains_on_without_its_script(tmp_path, clip):
     """A program that was saved and loaded trains to the same bits as the captured one, with

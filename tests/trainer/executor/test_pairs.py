@@ -7,7 +7,7 @@ Real servers in this process.  ``make test`` takes each model and each optimizer
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,12 +24,6 @@ STEPS = 3
 Servers = Callable[[int], str]
 Step = Callable[..., Any]
 Trained = tuple[nn.Module, list[Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def finished() -> Iterator[None]:
-    yield
-    fleet.finish()
 
 
 def loss_of(result: Any) -> Tensor:

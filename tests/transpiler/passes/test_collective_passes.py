@@ -182,6 +182,7 @@ def test_gradients_are_summed_where_they_are_final(single: Single) -> None:
     assert "aten.mm" in types(main)[ops.index(sums[0]) :]  # backward goes on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clip", "reader"),
     [(ClipGradByGlobalNorm(1.0), "global_norm_scale"), (ClipGradByNorm(1.0), "clip_by_norm")],

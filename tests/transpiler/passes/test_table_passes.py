@@ -144,6 +144,7 @@ def test_lookups_are_ops_and_each_table_has_one_gradient() -> None:
     assert "emb.proxy" not in main.main.variables and "emb.proxy" not in str(main)
 
 
+@pytest.mark.slow
 def test_a_program_with_tables_is_data(tmp_path: Path) -> None:
     """Message and file are exact, in every mode; a fingerprint is that of the settings."""
     for program in (captured()[0], *(each for mode in MODES for each in job(mode).values())):

@@ -345,6 +345,7 @@ def test_a_gradient_that_is_all_rounding_does_not_forbid_capture():
     train_both(case, "none", sizes=[6, 8], steps=4)
 
 
+@pytest.mark.slow
 def test_convolutions_hold_where_torch_decides_by_batch_size():
     """torch takes another memory format for convolutions from 16 rows on; the program still equals
     the eager loop there.
@@ -438,6 +439,7 @@ REFUSED = [
 REFUSED += [branch_on_remainder, loop_over_rows, plain_length]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", REFUSED, ids=lambda step: step.__name__)
 def test_what_depends_on_data_or_size_names_its_line(step):
     """Control flow and sizes that depend on data, branches on the batch size: a ValueError that
@@ -459,6 +461,7 @@ class TimeFirst(nn.Module):
         return self.out(self.recurrent(x)[0][-1])  # the line
 
 
+@pytest.mark.slow
 def test_time_in_dimension_0_names_its_line():
     """A sequence-first layout cannot keep dimension 0 free: a ValueError that names the model's
     line and the input.
@@ -676,6 +679,7 @@ def test_named_tensors_can_be_fetched():
         capture(linear, twice, sgd(linear), rows(6)(4))
 
 
+@pytest.mark.slow
 def test_default_programs_are_those_of_the_last_capture_or_guard():
     """capture sets the default programs; program_guard scopes them, whatever is captured inside."""
     model = nn.Linear(6, 3)
