@@ -142,15 +142,15 @@ def flight_client(port: int) -> tuple[Any, Any]:
 _held: dict[int, torch.Tensor] = {}  # of the process that serves
 
 
-def apply_and_return(hparams: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+def apply_and_return(numbers: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """What a parameter server on torch's rpc does: takes gradients, applies SGD, returns
     parameters.
     """
-    for number, gradient in zip(hparams, gradients, strict=True):
+    for number, gradient in zip(numbers, gradients, strict=True):
         if number not in _held:
             _held[number] = torch.zeros_like(gradient)
         _held[number].add_(gradient, alpha=-1e-3)
-    return [_held[number] for number in hparams]
+    return [_held[number] for number in numbers]
 
 
 def rpc(rank: int, port: int, tcp: int, count: int, elements: int) -> None:

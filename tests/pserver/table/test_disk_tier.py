@@ -26,11 +26,11 @@ COLUMNS: dict[str, Any] = {
 
 def records(ids: list[int]) -> Chunk:
     own = np.array(ids, np.int64)
-    hparams = own.astype(np.float32)
+    numbers = own.astype(np.float32)
     return {
         "ids": own,
-        "values": np.stack([hparams, hparams + 1, -hparams], 1),
-        "state.sum": hparams[:, None],
+        "values": np.stack([numbers, numbers + 1, -numbers], 1),
+        "state.sum": numbers[:, None],
         "pushed": own / 3,
     }
 

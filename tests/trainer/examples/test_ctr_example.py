@@ -16,8 +16,8 @@ from trainer.examples import ctr
 from trainer.examples.clicks import NUMBERS, SLOT_BITS, SLOTS, Batch, Files, Generated, auc
 
 
-def line(label: str = "1", hparams: str = "0", category: str = "0000000f") -> str:
-    return "\t".join([label, *[hparams] * NUMBERS, *[category] * SLOTS]) + "\n"
+def line(label: str = "1", numbers: str = "0", category: str = "0000000f") -> str:
+    return "\t".join([label, *[numbers] * NUMBERS, *[category] * SLOTS]) + "\n"
 
 
 def written(path: Path, text: str) -> str:
@@ -40,14 +40,14 @@ def test_fields_become_numbers_and_ids(tmp_path: Path) -> None:
     """
     fields = ["0", "7", "-2", *[""] * (NUMBERS - 2), "0000000f", "", *["ffffffff"] * (SLOTS - 2)]
     path = written(tmp_path / "day.tsv", "\t".join(fields) + "\n" + line())
-    ((labels, hparams, ids),) = Files([path], 8)
+    ((labels, numbers, ids),) = Files([path], 8)
 
     assert (
         labels.tolist() == [0, 1]
-        and labels.dtype == hparams.dtype == torch.float32
+        and labels.dtype == numbers.dtype == torch.float32
         and ids.dtype == torch.int64
     )
-    assert hparams[0].tolist() == pytest.approx([np.log(8), -np.log(3), *[0] * (NUMBERS - 2)])
+    assert numbers[0].tolist() == pytest.approx([np.log(8), -np.log(3), *[0] * (NUMBERS - 2)])
     own, top = ids & (2 ** (SLOT_BITS + 1) - 1), ids >> (SLOT_BITS + 1)
     assert own[0].tolist() == [15, 2**SLOT_BITS, *[2**32 - 1] * (SLOTS - 2)]
     assert top.tolist() == [list(range(SLOTS))] * 2
@@ -107,7 +107,7 @@ def test_trainers_have_as_many_batches_and_none_twice(tmp_path: Path, generated:
     """Shards have equally many batches and are, in turn, those of the whole; what is left over
     nobody has.
     """
-    text = "".join(line(hparams=str(i)) for i in range(110))
+    text = "".join(line(numbers=str(i)) for i in range(110))
     whole = (
         Generated(110, 10, 100) if generated else Files([written(tmp_path / "day.tsv", text)], 10)
     )

@@ -162,21 +162,19 @@ class Trainer:
                 transpiler.get_startup_program(),
             )
 
-    def train(
-        self, data: list[Batch], hparams: tuple[int, int] | None = None
-    ) -> list[torch.Tensor]:
+    def train(self, data: list[Batch], place: tuple[int, int] | None = None) -> list[torch.Tensor]:
         """Runs the programs over the batches: with ParallelExecutor if given its numbers.
 
         Gives the parameters.
         """
         with Executor() as executor:
             executor.run(self.startup)
-            if hparams is None:
+            if place is None:
                 for batch in data:
                     executor.run(self.main, feed=batch)
                     self.schedule.step()
             else:
-                with ParallelExecutor(False, "loss", self.main, *hparams) as parallel:
+                with ParallelExecutor(False, "loss", self.main, *place) as parallel:
                     for batch in data:
                         parallel.run(feed=batch)
                         self.schedule.step()
