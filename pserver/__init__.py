@@ -227,13 +227,13 @@ Words
 Notes
 -----
 
-Hard things are explained in a ``[Note: title]``, in the docstring of the file that it is about::
+Hard things are explained in a ``[Note: ...]``, in the docstring of the file that it is about::
 
     checkpoint/checkpoint.py   what makes a checkpoint complete
     checkpoint/manifest.py     chains of checkpoints
     checkpoint/table_files.py  merging a chain
-    client/channel.py          asking again
     client/client.py           silence
+    client/retrying_stream.py  sending again
     dense/compression.py       error feedback
     dense/merge.py             merge order
     dense/slice_optimizer.py   chunks
@@ -254,7 +254,7 @@ Hard things are explained in a ``[Note: title]``, in the docstring of the file t
     malloc.py                  one heap
     service/server.py          draining
     service/tensor_service.py  the later stream counts
-    table/deferred_updates.py  steps made up for
+    table/deferred_updates.py  deferred updates
     table/disk_tier.py         what RocksDB holds
     table/disk_tier.py         whose directory
     table/eviction.py          samples

@@ -115,7 +115,7 @@ Glossary
 The essays
 ----------
 
-Each stands in its file; code that relies on one says ``See [Note: title]``::
+Each stands in its file; code that relies on one says ``See [Note: ...]``::
 
     collective/    process_groups      no timeout on progress
                    membership          who is lost

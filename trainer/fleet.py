@@ -57,7 +57,6 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 __all__ = [
     "barrier_worker",
-    "transport",
     "CloudRoleMaker",
     "distribute_embedding",
     "distributed_model",
@@ -83,6 +82,7 @@ __all__ = [
     "shrink",
     "stop_worker",
     "table_status",
+    "transport",
     "UserDefinedRoleMaker",
     "variable_bytes",
     "worker_endpoints",

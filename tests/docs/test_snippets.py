@@ -13,7 +13,7 @@ from tests.support.pages import PAGES, Reader, fences, name
 RUN = ("python", "sh")
 LANGUAGES = (*RUN, "output", "text")
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.processes
 
 
 @pytest.mark.timeout(300)

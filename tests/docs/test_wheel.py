@@ -30,7 +30,7 @@ EXAMPLES = {
 }
 LAUNCHED = {name: EXAMPLES[name] for name in ("digits", "ctr")}
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 STATE = """
 import sys, torch
 
@@ -77,16 +79,19 @@ def run(script: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.processes
 def test_importing_every_module_leaves_torch_as_it_was() -> None:
     """No hook, thread count, default or mode changes; ops are registered in our namespace alone."""
     run(IMPORTED)
 
 
+@pytest.mark.processes
 def test_importing_trainer_brings_no_transport_and_no_compiler() -> None:
     """numba, pyarrow and grpc come with the first name that needs them."""
     assert run(LIGHT) == ""
 
 
+@pytest.mark.processes
 def test_the_first_proxy_parameter_registers_the_step_hooks_once() -> None:
     """Two hooks of optimizers, however many threads make one at the same time."""
     assert run(PROXIES) == str(

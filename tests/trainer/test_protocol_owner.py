@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,6 +36,7 @@ def test_the_trainer_imports_no_generated_message() -> None:
     assert files and not importing
 
 
+@pytest.mark.processes
 def test_importing_the_trainer_does_not_import_numba() -> None:
     """A job without tables does not wait for the compiler of their kernels."""
     code = "import sys, trainer; print('numba' in sys.modules)"

@@ -92,10 +92,10 @@ def test_the_manual_lists_every_essay() -> None:
 def test_examples_run(name: str) -> None:
     """The examples of everything that the package exports print what they show."""
     runner = doctest.DocTestRunner(verbose=False)
+    exported = {each: getattr(transpiler, each) for each in transpiler.__all__}
+    exported |= {"torch": torch, "transpiler": transpiler}
     with program_guard(Program(()), Program(())):
-        for test in doctest.DocTestFinder().find(
-            getattr(transpiler, name), name, globs={"torch": torch, "transpiler": transpiler}
-        ):
+        for test in doctest.DocTestFinder().find(getattr(transpiler, name), name, globs=exported):
             runner.run(test)
 
     assert runner.summarize(verbose=False).failed == 0

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pserver
 
 PACKAGE = Path(pserver.__file__).parent
@@ -31,6 +33,7 @@ def test_the_index_lists_every_note() -> None:
     assert index.splitlines() == notes()
 
 
+@pytest.mark.processes
 def test_the_package_exports_the_server_lazily() -> None:
     """``import pserver`` and the parser of the command line import neither torch nor gRPC."""
     code = (
