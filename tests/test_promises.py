@@ -43,11 +43,15 @@ KEPT = {
     "half-async": "test_half_async_averages_its_own_steps",
     "geo": "test_a_held_server_takes_a_geo_delta_while_training_goes_on",
     "diloco": "test_two_trainers_diloco_go_on_from_the_same_point",
-    "parameters arrive between steps": "test_parameters_arrive_between_steps_and_never_under_a_running_backward",
+    "parameters arrive between steps": (
+        "test_parameters_arrive_between_steps_and_never_under_a_running_backward"
+    ),
 }
 
 DONE_BETTER = {
-    "the argument sync_mode decides": "test_sync_mode_false_on_a_default_configuration_is_async_on_both_sides",
+    "the argument sync_mode decides": (
+        "test_sync_mode_false_on_a_default_configuration_is_async_on_both_sides"
+    ),
     "a contradiction raises": "test_a_contradiction_between_configuration_and_argument_raises",
     "1 x 1": "test_one_trainer_and_one_server_agree_on_names",
     "1 x N and N x 1": "test_one_trainer_on_many_servers_and_many_trainers_on_one",
@@ -58,7 +62,9 @@ DONE_BETTER = {
     "clipping, several": "test_several_trainers_equal_the_concatenated_batch",
     "the schedule": "test_the_schedule_that_runs_is_the_users",
     "trainers that disagree": "test_trainers_that_disagree_on_the_rate_are_told_group_and_key",
-    "divided by those that committed": "test_a_trainer_that_finishes_early_neither_stalls_nor_distorts_the_others",
+    "divided by those that committed": (
+        "test_a_trainer_that_finishes_early_neither_stalls_nor_distorts_the_others"
+    ),
     "absent on one trainer": "test_a_gradient_that_one_trainer_lacks_counts_as_zero",
     "absent on all": "test_parameters_without_gradient_are_skipped",
     "the merge rule is printed": "test_every_lane_is_printed_with_its_mode_merge_rule_and_bounds",
@@ -67,14 +73,20 @@ DONE_BETTER = {
     "alone, with one log line": "test_alone_the_same_script_trains_single_node_with_one_log_line",
     "a missing variable": "test_a_required_variable_that_is_missing_or_empty_is_named",
     "a deadline for a server": "test_an_unreachable_server_is_named_within_the_start_deadline",
-    "slowness is no silence": "test_a_trainer_that_evaluates_for_longer_than_the_deadline_stops_nobody",
+    "slowness is no silence": (
+        "test_a_trainer_that_evaluates_for_longer_than_the_deadline_stops_nobody"
+    ),
     "an exception says who": "test_a_killed_server_is_named_by_every_trainer",
     "over 2 GiB": "test_a_parameter_of_3_gb_passes",
     "exactly once": "test_a_step_is_applied_once_however_often_it_is_sent",
     "slices of the module's values": "test_slices_start_from_the_modules_own_values",
-    "checkpoints, any number of servers": "test_a_saved_job_resumes_to_the_bit_on_any_number_of_servers",
+    "checkpoints, any number of servers": (
+        "test_a_saved_job_resumes_to_the_bit_on_any_number_of_servers"
+    ),
     "checkpoints, rate and schedule": "test_a_saved_job_goes_on_at_its_rate_and_schedule",
-    "checkpoints, atomic": "test_a_save_that_stops_anywhere_leaves_the_old_checkpoint_or_the_new_one",
+    "checkpoints, atomic": (
+        "test_a_save_that_stops_anywhere_leaves_the_old_checkpoint_or_the_new_one"
+    ),
     "one call exports": "test_one_call_exports_a_plain_state_dict",
 }
 

@@ -1,5 +1,5 @@
-"""What a trainer and a server say to one another, held against ``tests/testdata/protocol/``: for each
-exchange of the protocol one transcript, frame by frame.
+"""What a trainer and a server say to one another, held against ``tests/testdata/protocol/``: for
+each exchange of the protocol one transcript, frame by frame.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def test_push(request: pytest.FixtureRequest) -> None:
 
 
 def test_norms(request: pytest.FixtureRequest) -> None:
-    """A step of two trainers that the server clips by the global norm: it says its part of the norm,
-    and gets the coefficient.
+    """A step of two trainers that the server clips by the global norm: it says its part of the
+    norm, and gets the coefficient.
     """
     plan = plan_of(trainers=2, clip=Clip("global_norm", 1.0))
     with server() as endpoint:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,10 @@ class Started:
             self._popen.kill()
         self._popen.wait(PATIENCE)
         self._reader.join(PATIENCE)
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # what it was told and has not read
+                pipe.close()
 
 
 class Processes:

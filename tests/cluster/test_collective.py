@@ -27,11 +27,13 @@ from trainer import fleet
 
 fleet.init()
 torch.manual_seed(fleet.worker_index())
-model = fleet.distributed_model(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)))
+net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+model = fleet.distributed_model(net)
 optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=1e-3))
 generator = torch.Generator().manual_seed(1)
-data = torch.utils.data.TensorDataset(torch.randn(45, 6, generator=generator), torch.randint(0, 2, (45,), generator=generator))
-loader = torch.utils.data.DataLoader(data, batch_size=8 // fleet.worker_num(), shuffle=True, drop_last=True)
+x, y = torch.randn(45, 6, generator=generator), torch.randint(0, 2, (45,), generator=generator)
+data, size = torch.utils.data.TensorDataset(x, y), 8 // fleet.worker_num()
+loader = torch.utils.data.DataLoader(data, batch_size=size, shuffle=True, drop_last=True)
 for x, y in fleet.shard(loader, seed=3):
     F.cross_entropy(model(x), y).backward()
     optimizer.step()

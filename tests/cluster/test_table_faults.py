@@ -27,7 +27,8 @@ from trainer import DistributedEmbedding, Normal, fleet, row_optimizers
 jobs, fault, path, *pids = sys.argv[1:]  # jobs: FIRST-LAST steps, one after the other
 
 def at_fault(optimizer, what, call):
-    '''Trainer 1 strikes when it has sent rows of its fifth step and has not committed it, or when it looks up those of it.'''
+    '''Trainer 1 strikes in its fifth step: when it has sent rows and has not committed it, or when
+    it looks up those of it.'''
     def calling(*arguments):
         if fleet.worker_index() == 1 and optimizer.steps == 4 and fault == what:
             print("fault at", time.monotonic(), flush=True)
@@ -59,14 +60,16 @@ def job(first, last):
     torch.manual_seed(1)
     fleet.init()
     model = torch.nn.Module()
-    model.emb = DistributedEmbedding(8, init=Normal(0, 0.1), optimizer=row_optimizers.Adagrad(lr=0.1))
+    rule = row_optimizers.Adagrad(lr=0.1)
+    model.emb = DistributedEmbedding(8, init=Normal(0, 0.1), optimizer=rule)
     model.other = DistributedEmbedding(4, seed=2)
     model.fc = torch.nn.Linear(12, 1)
     fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
     communicator = optimizer.communicator
     communicator.close_step = at_fault(optimizer, "in a step", communicator.close_step)
-    communicator.lookups.pull_all = at_fault(optimizer, "in a lookup", communicator.lookups.pull_all)
+    lookups = communicator.lookups
+    lookups.pull_all = at_fault(optimizer, "in a lookup", lookups.pull_all)
     if first:
         assert fleet.load(path) == first
     for number in range(first, last):
@@ -75,7 +78,8 @@ def job(first, last):
             own_files(model, optimizer) if fault == "none" else fleet.save(path)
     with torch.no_grad():
         ids = torch.arange(40)
-        found = torch.cat([part.flatten() for part in (model.emb(ids), model.other(ids * 7), *model.fc.parameters())])
+        parts = (model.emb(ids), model.other(ids * 7), *model.fc.parameters())
+        found = torch.cat([part.flatten() for part in parts])
     print("trained", hashlib.sha256(found.numpy().tobytes()).hexdigest(), flush=True)
     fleet.finish()
 

@@ -92,8 +92,8 @@ def test_serve_flags_are_the_fields_of_the_configuration(
         'endpoint = "127.0.0.1:7000"\nthreads = 3\nonce = true\nheartbeat_timeout_seconds = 5\n'
     )
     flags = (
-        "--data-port 7001 --transport flight --data-dir d --heartbeat-timeout 9.5 --start-timeout 8 "
-        "--program p --threads 1 --once"
+        "--data-port 7001 --transport flight --data-dir d --heartbeat-timeout 9.5 "
+        "--start-timeout 8 --program p --threads 1 --once"
     )
 
     assert (

@@ -124,7 +124,7 @@ def digest() -> str:
     return found.hexdigest()[:16]
 
 
-# ---- pytest's hooks; a worker of pytest-xdist is told what has passed, and tells what there is ----
+# ---- hooks: a worker of pytest-xdist is told what has passed, and tells what there is ----
 
 
 def pytest_configure(config: pytest.Config) -> None:

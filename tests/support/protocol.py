@@ -92,8 +92,8 @@ def _indented(line: str) -> str:
 
 
 def _said(message: Message) -> list[str]:
-    """A message's fields that are set: plain ones on the first line, each other one on a line of its
-    own, with nothing in it that varies between runs.
+    """A message's fields that are set: plain ones on the first line, each other one on a line of
+    its own, with nothing in it that varies between runs.
     """
     if isinstance(message, InstallRequest):
         blocks = Program.from_proto(message.program).blocks

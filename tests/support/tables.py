@@ -8,8 +8,8 @@ Result = tuple[dict[str, str], str]  # axis -> value, and the outcome: "passed",
 
 
 def table(results: Sequence[Result]) -> str:
-    """Rows are the first axis, columns the second, where there is one; a cell counts how many of its
-    combinations of the other axes have passed.
+    """Rows are the first axis, columns the second, where there is one; a cell counts how many of
+    its combinations of the other axes have passed.
     """
     first, *others = list(results[0][0])
     second, *rest = others or [""]

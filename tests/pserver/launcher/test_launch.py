@@ -56,8 +56,8 @@ class Run:
         (tmp_path / "script.py").write_text(script)
         self.logs = tmp_path / "logs"
         program = (
-            "import os, sys; from pserver.launcher.cluster import Cluster, cluster_endpoints; from pserver.launcher.launch "
-            "import launch\n"
+            "import os, sys; from pserver.launcher.cluster import Cluster, cluster_endpoints\n"
+            "from pserver.launcher.launch import launch\n"
             f"servers, trainers = cluster_endpoints({servers!r}, {trainers!r}, {more.get('host')!r})\n"
             f"cluster = Cluster({str(tmp_path / 'script.py')!r}, ('a', '--b'), servers, trainers, "
             f"host={more.get('host')!r},"
@@ -126,7 +126,8 @@ def gone(*pids: int) -> bool:
 
 SHOW = """
 import os, sys
-for name in "TRAINING_ROLE TRAINERS TRAINER_ID PSERVER_ENDPOINTS CURRENT_ENDPOINT PSERVER_TRANSPORT OMP_NUM_THREADS".split():
+for name in ("TRAINING_ROLE", "TRAINERS", "TRAINER_ID", "PSERVER_ENDPOINTS", "CURRENT_ENDPOINT",
+             "PSERVER_TRANSPORT", "OMP_NUM_THREADS"):
     print(name, os.environ.get(name))
 print(sys.argv[1:])
 """
@@ -321,7 +322,8 @@ def test_a_part_of_a_larger_cluster_starts_only_what_is_here(run: type[Run]) -> 
 
 COLLECTIVE = """
 import os, sys
-for name in "TRAINING_ROLE RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT CUDA_VISIBLE_DEVICES".split():
+for name in ("TRAINING_ROLE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+             "MASTER_PORT", "CUDA_VISIBLE_DEVICES"):
     print(name, os.environ.get(name))
 print(sorted(name for name in os.environ if name.startswith("PSERVER_")))
 """

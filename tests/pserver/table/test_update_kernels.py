@@ -380,8 +380,8 @@ def test_a_schedule_may_begin_to_decay_weights():
     ],
 )
 def test_a_table_that_was_saved_goes_on_to_the_bit(name: str):
-    """Whole records and metadata in a new table: the same steps then give the same bits, and reading
-    in between changes nothing.
+    """Whole records and metadata in a new table: the same steps then give the same bits, and
+    reading in between changes nothing.
     """
     steps = list(gradients(DIM, "float32", STEPS))
     table = table_of({(0, DIM): RULES[name]}, "float32")

@@ -1,8 +1,8 @@
 """A cluster computes what a single node computes: to the bit with one trainer, within rounding with
 several.
 
-Real servers in this process, over their real transports.  The reference runs in the same test, on the
-same threads.
+Real servers in this process, over their real transports.  The reference runs in the same test, on
+the same threads.
 """
 
 from __future__ import annotations

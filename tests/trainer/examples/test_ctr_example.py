@@ -153,7 +153,9 @@ def test_the_score_is_the_share_of_pairs_in_order() -> None:
 
 # ---- the script, alone ----
 
-SMALL = "--batch 128 --categories 20 --dim 4 --hidden 16 --rate 0.03 --linear-rate 0.1 --every 50".split()
+SMALL = (
+    "--batch 128 --categories 20 --dim 4 --hidden 16 --rate 0.03 --linear-rate 0.1 --every 50"
+).split()
 
 
 @pytest.mark.slow

@@ -240,7 +240,7 @@ def test_one_trainer_is_a_single_node_to_the_bit(settings: dict[str, Any]) -> No
 
 
 def test_what_is_fetched() -> None:
-    """The loss is the trainer's own, a gradient the mean over trainers, and the transport is gloo."""
+    """The loss is the trainer's own, a gradient the mean over trainers; the transport is gloo."""
     data, endpoints = batches(2, 1), ports(2)
     team = [Trainer(endpoints, rank, GRAD) for rank in range(2)]
 

@@ -253,6 +253,11 @@ def test_fleet_makes_a_model_parallel(rank: int, scratch: Path) -> None:
             fleet.save(str(scratch / "saved"))
     finally:
         fleet.finish()
+
+
+@on_ranks(4)
+def test_fleet_names_what_cannot_be_hybrid(rank: int, scratch: Path) -> None:
+    """A plan without degrees, a switch without effect, degrees that are not the ranks."""
     fleet.init(is_collective=True)
     with pytest.raises(ValueError, match="tensor_plan: expected with hybrid_configs"):
         fleet.distributed_model(Net(), tensor_plan=PLAN)

@@ -153,8 +153,8 @@ def test_every_process_splits_alike() -> None:
     split.
     """
     code = (
-        "import torch; from torch.utils.data import DataLoader, TensorDataset; from trainer.job.data_shard "
-        "import shard\n"
+        "import torch; from torch.utils.data import DataLoader, TensorDataset\n"
+        "from trainer.job.data_shard import shard\n"
         "loader = DataLoader(TensorDataset(torch.arange(50)), 4, shuffle=True)\n"
         "print([[b.tolist() for b, in shard(loader, 3, 1)] for _ in range(2)])"
     )

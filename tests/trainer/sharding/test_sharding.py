@@ -747,6 +747,12 @@ def test_wrong_arguments_are_named(rank: int, scratch: Path) -> None:
     for kind, words, given, optimizer, level, options in cases:
         with pytest.raises(kind, match=words):
             group_sharded_parallel(given, optimizer, level, **options)
+    assert summed(1) == 4  # nobody has waited for anybody in vain
+
+
+@on_ranks(4)
+def test_a_second_call_and_a_late_group_are_named(rank: int, scratch: Path) -> None:
+    """A model is sharded once, with all its groups."""
     model, optimizer, _ = sharded("os")
     with pytest.raises(ValueError, match="called for it before"):
         group_sharded_parallel(model, optimizer, "os")

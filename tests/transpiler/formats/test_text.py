@@ -38,22 +38,24 @@ def refs(*names: str) -> tuple[Ref, ...]:
     return tuple(map(Ref, names))
 
 
+TRAINER_VARIABLES = table(
+    Variable("fc.weight", (4, 3), "float32", Role.PARAMETER),
+    Variable("fc.bias", (4,), "float32", Role.PARAMETER),
+    Variable("x", ("batch", 3), "float32", Role.INPUT),
+    Variable("t", (3, 4), "float32"),
+    Variable("addmm", ("batch", 4), "float32"),
+    Variable("loss", (), "float32", Role.OUTPUT),
+    Variable("size", (), "size", Role.SIZE),
+    Variable("ones", (), "float32"),
+    Variable("expand", ("batch", 4), "float32"),
+    Variable("fc.bias@GRAD", (4,), "float32", Role.GRADIENT, "fc.bias"),
+    Variable("t_1", (4, "batch"), "float32"),
+    Variable("fc.weight@GRAD", (4, 3), "float32", Role.GRADIENT, "fc.weight"),
+)
+
+
 def trainer_program() -> Program:
     """A linear layer's step, after transpiling by hand."""
-    variables = table(
-        Variable("fc.weight", (4, 3), "float32", Role.PARAMETER),
-        Variable("fc.bias", (4,), "float32", Role.PARAMETER),
-        Variable("x", ("batch", 3), "float32", Role.INPUT),
-        Variable("t", (3, 4), "float32"),
-        Variable("addmm", ("batch", 4), "float32"),
-        Variable("loss", (), "float32", Role.OUTPUT),
-        Variable("size", (), "size", Role.SIZE),
-        Variable("ones", (), "float32"),
-        Variable("expand", ("batch", 4), "float32"),
-        Variable("fc.bias@GRAD", (4,), "float32", Role.GRADIENT, "fc.bias"),
-        Variable("t_1", (4, "batch"), "float32"),
-        Variable("fc.weight@GRAD", (4, 3), "float32", Role.GRADIENT, "fc.weight"),
-    )
     blocks = ("fc.weight@GRAD.block0", "fc.weight@GRAD.block1")
     everyone: dict[str, Argument] = {"endpoints": HOSTS, "trainer_id": 0}
     ops = (
@@ -93,7 +95,9 @@ def trainer_program() -> Program:
             "concat", {"x": refs("fc.weight.block0", "fc.weight.block1"), "axis": 0}, ("fc.weight",)
         ),
     )
-    return Program((Block(0, freeze(variables), ops),), Deployment(PLAN, HOSTS, trainer_id=0))
+    return Program(
+        (Block(0, freeze(TRAINER_VARIABLES), ops),), Deployment(PLAN, HOSTS, trainer_id=0)
+    )
 
 
 def server_program() -> Program:
@@ -150,7 +154,8 @@ block 0: 17 ops
   t_1            = aten.t(expand)                              float32[4, batch]
   fc.weight@GRAD = aten.mm(t_1, x)                             float32[4, 3]
                    split(fc.weight@GRAD -> fc.weight@GRAD.block0 (6), fc.weight@GRAD.block1 (6))
-                   send(fc.weight@GRAD.block0 -> 127.0.0.1:6174, fc.weight@GRAD.block1 -> 127.0.0.1:6175)
+                   send(fc.weight@GRAD.block0 -> 127.0.0.1:6174, \
+fc.weight@GRAD.block1 -> 127.0.0.1:6175)
                    send_barrier(127.0.0.1:6174, 127.0.0.1:6175)
                    recv(fc.weight.block0 <- 127.0.0.1:6174, fc.weight.block1 <- 127.0.0.1:6175)
                    recv(fc.bias <- 127.0.0.1:6174)
@@ -167,7 +172,8 @@ block 0: 1 op
   listen_and_serv(127.0.0.1:6175, sync, trainers=2, optimize_blocks=1)
 
 block 1: 3 ops
-  fc.weight@GRAD.block1 = sum([fc.weight@GRAD.block1.trainer_0, fc.weight@GRAD.block1.trainer_1])  float32[2, 3]
+  fc.weight@GRAD.block1 = sum([fc.weight@GRAD.block1.trainer_0, \
+fc.weight@GRAD.block1.trainer_1])  float32[2, 3]
   fc.weight@GRAD.block1 = scale(fc.weight@GRAD.block1, 0.5)  float32[2, 3]
   fc.weight.block1      = sgd(fc.weight@GRAD.block1, lr=0.1)"""
 

@@ -382,7 +382,8 @@ def test_recurrent_capture_says_that_onednn_is_off(caplog):
 def line_of(function: Callable, marker: str) -> str:
     """``"test_capture.py:123"``: where the marker stands in the function's source."""
     lines, first = inspect.getsourcelines(function)
-    return f"{Path(inspect.getfile(function)).name}:{first + next(index for index, line in enumerate(lines) if marker in line)}"
+    offset = next(index for index, line in enumerate(lines) if marker in line)
+    return f"{Path(inspect.getfile(function)).name}:{first + offset}"
 
 
 def data_dependent_branch(model, x, y):
