@@ -32,8 +32,8 @@ from transpiler.optim.decayed_adagrad import DecayedAdagrad as DenseDecayedAdagr
 
 
 def test_every_rule_for_rows_has_an_optimizer() -> None:
-    """Each rule has one class, whose attributes are the rule's hparams and flags, in their order and
-    with their defaults.
+    """Each rule has one class, whose attributes are the rule's hparams and flags, in their order
+    and with their defaults.
     """
     assert set(BY_TYPE) == set(ROW_RULES)
     for kind, cls in BY_TYPE.items():

@@ -325,7 +325,8 @@ def test_who_waits_in_vain_and_cannot_be_woken_ends(
 
     assert (
         ends == [1]
-        and "TrainerLost: trainer 1 is lost: silent for 1 s; this trainer is blocked on the lost trainer:"
+        and "TrainerLost: trainer 1 is lost: silent for 1 s; this trainer is blocked on "
+        "the lost trainer:"
         in text
     )
     assert "test_who_waits_in_vain" in text

@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pserver.errors import FingerprintMismatch
+from tests.support.hybrid_nets import PLAN, SYMBOLS, TIME, Net, batches, loss_of, strategy_of
 from tests.support.many_ranks import on_ranks, summed
 from trainer import fleet
 from trainer.hybrid import (
     Pipeline,
     data_place,
-    device_guard,
     hybrid_load_state_dict,
     hybrid_mesh,
     hybrid_optimizer,
@@ -26,88 +25,7 @@ from trainer.hybrid import (
     split_sequence,
 )
 from trainer.hybrid.mesh import directions, parameter_mesh
-from trainer.hybrid.stages import stages_of
-from trainer.hybrid.tensor import planned
 from transpiler import ClipGradByGlobalNorm
-from transpiler.strategy.strategy import DistributedStrategy
-
-WIDTH, HEADS, TIME, SYMBOLS = 16, 4, 8, 12
-PLAN = {
-    "*.query": "colwise",
-    "*.key": "colwise",
-    "*.value": "colwise",
-    "*.out": "rowwise",
-    "*.up": "colwise",
-    "*.down": "rowwise",
-}
-
-
-class Block(nn.Module):
-    def __init__(self, heads: int = HEADS) -> None:
-        super().__init__()
-        self.num_heads, self.head_size = heads, WIDTH // heads
-        self.query, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        # softmax does not see it: its gradient would be rounding errors
-        self.key = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.norm, self.up, self.down = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 4 * WIDTH),
-            nn.Linear(4 * WIDTH, WIDTH),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, time, _ = x.shape
-        heads = (
-            part(x).view(batch, time, -1, self.head_size).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
-        )
-        seen = F.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, time, -1))
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-class Net(nn.Module):
-    """A transformer that is told its positions."""
-
-    def __init__(self, blocks: int = 2, seed: int = 0) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.symbols, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(TIME, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
-        self.head = nn.Linear(WIDTH, SYMBOLS)
-
-    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        h = self.symbols(x) + self.places(places)
-        for block in self.blocks:
-            h = block(h)
-        return self.head(h)
-
-
-def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
-
-
-def batches(count: int = 3) -> list[tuple[torch.Tensor, ...]]:
-    """16 sequences each: symbols, positions, what comes next."""
-    source = torch.Generator().manual_seed(4)
-    text = [torch.randint(0, SYMBOLS, (16, TIME + 1), generator=source) for _ in range(count)]
-    return [
-        (
-            x[:, :-1].contiguous(),
-            torch.arange(TIME).expand(16, -1).contiguous(),
-            x[:, 1:].contiguous(),
-        )
-        for x in text
-    ]
-
-
-def strategy_of(order: Any = None, micro: int = 2, **degrees: int) -> DistributedStrategy:
-    strategy = DistributedStrategy()
-    configs: dict[str, Any] = {f"{axis}_degree": degree for axis, degree in degrees.items()}
-    strategy.hybrid_configs = configs | ({"order": order} if order else {})
-    if degrees.get("pp", 1) > 1 or micro != 2:
-        strategy.pipeline_configs = {"accumulate_steps": micro}
-    return strategy
 
 
 def check_equal_to_one_process(rank: int, clip: Any = None, **degrees: int) -> None:
@@ -306,105 +224,6 @@ def test_degrees_must_make_up_the_ranks(degrees: dict[str, int], words: str) -> 
     """The message has the product, the number of ranks, and every degree."""
     with pytest.raises(ValueError, match=words):
         directions(strategy_of(**degrees), 8)
-
-
-# ---- plans and stages ----
-
-
-@pytest.mark.parametrize(
-    ("plan", "degree", "words"),
-    [
-        (PLAN, 3, "blocks.0.query: out_features 16 does not divide evenly by mp_degree 3"),
-        ({"head": "colwise"}, 8, "head: out_features 12 does not divide evenly"),
-        ({"*.up": "colwise", "*.nothing": "rowwise"}, 2, r"'\*.nothing' matches no module"),
-        ({"*.up": "columns"}, 2, "expected one of 'colwise'"),
-        ({"*.norm": "colwise"}, 2, "cuts a Linear or an Embedding, got LayerNorm"),
-        ({"*.query": "colwise"}, 8, "blocks.0: num_heads 4 does not divide evenly by mp_degree 8"),
-    ],
-)
-def test_a_plan_that_cannot_be_is_refused(plan: dict[str, str], degree: int, words: str) -> None:
-    """Widths and heads that do not divide, patterns that match nothing, words that mean nothing."""
-    with pytest.raises(ValueError, match=words):
-        planned(Net(), plan, degree)
-
-
-class Guarded(Net):
-    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        with device_guard("gpu:0"):
-            h = self.blocks[0](self.symbols(x))
-        with device_guard("gpu:1"):
-            moved = self.places(places)
-            middle = self.blocks[1](h + moved)
-        with device_guard("gpu:2"):
-            return self.head(middle + h)
-
-
-def test_stages_are_marked_by_names_or_by_device_guard() -> None:
-    """Stages one after the other compute what the model does; values skip stages; each parameter is
-    in one.
-    """
-    x, places, _ = batches(1)[0]
-    for model, begins, inputs in (
-        (Net(), ["blocks.1", "head"], [("x", "places"), (), ()]),
-        (Guarded(), [], [("x",), ("places",), ()]),
-    ):
-        stages = stages_of(model, begins, 3)
-        assert [stage.inputs for stage in stages] == inputs
-        given = {"x": x, "places": places}
-        value: Any = ()
-        for stage in stages:
-            value = value if isinstance(value, tuple) else (value,)
-            value = stage.module(*value, **{name: given[name] for name in stage.inputs})
-        assert torch.equal(value, model(x, places))
-        names = [name for stage in stages for name, _ in stage.module.named_parameters()]
-        assert sorted(names) == sorted(name for name, _ in model.named_parameters())
-
-
-class Backwards(Net):
-    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        with device_guard(1):
-            h = self.symbols(x)
-        with device_guard(0):
-            return self.head(h)
-
-
-class Tied(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head.weight = self.symbols.weight
-
-
-class Branches(Net):
-    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        return super().forward(x, places) if x.sum() > 0 else super().forward(x, places)
-
-
-@pytest.mark.parametrize(
-    ("model", "begins", "words"),
-    [
-        (Net(), ["blocks.7"], "no module 'blocks.7'"),
-        (Net(), ["head", "blocks.1"], "in the order blocks.1, head"),
-        (
-            Net(),
-            ["blocks.1"],
-            r"pp_degree 3: expected stages 0 to 2, got 0, 1 by stages=\['blocks.1'\]",
-        ),
-        (Net(), [], "got 0 by device_guard"),
-        (Backwards(), [], "belongs to stage 0, and comes after what belongs to stage 1"),
-        (Tied(), ["blocks.1", "head"], "'symbols.weight' is used in stages 0 and 2"),
-        (Branches(), ["blocks.1", "head"], "cannot be traced with torch.fx"),
-    ],
-)
-def test_stages_that_cannot_be_are_refused(model: nn.Module, begins: list[str], words: str) -> None:
-    """The message says what the model does instead."""
-    with pytest.raises(ValueError, match=words):
-        stages_of(model, begins, 3)
-
-
-def test_device_guard_takes_a_stages_number() -> None:
-    """A number, alone or after a colon."""
-    with pytest.raises(ValueError, match="expected a stage's number"), device_guard("gpu"):
-        pass
 
 
 # ---- errors of a running job ----

@@ -1,0 +1,53 @@
+"""The eager path in an update mode: a wide model, one trainer's job, what it is compared with."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.support import eager_jobs
+from transpiler import DistributedStrategy
+
+OUTER_SGD = {"type": "sgd", "lr": 1.0}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 4000), nn.Tanh(), nn.Linear(4000, 2))
+
+
+def strategy_of(**configs: Any) -> DistributedStrategy:
+    strategy = DistributedStrategy()
+    strategy.a_sync = True
+    strategy.a_sync_configs = configs
+    return strategy
+
+
+def joined(
+    endpoints: str, model: nn.Module, optimizer: torch.optim.Optimizer, **configs: Any
+) -> Any:
+    """Has joined in the mode of these ``a_sync_configs``."""
+    return eager_jobs.joined(endpoints, model, optimizer, strategy=strategy_of(**configs))
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def assert_equal(mine: nn.Module, reference: nn.Module) -> None:
+    for (name, one), (_, other) in zip(
+        mine.state_dict().items(), reference.state_dict().items(), strict=True
+    ):
+        assert torch.equal(one, other), f"{name}: largest difference {(one - other).abs().max()}"
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to that within 10 s"
+        threading.Event().wait(0.005)

@@ -1,0 +1,259 @@
+"""Programs with sparse tables against real servers in this process: every mode, clipping, several
+trainers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import trainer.executor.executor
+from pserver.config import ServerConfig
+from pserver.service.server import Server
+from tests.support.table_programs import (
+    DIM,
+    ROWS,
+    Net,
+    Servers,
+    Tables,
+    adagrad,
+    assert_close,
+    batches,
+    begin_again,
+    begun,
+    run,
+    sgd,
+    step,
+    train,
+    transpiled,
+    values,
+)
+from trainer import DistributedEmbedding, Executor, ShowClickEntry
+from transpiler import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, capture
+from transpiler.program import Program
+
+MODES: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "sync, split at run time": {
+        "sync_mode": False,
+        "completely_not_async": True,
+        "runtime_split_send_recv": True,
+    },
+    "async": {"sync_mode": False},
+    "async, split at run time": {"sync_mode": False, "runtime_split_send_recv": True},
+    "half-async": {"sync_mode": False, "half_async": True},
+    "geo": {"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 2},
+}
+
+
+@pytest.mark.slow
+def test_every_mode_trains_tables_as_plain_torch_with_one_trainer(servers: Servers) -> None:
+    """On one and on two servers, with a schedule; four lookups of three tables are three pulls a
+    step; the trainer's weight of torch's own has its rows back when the Executor is closed.
+    """
+    data, reference = batches(6), Net()
+    train(reference, adagrad(reference), data, gamma=0.8)
+    for name, fields in MODES.items():
+        for count in (1, 2) if name in ("sync", "geo") else (2,):
+            model, optimizer, main, startup = begun(Net)
+            transpiler = transpiled(main, startup, servers(count), **fields)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+            found, pulls = run(transpiler, data, model, schedule)
+
+            assert pulls == 3 if name != "geo" else pulls <= 3, name
+            assert_close(found, values(reference), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"sync_mode": False}, {"sync_mode": False, "half_async": True}], ids=str
+)
+def test_a_model_of_nothing_but_tables_trains(servers: Servers, fields: dict[str, Any]) -> None:
+    """No parameter is sent or received: a step ends all the same."""
+    reference, data = Tables(), batches(5)
+    model, _, main, startup = begun(Tables)
+    found, _ = run(transpiled(main, startup, servers(2), **fields), data, model)
+    train(reference, adagrad(reference), data)
+
+    assert_close(found, values(reference), 0.0)
+
+
+CLIPS: dict[str, tuple[Any, Callable[[nn.Module], Any]]] = {
+    "value": (
+        ClipGradByValue(0.01),
+        lambda m: torch.nn.utils.clip_grad_value_(m.parameters(), 0.01),
+    ),
+    "norm": (
+        ClipGradByNorm(0.05),
+        lambda m: [torch.nn.utils.clip_grad_norm_([p], 0.05) for p in m.parameters()],
+    ),
+    "global norm": (
+        ClipGradByGlobalNorm(0.1),
+        lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1),
+    ),
+}
+
+
+class Clipped(nn.Module):
+    """A table that is looked up twice, a dense layer."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.fc = nn.Linear(2 * DIM, 2)
+        self.emb: nn.Module = DistributedEmbedding(DIM, num_embeddings=ROWS)
+        if plain:
+            weight = self.emb(torch.arange(ROWS)).detach()
+            self.emb = nn.Embedding.from_pretrained(weight.clone(), freeze=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc(torch.cat([self.emb(ids[:, 0]), self.emb(ids[:, 1])], 1))
+        return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLIPS)
+def test_gradients_of_rows_are_clipped_with_the_others(servers: Servers, name: str) -> None:
+    """Alone, on servers (sync), by the trainer (async): by value, by norm, by the norm of all, as
+    torch clips an nn.Embedding.
+    """
+    clip, by_hand = CLIPS[name]
+    data, reference = batches(5), Clipped(plain=True)
+    train(reference, sgd(reference), data, by_hand)
+    expected = {
+        "fc.weight": reference.fc.weight,
+        "fc.bias": reference.fc.bias,
+        "emb": reference.emb.weight,
+    }
+    model = Clipped(plain=False)
+    main, startup = capture(model, step, sgd(model), data[0], grad_clip=clip)
+    for fields in (None, {}, {"sync_mode": False}):
+        begin_again(model, Clipped(plain=False))
+        if fields is None:
+            with Executor() as exe:
+                for batch in data:
+                    exe.run(main, feed=batch)
+            found = values(model)
+        else:
+            found, _ = run(transpiled(main, startup, servers(2), **fields), data, model)
+
+        assert_close(found, expected, 2e-6)
+
+
+@pytest.mark.slow
+def test_two_trainers_in_sync_mode_equal_one_with_both_batches(servers: Servers) -> None:
+    """Several tables on two servers, one with an optimizer of its own: the mean over trainers, to
+    1e-6.
+    """
+    data, reference, endpoints = batches(5, 8), Net(), servers(2)
+    train(reference, adagrad(reference), data)
+    models = [Net(), Net()]
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    transpilers = []
+    for index, model in enumerate(models):
+        main, startup = capture(model, step, adagrad(model), data[0])
+        transpilers.append(transpiled(main, startup, endpoints, trainers=2, trainer=index))
+
+    def half(index: int) -> None:
+        parts = [(ids[index * 4 : index * 4 + 4], y[index * 4 : index * 4 + 4]) for ids, y in data]
+        found[index] = run(transpilers[index], parts, models[index])[0]
+
+    threads = [threading.Thread(target=half, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert sorted(found) == [0, 1]
+    for each in found.values():
+        assert_close(each, values(reference), 1e-6)
+
+
+def test_a_server_that_is_started_by_hand_begins_with_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A script of the role PSERVER runs its two programs: rows of a weight, and those of settings
+    alone, train as plain torch.
+    """
+    data, reference = batches(5), Net()
+    train(reference, adagrad(reference), data)
+    with Server(ServerConfig()) as other:  # a free port each
+        endpoints = [other.endpoint]
+    with Server(ServerConfig()) as other:
+        endpoints.append(other.endpoint)
+    model, _, main, startup = begun(Net)
+    transpiler = transpiled(main, startup, ",".join(endpoints))
+    given: list[tuple[ServerConfig, Program]] = []
+    monkeypatch.setattr(
+        trainer.executor.executor, "serve", lambda config, program: given.append((config, program))
+    )
+    for endpoint in endpoints:
+        with Executor() as exe:
+            exe.run(transpiler.get_startup_program(endpoint))
+            exe.run(transpiler.get_pserver_program(endpoint))
+    with Server(given[0][0], given[0][1]), Server(given[1][0], given[1][1]):
+        found, _ = run(transpiler, data, model)
+
+    assert_close(found, values(reference), 1e-6)
+
+
+def test_statistics_travel_with_the_rows(servers: Servers) -> None:
+    """A ShowClickEntry admits in a program what it admits in an eager script: ids with a click are
+    trained, others are not.
+    """
+
+    class Shown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = DistributedEmbedding(
+                DIM, entry=ShowClickEntry("show", "click", threshold=1.0)
+            )
+
+        def forward(self, ids: torch.Tensor, click: torch.Tensor) -> torch.Tensor:
+            rows: torch.Tensor = self.emb(ids, click=click)
+            return rows.square().mean()
+
+    def loss(model: nn.Module, ids: torch.Tensor, click: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = model(ids, click)
+        return out
+
+    ids, click = torch.tensor([3, 4, 3, 7]), torch.tensor([0, 1, 0, 1])
+    eager, alone, served = Shown(), Shown(), Shown()
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss(eager, ids, click).backward()
+        optimizer.step()
+    found = []
+    for model in (alone, served):
+        main, startup = capture(
+            model, loss, torch.optim.SGD(model.parameters(), lr=0.5), (ids, click)
+        )
+        program, first = main, startup
+        if model is served:
+            transpiler = transpiled(main, startup, servers(2))
+            program, first = transpiler.get_trainer_program(), transpiler.get_startup_program()
+        with Executor() as exe, torch.no_grad():
+            exe.run(first)
+            for _ in range(2):
+                exe.run(program, feed=(ids, click))
+            found.append(model.emb(torch.arange(10)))
+    with torch.no_grad():
+        expected, untouched = eager.emb(torch.arange(10)), Shown().emb(torch.arange(10))
+
+    assert torch.equal(found[0], expected) and torch.equal(found[1], expected)
+    assert [int(i) for i in (expected != untouched).any(1).nonzero()] == [4, 7]
+
+
+def test_a_deployment_without_values_is_refused(servers: Servers) -> None:
+    """A trainer program with tables that came without its storage says what to do."""
+    data = batches(1)
+    _, _, main, startup = begun(Tables)
+    program = replace(transpiled(main, startup, servers(1)).get_trainer_program(), storage=None)
+    with Executor() as exe, pytest.raises(ValueError, match="holds no values"):
+        exe.run(program, feed=data[0])
