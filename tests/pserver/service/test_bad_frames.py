@@ -133,7 +133,11 @@ FRAMES = {
         b"",
         "expected GRADIENT, COMMIT, VALUE, PULL or BYE, got DONE",
     ),
-    "an unknown kind": (Frame(kind=99), b"", "expected GRADIENT.*got kind 99"),  # type: ignore[arg-type]
+    "an unknown kind": (
+        Frame(kind=99),  # type: ignore[arg-type]
+        b"",
+        "expected GRADIENT.*got kind 99",
+    ),
     "an unknown value": (
         Frame(kind=Kind.VALUE, parts=[Part(name="x", dtype="float32", shape=[1], size=4)]),
         b"\0" * 4,
