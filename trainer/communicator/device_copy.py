@@ -15,8 +15,8 @@ GPU computes.
                event before it writes to the buffer again.
 
 This was written where there is no GPU, and has not run on one yet.  Its tests on a GPU are in
-tests/trainer/communicator/test_gpu.py (marked ``gpu``).  The same order of events is tested there
-without one, with copies that are made when they are waited for.
+tests/trainer/communicator/test_gpu.py and test_device_copies.py (marked ``gpu``).  The same order
+of events is tested in the latter without one, with copies that are made when they are waited for.
 """
 
 from __future__ import annotations

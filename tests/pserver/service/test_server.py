@@ -1,28 +1,18 @@
-"""The server as a whole, in this process and as a process of its own: ready, serving, draining,
-gone.
-"""
+"""The server as a whole, in this process: ready, serving, draining, gone."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import resource
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
-from pserver.client.channel import Channel
-from pserver.client.client import Client, Identity
-from pserver.client.replies import Reply
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control import ControlClient
 from pserver.errors import Draining, Refused, ServerLost, TrainerLost, Unreachable
@@ -38,59 +28,12 @@ from pserver.wire_pb2 import (
     Kind,
     StatusRequest,
 )
-from transpiler.distribute import plan_parameters, pserver_program
+from tests.support.one_parameter import SECONDS, TRANSPORTS, Trainer, plan_of
+from transpiler.distribute import pserver_program
 from transpiler.ir.graph import Storage
-from transpiler.ir.rules import Rule
-from transpiler.plan.plan import Deployment, Plan
+from transpiler.plan.plan import Deployment
 
-SECONDS = 20.0
-TRANSPORTS = ("shm", "flight", "grpc")
-NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
-
-
-def plan_of(trainers: int = 1) -> Plan:
-    """One parameter of 1000 elements, plain SGD, one server."""
-    return plan_parameters(
-        [("w", (1000,), "float32", 0)],
-        [Rule("sgd", NUMBERS, {})],
-        mode="sync",
-        trainers=trainers,
-        servers=1,
-    )
-
-
-class Trainer:
-    """A trainer with one parameter, which starts as ones."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        number: int = 0,
-        trainers: int = 1,
-        transports: tuple[str, ...] = TRANSPORTS,
-    ) -> None:
-        self.value = torch.ones(1000)
-        plan = plan_of(trainers)
-        identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), transports)
-        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._destination])
-        if self.client.join().install:
-            self.client.install(pserver_program(Deployment(plan, (endpoint,), server_index=0)))
-            self.channel.load([("w", self.value)]).result(timeout=SECONDS)
-
-    def _destination(self, name: str, blank: object) -> torch.Tensor:
-        return self.value
-
-    @property
-    def channel(self) -> Channel:
-        """Of the only lane."""
-        return self.client.channels[0]
-
-    def step(self, step: int, gradient: float) -> Reply:
-        """One step, whole."""
-        answer = self.channel.begin()
-        self.channel.push(step, [("w", torch.full((1000,), gradient))])
-        self.channel.commit(step, {0: NUMBERS})
-        return answer.result(timeout=SECONDS)
+# ---- transports ----
 
 
 @pytest.mark.parametrize("transport", ["auto", *TRANSPORTS])
@@ -196,6 +139,9 @@ def test_no_transport_in_common_is_refused() -> None:
             Refused, match="no transport in common: the server has .*grpc.*, the trainer .*flight"
         ):
             Trainer(server.endpoint, transports=("flight",))
+
+
+# ---- jobs, and their end ----
 
 
 def test_a_second_job_needs_no_restart() -> None:
@@ -314,6 +260,9 @@ def test_a_trainer_that_does_not_listen_cannot_hold_a_server(transport: str) -> 
     assert took < 4.0
 
 
+# ---- this machine ----
+
+
 def test_a_port_in_use_is_one_sentence() -> None:
     """Two servers on one port, or on one data port, are an error that names it; nothing is left
     behind.
@@ -355,118 +304,4 @@ def test_malloc_takes_the_advice_here() -> None:
     """On glibc every setting is accepted; elsewhere nothing happens."""
     assert keep_memory() is (
         os.confstr("CS_GNU_LIBC_VERSION") is not None if hasattr(os, "confstr") else False
-    )
-
-
-# ---- a process of its own ----
-
-
-@contextmanager
-def process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``python -m pserver serve`` and its endpoint; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "pserver", "serve", *flags]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert running.stdout is not None
-        line = running.stdout.readline()
-        ready = re.fullmatch(
-            r"pserver ready at (127\.0\.0\.1:\d+) \((?:shm, )?flight \d+, grpc\)\n", line
-        )
-        assert ready, line
-        yield running, ready[1]
-    finally:
-        running.kill()
-        running.communicate()
-
-
-def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
-    """The exit status and what was written to stderr."""
-    errors = running.communicate(timeout=SECONDS)[1]
-    return running.returncode, errors
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_ends_with_0(number: signal.Signals) -> None:
-    """SIGTERM and Ctrl-C tell a connected trainer, and the process ends with 0."""
-    with process() as (running, endpoint):
-        trainer = Trainer(endpoint)
-        trainer.step(1, 1.0)
-        answer = trainer.channel.begin()
-        running.send_signal(number)
-        with pytest.raises(ServerLost, match="is shutting down"):
-            answer.result(timeout=SECONDS)
-        trainer.client.leave("the server left")
-
-        assert ended(running)[0] == 0
-
-
-@pytest.mark.processes
-def test_a_second_signal_ends_at_once() -> None:
-    """Who asks twice does not wait for a trainer that does not let go."""
-    with process() as (running, endpoint):
-        control = ControlClient(endpoint, SECONDS)
-        plan = plan_of()
-        manifest, fingerprint = plan.manifest(), plan.fingerprint()
-        control.join(
-            JoinRequest(
-                protocol=1,
-                incarnation="a",
-                manifest=manifest,
-                fingerprint=fingerprint,
-                transports=["grpc"],
-            )
-        )
-        running.terminate()
-        deadline = time.monotonic() + SECONDS
-        while control.status().state != "draining":
-            assert time.monotonic() < deadline
-        running.terminate()
-
-        assert ended(running)[0] == -signal.SIGTERM
-        control.close()
-
-
-@pytest.mark.processes
-def test_drain_ends_the_process() -> None:
-    """The Drain call does what SIGTERM does."""
-    with process() as (running, endpoint):
-        control = ControlClient(endpoint, SECONDS)
-        control.drain()
-        control.close()
-
-        assert ended(running)[0] == 0
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("failure", ["", "a mistake in the script"])
-def test_once_ends_with_the_job(failure: str) -> None:
-    """With --once the process ends after its first job: with 0, or with 1 and the reason in one
-    line.
-    """
-    with process("--once") as (running, endpoint):
-        trainer = Trainer(endpoint)
-        trainer.step(1, 1.0)
-        trainer.client.leave(failure)
-        status, errors = ended(running)
-
-    assert status == (1 if failure else 0)
-    if failure:
-        assert (
-            errors.splitlines()[-1]
-            == f"pserver: the job failed: trainer 0 ended the job: {failure}"
-        )
-
-
-@pytest.mark.processes
-def test_a_server_that_cannot_start_says_why_in_one_line() -> None:
-    """A port in use is exit status 1 and one line on stderr that names it."""
-    with Server(ServerConfig()) as first:
-        command = [sys.executable, "-m", "pserver", "serve", "--endpoint", first.endpoint]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert (
-        done.stderr == f"pserver serve: cannot listen on {first.endpoint}: Address already in use\n"
     )

@@ -1,0 +1,157 @@
+"""Promises about rows that have missed steps: what is made up for when they are read, what is kept
+for it, and what a save holds of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pserver.table import updater
+from tests.support.row_rules import (
+    DIM,
+    ROWS,
+    RULES,
+    STEPS,
+    TOLERANCE,
+    give,
+    gradients,
+    optimizer_of,
+    table_of,
+    values_of,
+)
+from transpiler.ir.rules import Rule
+
+LONG = {
+    "adam": {"weight_decay": 0.0},
+    "adamw": {"weight_decay": 0.01},
+    "momentum": {"weight_decay": 0.0, "momentum": 0.9},
+    "sgd": {"weight_decay": 0.001},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("name", LONG)
+def test_thousands_of_missed_steps_are_made_up_for(name: str, scheduled: bool, dtype: str):
+    """Rows that were pushed to and then not for 1400 steps read as torch's, also where every step
+    has a rate of its own.
+    """
+    rule = Rule(name, {"lr": 0.01, **LONG[name]})
+    table = table_of({(0, DIM): rule}, dtype)
+    weight = torch.from_numpy(values_of(table))
+    optimizer = optimizer_of(rule, weight)
+    random = np.random.default_rng(1)
+    for step in range(1400):
+        ids = np.arange(ROWS // 2) if step < 5 else np.arange(0)
+        rows = random.normal(size=(len(ids), DIM)).astype(dtype)
+        rate = 0.01 * (1 + 0.5 * np.cos(step / 100)) if scheduled else 0.01
+        optimizer.param_groups[0]["lr"] = rate
+        give(weight, rule, ids, rows)
+        optimizer.step()
+        table.update(ids, rows, [{"lr": rate}])
+    tolerance = TOLERANCE[dtype]
+    np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=tolerance, atol=tolerance)
+    rows = random.normal(size=(ROWS, DIM)).astype(dtype)
+    give(weight, rule, np.arange(ROWS), rows)
+    optimizer.step()
+    table.update(np.arange(ROWS), rows, [{}])
+    np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum", "ftrl", "adagrad, all"])
+def test_a_history_ends(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Where every step has numbers of its own, those that no row needs any more are forgotten, and
+    rows stay torch's; where weights decay and rows may have missed everything, nothing is
+    forgotten.  What is forgotten is not needed from a save.
+    """
+    monkeypatch.setattr(updater, "KEPT", 12)
+    monkeypatch.setattr(updater, "PERIOD", 6)
+    rule = RULES[name]
+    table, saved = table_of({(0, DIM): rule}, "float64"), table_of({(0, DIM): rule}, "float64")
+    weight = torch.from_numpy(values_of(table))
+    optimizer = optimizer_of(rule, weight)
+    for step, (ids, rows) in enumerate(gradients(DIM, "float64", 120)):
+        optimizer.param_groups[0]["lr"] = rule.hparams["lr"] * (1 + 1 / (step + 1))
+        give(weight, rule, ids, rows)
+        optimizer.step()
+        table.update(ids, rows, [{"lr": optimizer.param_groups[0]["lr"]}])
+        if step in (40, 100):
+            saved.load(table.scan(0, 1000, changed_since_save=step > 40)[0])
+            saved.restore(table.metadata())
+            table.mark_saved()
+            np.testing.assert_allclose(values_of(saved), weight.numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=1e-12, atol=1e-12)
+    assert (
+        len(table.metadata()["history"]) == 120
+        if name == "adagrad, all"
+        else len(table.metadata()["history"]) < 40
+    )
+
+
+def test_a_schedule_may_begin_to_decay_weights():
+    """Rows that did not have to know which steps they have seen do so from then on; what they held
+    stays.
+    """
+    rule = Rule("adagrad", {"lr": 0.1, "weight_decay": 0.0})
+    table = table_of({(0, DIM): rule}, "float64")
+    weight = torch.from_numpy(values_of(table))
+    optimizer = optimizer_of(rule, weight)
+    for step, (ids, rows) in enumerate(gradients(DIM, "float64", STEPS)):
+        optimizer.param_groups[0]["weight_decay"] = 0.1 if step >= 20 else 0.0
+        give(weight, rule, ids, rows)
+        optimizer.step()
+        table.update(ids, rows, [{"weight_decay": 0.1 if step >= 20 else 0.0}])
+    np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adam, decay",
+        "adamw",
+        "momentum, dampening",
+        "adagrad, all",
+        "lazy_adam",
+        "ftrl",
+        "sgd, decay",
+    ],
+)
+def test_a_table_that_was_saved_goes_on_to_the_bit(name: str):
+    """Whole records and metadata in a new table: the same steps then give the same bits, and
+    reading in between changes nothing.
+    """
+    steps = list(gradients(DIM, "float32", STEPS))
+    table = table_of({(0, DIM): RULES[name]}, "float32")
+    for ids, rows in steps[:20]:
+        table.update(ids, rows.copy(), [{}])
+        values_of(table)
+    other = table_of({(0, DIM): RULES[name]}, "float32")
+    cursor = 0
+    while cursor >= 0:
+        chunk, cursor = table.scan(cursor, 5)
+        materialized, _ = table.scan(0, 1000, materialized=True)
+        other.load(chunk)
+    other.restore(table.metadata())
+    assert np.array_equal(materialized["values"], values_of(table, materialized["ids"]))
+    for one in (table, other):
+        for ids, rows in steps[20:]:
+            one.update(ids, rows.copy(), [{"lr": 0.02}])
+    assert np.array_equal(values_of(table), values_of(other))
+    assert table.metadata() == other.metadata() | {"counts": table.metadata()["counts"]}
+
+
+def test_where_ids_may_be_anything_a_row_begins_when_it_is_made():
+    """Without a range there is no parameter that decays as a whole: an id that nobody pushed to
+    reads its initial value.
+    """
+    table = table_of({(0, DIM): RULES["adamw"]}, "float64", rows=None)
+    start = values_of(table)
+    for ids, rows in gradients(DIM, "float64", STEPS):
+        table.update(ids, rows, [{}])
+    assert np.array_equal(values_of(table)[-2], start[-2])
+    ids, rows = np.array([ROWS - 2]), np.ones((1, DIM))
+    table.update(ids, rows, [{}])
+    assert np.abs(values_of(table)[-2] - start[-2]).max() < 0.1

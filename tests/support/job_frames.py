@@ -1,0 +1,140 @@
+"""Trainers of one server's job, which drive it frame by frame over the in-process transport."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from pserver.errors import (
+    from_wire,
+)
+from pserver.job.job import Job
+from pserver.job.job_identity import PROTOCOL
+from pserver.transport import codec, inprocess
+from pserver.transport.stream import Stream
+from pserver.wire_pb2 import (
+    Commit,
+    Done,
+    Frame,
+    GroupHparams,
+    Hello,
+    InstallRequest,
+    JoinRequest,
+    Kind,
+)
+from transpiler.distribute import plan_parameters, pserver_program
+from transpiler.formats.plan_message import hparams_to_proto
+from transpiler.ir.rules import Clip, Rule
+from transpiler.plan.plan import Deployment, Plan
+from transpiler.program import Program
+
+DEADLINE = 20.0
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def plan_of(
+    trainers: int = 1, mode: str = "sync", lr: float = 0.5, clip: Clip | None = None
+) -> Plan:
+    rule = Rule("sgd", {"lr": lr, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}, {})
+    named = [
+        ("w", (2, 3), "float32", 0),
+        ("b", (3,), "float32", 0),
+        ("mean", (3,), "float32", None),
+    ]
+    return plan_parameters(named, [rule], mode=mode, trainers=trainers, servers=1, clip=clip)
+
+
+def program_of(plan: Plan) -> Program:
+    return pserver_program(Deployment(plan, ("h:1",), server_index=0))
+
+
+class Trainer:
+    """Just enough of a client: one frame out, the answer back."""
+
+    def __init__(
+        self, job: Job, listener: inprocess.InprocessListener, plan: Plan, number: int
+    ) -> None:
+        self.job, self.plan, self.number = job, plan, number
+        reply = job.join(self.request())
+        self.session = reply.session
+        self.stream: Stream = inprocess.connect(
+            "127.0.0.1", listener.port, timeout_seconds=DEADLINE
+        )
+        self.stream.send(
+            Frame(kind=Kind.HELLO, hello=Hello(session=self.session, trainer_id=number))
+        )
+        if reply.install:
+            job.install(InstallRequest(session=self.session, program=program_of(plan).to_proto()))
+            self.post(
+                Kind.VALUE, 0, w=torch.ones(2, 3), b=torch.ones(3), mean=torch.full((3,), 7.0)
+            )
+            self.ask(Frame(kind=Kind.COMMIT, step=0))
+
+    def request(self, **changed: object) -> JoinRequest:
+        known = {
+            "protocol": PROTOCOL,
+            "trainer_id": self.number,
+            "incarnation": "a",
+            "fingerprint": self.plan.fingerprint(),
+            "manifest": self.plan.manifest(),
+            "transports": ["inprocess"],
+        }
+        return JoinRequest(**{**known, **changed})  # type: ignore[arg-type]
+
+    def post(self, kind: Kind, step: int, **tensors: torch.Tensor) -> None:
+        for header, payload in codec.frames(kind, step, tensors.items()):
+            self.stream.send(header, payload)
+
+    def ask(self, header: Frame) -> tuple[Done, dict[str, torch.Tensor]]:
+        self.stream.send(header)
+        return self.answer()
+
+    def answer(self) -> tuple[Done, dict[str, torch.Tensor]]:
+        values: dict[str, torch.Tensor] = {}
+        while (received := self.stream.receive()) is not None:
+            header, payload = received
+            if header.kind == Kind.DONE:
+                return header.done, values
+            if header.kind == Kind.FAILURE:
+                raise from_wire(header.failure.error, header.failure.message)
+            if header.kind == Kind.NORMS:
+                self.norms = dict(header.norms.squared)
+                return Done(), values
+            codec.scatter(
+                header, payload, lambda part: values.setdefault(part.name, codec.blank(part))
+            )
+        raise AssertionError("the stream ended")
+
+    def step(
+        self,
+        step: int,
+        *,
+        lr: float = 0.5,
+        absent: tuple[str, ...] = (),
+        overflow: bool = False,
+        **grads: torch.Tensor,
+    ):
+        self.post(Kind.GRADIENT, step, **grads)
+        rule = {"lr": lr, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+        commit = Commit(
+            hparams=[GroupHparams(group=0, values=hparams_to_proto(rule))],
+            absent=absent,
+            overflow=overflow,
+        )
+        return self.ask(Frame(kind=Kind.COMMIT, step=step, commit=commit))
+
+
+def together(*calls):  # type: ignore[no-untyped-def]
+    """Runs the calls at the same time; their results, in order."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(timeout=20) for future in [pool.submit(call) for call in calls]]

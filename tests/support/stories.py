@@ -1,0 +1,19 @@
+"""Stories that the tests of exactly-once play: how many, and one of each mode."""
+
+from __future__ import annotations
+
+from trainer.checker.scenario import Scenario
+
+SEEDS = 50
+
+
+ROW_MODES = ("sync", "async", "half_async", "staleness", "geo")
+
+
+def story(mode: str, transport: str = "inprocess") -> Scenario:
+    """Of 8 steps, at least two messages of each trainer, and no overflow in the second."""
+    seeds = (
+        Scenario(seed, mode, transport, servers=1, trainers=2, steps=8, rate=0.0)
+        for seed in range(100)
+    )
+    return next(scenario for scenario in seeds if all(step != 2 for _, step in scenario.overflows))

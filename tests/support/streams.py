@@ -1,0 +1,70 @@
+"""Both ends of a stream over any transport, and threads that use them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Queue
+from threading import Thread
+
+from pserver.transport.registry import Transport
+from pserver.transport.stream import Handler, Listener, Stream
+from pserver.wire_pb2 import VALUE, Frame
+
+SECONDS = 10.0  # the deadline of every wait here
+
+
+PROMPT = 2.0  # how soon a cancelled call must return
+
+
+@contextmanager
+def listening(transport: Transport, handle: Handler) -> Iterator[Listener]:
+    """An accepting end."""
+    listener = transport.listen(handle, "127.0.0.1", 0)
+    try:
+        yield listener
+    finally:
+        listener.close(grace_seconds=2.0)
+
+
+def open_stream(transport: Transport, listener: Listener) -> Stream:
+    """A connecting end."""
+    return transport.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
+
+
+def finish(stream: Stream) -> list[Frame]:
+    """Ends the client's side and reads what is left."""
+    stream.close()
+    left = []
+    while (got := stream.receive()) is not None:
+        left.append(got[0])
+    return left
+
+
+def echo(stream: Stream) -> None:
+    """Sends back what comes, until the client ends its side."""
+    while (got := stream.receive()) is not None:
+        stream.send(got[0], [bytes(got[1])])
+
+
+def caught(action: Callable[[], object]) -> Queue[object]:
+    """Runs ``action`` in a thread; the queue gets what it returned or raised."""
+    result: Queue[object] = Queue()
+
+    def run() -> None:
+        try:
+            result.put(action())
+        except Exception as error:
+            result.put(error)
+
+    Thread(target=run, daemon=True).start()
+    return result
+
+
+def send_until_blocked(stream: Stream, progress: list[float]) -> None:
+    """Sends for ever; ``progress`` gets the time of each frame that left."""
+    megabyte = bytes(2**20)
+    while True:
+        stream.send(Frame(kind=VALUE), [megabyte])
+        progress.append(time.monotonic())

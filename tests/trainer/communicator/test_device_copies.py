@@ -1,0 +1,265 @@
+"""How gradients and parameters cross between device and host: on a side stream, and nobody reads or
+writes a buffer too early.
+
+The last tests need no GPU: they take the same way through main memory with parameters that cannot
+receive values in place.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.devices import (
+    Servers,
+    adam,
+    assert_near,
+    batches,
+    joined,
+    loss_of,
+    net,
+    train,
+)
+from trainer import fleet
+from trainer.communicator.device_copy import DeviceCopy, PendingCopy
+from transpiler import DistributedStrategy
+
+pytestmark = pytest.mark.usefixtures("finished")
+
+ON_THE_WAY: dict[str, dict[str, Any]] = {
+    "sync": {"modes": {"*": "sync"}},
+    "sync, overlap": {"modes": {"*": "sync"}, "overlap": True},
+    "async, one slot": {"send_queue_size": 1},
+    "async, a queue": {},
+    "async, cut late": {"runtime_split_send_recv": True},
+    "half-async": {"half_async": True, "max_merge_var_num": 1},
+    "k-step": {"k_steps": 1, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
+}
+
+
+def train_on(
+    model: nn.Module, optimizer: Any, data: Any, scaler: Any = None, keeps: bool = False
+) -> nn.Module:
+    """Every step sees the one before; with ``keeps`` gradients stay where they are and are written
+    to in place.
+    """
+    device = next(model.parameters()).device.type
+    scaler = scaler or torch.amp.GradScaler(device, enabled=False)
+    for x, y in data:
+        optimizer.zero_grad(set_to_none=not keeps)
+        with torch.autocast(device, enabled=scaler.is_enabled()):
+            loss = loss_of(model, x.to(device), y.to(device))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if keeps:
+            optimizer.zero_grad(set_to_none=False)
+        getattr(optimizer, "flush", lambda: None)()
+    return model
+
+
+def strategy_of(configs: dict[str, Any]) -> DistributedStrategy:
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = configs
+    return strategy
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("mode", ON_THE_WAY)
+def test_gradients_and_parameters_cross_on_a_side_stream(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str, mixed: bool
+) -> None:
+    """Through pinned memory; what is trained, with autocast and GradScaler too, is what plain torch
+    trains on the GPU.
+    """
+    seen = []
+
+    class Seen(DeviceCopy):
+        def _copy(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
+            host = source if target.is_cuda else target
+            seen.append(
+                (
+                    target.is_cuda,
+                    host.is_pinned(),
+                    self.stream != torch.cuda.current_stream(self.device),
+                )
+            )
+            return super()._copy(source, target)
+
+    monkeypatch.setattr("trainer.communicator.parameter_slices.DeviceCopy", Seen)
+    torch.backends.cudnn.deterministic = True
+    model, reference = net("cuda:0"), net("cuda:0")
+    scalers = [torch.amp.GradScaler("cuda", init_scale=256.0) if mixed else None for _ in range(2)]
+    if mixed and ON_THE_WAY[mode].get("overlap"):
+        pytest.skip("overlap refuses GradScaler")
+    train_on(
+        model,
+        joined(servers(2), model, strategy=strategy_of(ON_THE_WAY[mode])),
+        batches(),
+        scalers[0],
+    )
+    fleet.finish()
+
+    assert_near(model, train_on(reference, adam(reference), batches(), scalers[1]))
+    assert seen and all(pinned and aside for _, pinned, aside in seen)
+    assert {back for back, _, _ in seen} == ({True} if mode == "k-step" else {False, True})
+
+
+# ---- the same way, without a GPU ----
+
+
+class Late:
+    """A DeviceCopy without a GPU: copies out are made when somebody waits for them; those back have
+    to be waited for, too.
+    """
+
+    class Copy:
+        """One of them."""
+
+        def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+            self.source: torch.Tensor | None = source
+            self.target = target
+            self.lock = threading.Lock()
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            with self.lock:
+                if self.source is not None:
+                    self.target.copy_(self.source)
+                self.source = None
+
+    def __init__(self, device: torch.device) -> None:
+        self._under_way: list[Late.Copy] = []
+        self._back: dict[int, Late.Copy] = {}  # by the memory that they come from
+
+    def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
+        target.fill_(float("nan"))
+        self._under_way.append(Late.Copy(source, target))
+        return self._under_way[-1]
+
+    def to_device(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
+        target.copy_(source)  # what the script reads next waits for the copy
+        before, self._back[source.data_ptr()] = (
+            self._back.get(source.data_ptr()),
+            Late.Copy(source.clone(), source.clone()),
+        )
+        assert before is None or before.source is None, (
+            "the buffer was written to again, and nobody had waited for the copy"
+        )
+        return self._back[source.data_ptr()]
+
+    def join(self) -> None:
+        """What the script writes from now on does not meet the copies."""
+        for copy_ in self._under_way:
+            with copy_.lock:
+                copy_.source = None if copy_.source is None else copy_.source.clone()
+        self._under_way.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ON_THE_WAY)
+def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """With copies that take as long as they may, and gradients written to after the step, it is
+    plain torch to the bit.
+    """
+    for module in ("communicator", "sync_sender", "async_sender", "parameter_slices"):
+        monkeypatch.setattr(f"trainer.communicator.{module}.is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(
+        "trainer.communicator.parameter_slices.pinned",
+        lambda shape, dtype: torch.empty(shape, dtype=dtype),
+    )
+    monkeypatch.setattr("trainer.communicator.parameter_slices.DeviceCopy", Late)
+    model, reference = net(), net()
+    train_on(
+        model,
+        joined(servers(2), model, strategy=strategy_of(ON_THE_WAY[mode])),
+        batches(),
+        keeps=True,
+    )
+    fleet.finish()
+
+    train_on(reference, adam(reference), batches(), keeps=True)
+    for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def strided(model: nn.Module) -> nn.Module:
+    """Gives every parameter and floating-point buffer strides that are not row-major: values land
+    elsewhere and are copied.
+    """
+    for tensor in (*model.parameters(), *(buffer for buffer in model.buffers() if buffer.dim())):
+        room = torch.empty(*tensor.shape, 2, dtype=tensor.dtype)[..., 0]
+        tensor.data = room.copy_(tensor.detach())
+        assert not tensor.is_contiguous()
+    return model
+
+
+STRATEGIES: dict[str, dict[str, Any] | None] = {
+    "sync": None,
+    "async": {"send_queue_size": 1},
+    "k_steps": {"k_steps": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("mode", STRATEGIES)
+def test_parameters_that_cannot_receive_in_place_are_trained_all_the_same(
+    servers: Servers, mode: str, count: int
+) -> None:
+    """What a GPU's parameters go through: copied, sliced, and back; equal to plain torch to the
+    bit, strides kept.
+    """
+    strategy = None
+    if STRATEGIES[mode] is not None:
+        strategy = DistributedStrategy()
+        strategy.a_sync_configs = STRATEGIES[mode]
+    model, reference = strided(net()), strided(net())
+    strides = [(parameter.data_ptr(), parameter.stride()) for parameter in model.parameters()]
+
+    train(model, joined(servers(count), model, strategy=strategy), batches())
+    fleet.finish()
+
+    train(reference, adam(reference), batches())
+    for (name, mine), theirs in zip(
+        model.state_dict().items(), reference.state_dict().values(), strict=True
+    ):
+        assert (
+            torch.equal(mine, theirs)
+            if mode != "k_steps"
+            else torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+        ), name
+    assert [
+        (parameter.data_ptr(), parameter.stride()) for parameter in model.parameters()
+    ] == strides
+
+
+def test_a_checkpoint_of_strided_parameters_resumes_to_the_bit(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """Saving, loading and pushing take the same way."""
+    model = strided(net())
+    train(model, joined(servers(3), model), batches()[:5])
+    fleet.save(str(tmp_path / "saved"))
+    fleet.finish()
+    again = strided(net())
+    optimizer = joined(servers(2), again)
+    fleet.load(str(tmp_path / "saved"))
+    train(again, optimizer, batches()[5:])
+
+    reference = train(whole := strided(net()), adam(whole), batches())
+    for (name, mine), theirs in zip(
+        again.state_dict().items(), reference.state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs), name
