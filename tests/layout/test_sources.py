@@ -36,7 +36,9 @@ def test_every_file_keeps_the_budget(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_everything_says_what_it_is(path: Path) -> None:
-    """Each module and class has a docstring with a sentence of its own; functions say their result."""
+    """Each module and class has a docstring with a sentence of its own; functions say their
+    result.
+    """
     assert ast.get_docstring(tree(path)), "no docstring"
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

@@ -1,4 +1,4 @@
-"""The sources as data: files, their syntax trees, which module imports which, how much code is where."""
+"""The sources as data: files, their syntax trees, which module imports which, where code is."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def tree(path: Path) -> ast.Module:
 
 
 def module_of(path: Path) -> str:
-    """``pserver/job/job.py`` as ``pserver.job.job``, ``pserver/job/__init__.py`` as ``pserver.job``."""
+    """``pserver/job/job.py`` as ``pserver.job.job``, and ``pserver/job/__init__.py`` as
+    ``pserver.job``.
+    """
     return relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -74,7 +76,9 @@ Graph = Mapping[str, set[str]]
 
 
 def modules_graph() -> Graph:
-    """Module -> the modules of ours that it imports; a package's face, which exports, is left out."""
+    """Module -> the modules of ours that it imports; a package's face, which exports, is left
+    out.
+    """
     graph: dict[str, set[str]] = defaultdict(set)
     for name, path in NAMES.items():
         if name not in PACKAGES:

@@ -163,7 +163,7 @@ def test_a_program_of_any_length_is_drawn_whole(count: int) -> None:
         Op("aten.relu", {"self": Ref("x" * 300)}, (f"v{number}",)) for number in range(count)
     )
     picture = drawn(Program((Block(0, freeze({}), ops),)))
-    tops = [float(str(box.find(f"{SVG}rect").get("y"))) for box in boxes(picture)]  # type: ignore[union-attr]  # each has one
+    tops = [float(str(box.find(f"{SVG}rect").get("y"))) for box in boxes(picture)]  # each has one
 
     assert len(tops) == count
     assert tops == sorted(set(tops))

@@ -261,7 +261,7 @@ def test_every_optimizer_op_checks_with_the_arguments_that_its_rule_asks_for() -
 
     for op_type, spec in RULES.items():
         w = torch.zeros(2, requires_grad=True)
-        optimizer = spec.cls([w], momentum=0.9) if op_type == "momentum" else spec.cls([w])  # type: ignore[call-arg]
+        optimizer = spec.cls([w], momentum=0.9) if op_type == "momentum" else spec.cls([w])
         rule = rule_of(optimizer, optimizer.param_groups[0])
         states = {state: Ref(f"w@{state}") for state in state_of(rule)}
         arguments = {

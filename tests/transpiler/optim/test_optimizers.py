@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, optim
 
 from pserver.dense.slice_optimizer import CHUNK, SliceUpdater, SmallSlices, slice_state
-from transpiler.ir.rules import RULES, Rule, hparams_of, make, rule_of, set_hparams, state_of
+from transpiler.ir.rules import RULES, Rule, hparams_of, rule_of, state_of
 from transpiler.optim.decayed_adagrad import DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl
 
@@ -282,73 +282,6 @@ def test_tensor_hyper_parameters_become_floats() -> None:
     assert int(ulps(parameter, memory).max()) <= 2
 
 
-def test_flags_left_to_torch_stay_left_to_torch() -> None:
-    """foreach and fused are in a rule only where the user set them; fused runs only where it was
-    asked for.
-    """
-    parameter = torch.zeros(2)
-    plain = optim.Adam([parameter])
-    assert not {"foreach", "fused"} & set(rule_of(plain, plain.param_groups[0]).flags)
-    assert make(rule_of(plain, plain.param_groups[0]), [parameter]).param_groups[0]["fused"] is None
-    chosen = optim.Adam([parameter], fused=True)
-    assert rule_of(chosen, chosen.param_groups[0]).flags["fused"] is True
-    assert (
-        make(rule_of(chosen, chosen.param_groups[0]), [parameter]).param_groups[0]["fused"] is True
-    )
-
-
-def test_what_a_schedule_adds_to_a_group_is_no_number_of_the_rule() -> None:
-    """initial_lr, max_lr and other notes of a scheduler do not travel; the row is what the rule
-    reads.
-    """
-    optimizer = optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1, momentum=0.9)
-    optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
-    row = hparams_of("momentum", optimizer.param_groups[0])
-    assert set(row) == {"lr", "momentum", "dampening", "weight_decay"}
-    other = optim.SGD([torch.zeros(1)], lr=9.0)
-    set_hparams(other, row)
-    assert other.param_groups[0]["momentum"] == row["momentum"] == pytest.approx(0.95)
-
-
-class Mine(optim.Adam):
-    """A user's subclass."""
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "why"),
-    [
-        (lambda p: optim.LBFGS([p]), "mixes all parameters"),
-        (lambda p: optim.Adafactor([p]), "factors second moments"),
-        (lambda p: optim.Muon([p]), "orthogonalises whole matrices"),
-        (lambda p: optim.SparseAdam([p]), "sparse gradients only"),
-        (lambda p: Mine([p]), "Mine is a subclass of Adam"),
-        (lambda p: optim.Adam([p], differentiable=True), "differentiable=True"),
-        (lambda p: optim.RMSprop([p], capturable=True), "capturable=True"),
-    ],
-    ids=["LBFGS", "Adafactor", "Muon", "SparseAdam", "subclass", "differentiable", "capturable"],
-)
-def test_any_other_optimizer_raises_a_clear_error(optimizer: Any, why: str) -> None:
-    """An optimizer that cannot be cut into slices is refused, with the reason."""
-    made = optimizer(torch.zeros(2, 2, requires_grad=True))
-    with pytest.raises(ValueError, match=why):
-        rule_of(made, made.param_groups[0])
-
-
-def test_every_optimizer_of_torch_is_decided_upon() -> None:
-    """Each class in torch.optim either has a rule or is refused by name: none falls through as
-    unknown.
-    """
-    from transpiler.ir.rules import _REFUSED
-
-    classes = {
-        c for c in vars(optim).values() if isinstance(c, type) and issubclass(c, optim.Optimizer)
-    } - {optim.Optimizer}
-    assert classes == ({spec.cls for spec in RULES.values()} | set(_REFUSED)) - {
-        Ftrl,
-        DecayedAdagrad,
-    }
-
-
 def test_a_state_of_the_wrong_size_is_refused() -> None:
     """load_state names the state and both sizes, and leaves the updater as it was."""
     rule = Rule("momentum", {"lr": 0.1, "momentum": 0.9})
@@ -370,106 +303,6 @@ def test_bytes_held_counts_the_slice_and_its_states() -> None:
     assert updater.bytes_held == 400
     updater.update(torch.ones(100), rule.hparams)
     assert updater.bytes_held == 1204
-
-
-def test_unknown_rule_raises() -> None:
-    """A rule type that is not in the table is named."""
-    with pytest.raises(ValueError, match="got 'lion'"):
-        make(Rule("lion", {}), [torch.zeros(1)])
-
-
-def test_ftrl_follows_the_paper() -> None:
-    """Ftrl's weights equal algorithm 1 of McMahan et al. (2013), written out for one coordinate; l1
-    makes exact zeros.
-    """
-    lr, l1, l2, beta = 0.3, 0.05, 0.2, 1.0
-    weight = torch.tensor([0.5], dtype=torch.float64)
-    optimizer = Ftrl([weight], lr=lr, l1=l1, l2=l2, beta=beta)
-    n = z = 0.0
-    w = 0.5
-    for gradient in (0.4, -0.7, 0.01, 0.3, -0.02):
-        sigma = (math.sqrt(n + gradient**2) - math.sqrt(n)) / lr
-        z += gradient - sigma * w
-        n += gradient**2
-        w = 0.0 if abs(z) <= l1 else -(z - math.copysign(l1, z)) / ((beta + math.sqrt(n)) / lr + l2)
-        weight.grad = torch.tensor([gradient], dtype=torch.float64)
-        optimizer.step()
-        assert weight.item() == pytest.approx(w, rel=1e-12)
-    strong = torch.zeros(3)
-    strong.grad = torch.tensor([0.1, -0.2, 0.0])
-    Ftrl([strong], lr=0.1, l1=1.0).step()
-    assert torch.equal(strong, torch.zeros(3))
-
-
-def test_ftrl_leaves_an_untouched_coordinate_alone() -> None:
-    """A coordinate without any gradient so far keeps its initial value."""
-    weight = torch.tensor([1.0, 2.0])
-    optimizer = Ftrl([weight], lr=0.1)
-    weight.grad = torch.tensor([0.5, 0.0])
-    optimizer.step()
-    assert weight[1] == 2.0 and weight[0] != 1.0
-
-
-def test_decayed_adagrad_follows_its_rule() -> None:
-    """DecayedAdagrad's weights equal its two formulas, written out for one coordinate."""
-    weight = torch.tensor([0.5], dtype=torch.float64)
-    optimizer = DecayedAdagrad([weight], lr=0.1, decay=0.9, eps=1e-3)
-    moment, w = 0.0, 0.5
-    for gradient in (0.4, -0.7, 0.01):
-        moment = 0.9 * moment + (1 - 0.9) * gradient**2
-        w -= 0.1 * gradient / (math.sqrt(moment) + 1e-3)
-        weight.grad = torch.tensor([gradient], dtype=torch.float64)
-        optimizer.step()
-        assert weight.item() == pytest.approx(w, rel=1e-12)
-
-
-@pytest.mark.parametrize(("cls", "rate"), [(Ftrl, 1.0), (DecayedAdagrad, 0.1)])
-def test_our_optimizers_train_single_node(cls: type[optim.Optimizer], rate: float) -> None:
-    """They are ordinary torch optimizers: closures, schedulers and state_dict work, and the loss
-    falls.
-    """
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    x = torch.randn(64, 4)
-    y = x @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]])
-    optimizer = cls(model.parameters(), lr=rate)  # type: ignore[call-arg]
-    scheduler = optim.lr_scheduler.StepLR(optimizer, 50)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    first = float(optimizer.step(closure).detach())  # type: ignore[arg-type]
-    for _ in range(100):
-        last = float(optimizer.step(closure).detach())  # type: ignore[arg-type]
-        scheduler.step()
-    assert last < first / 4
-    again = cls(model.parameters(), lr=0.5)  # type: ignore[call-arg]
-    again.load_state_dict(optimizer.state_dict())
-    assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-
-
-@pytest.mark.parametrize(
-    ("cls", "settings", "name"),
-    [
-        (Ftrl, {"lr": 0.0}, "lr"),
-        (Ftrl, {"lr_power": 0.5}, "lr_power"),
-        (Ftrl, {"l1": -1.0}, "l1"),
-        (Ftrl, {"l2": -1.0}, "l2"),
-        (Ftrl, {"beta": -1.0}, "beta"),
-        (DecayedAdagrad, {"lr": -0.1}, "lr"),
-        (DecayedAdagrad, {"decay": 1.0}, "decay"),
-        (DecayedAdagrad, {"eps": -1.0}, "eps"),
-    ],
-)
-def test_our_optimizers_check_their_numbers(
-    cls: type[optim.Optimizer], settings: dict[str, float], name: str
-) -> None:
-    """A number out of range raises and is named."""
-    with pytest.raises(ValueError, match=f"^{name}: expected"):
-        cls([torch.zeros(1)], **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fused", [None, True])

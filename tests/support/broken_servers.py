@@ -1,0 +1,123 @@
+"""Programs of servers that break an invariant each."""
+
+from tests.support.edited_jobs import COMPUTE, Broken, added, changed, twice, with_variable, without
+from transpiler.ir.graph import Op, Ref, Role, Variable
+
+BROKEN_SERVERS: list[Broken] = [
+    (
+        "slices_held",
+        "sync",
+        "server",
+        "scale",
+        lambda p: with_variable(p, Variable("scale", (7,), "float32", Role.BUFFER, "scale")),
+        "does not live on server 0",
+    ),
+    (
+        "slices_held",
+        "sync",
+        "server",
+        "w.block0",
+        lambda p: with_variable(p, Variable("w.block0", (2, 3), "float64", Role.PARAMETER, "w")),
+        "float64",
+    ),
+    ("listens_once", "sync", "server", "listen_and_serv", without("listen_and_serv"), "got none"),
+    (
+        "listens_once",
+        "sync",
+        "server",
+        "listen_and_serv",
+        twice("listen_and_serv"),
+        "expected one op",
+    ),
+    (
+        "listens_once",
+        "sync",
+        "server",
+        "optimize_blocks",
+        changed("listen_and_serv", optimize_blocks=(1,)),
+        "(1, 2)",
+    ),
+    (
+        "only_server_ops",
+        "sync",
+        "server startup",
+        "aten.add.Tensor",
+        added(COMPUTE, 0),
+        "servers do not run",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "w.block0",
+        without("sum", block=1),
+        "expected sum, scale, sgd",
+    ),
+    (
+        "optimize_blocks_complete",
+        "async",
+        "server",
+        "w.block0",
+        added(
+            Op("scale", {"x": Ref("w@GRAD.block0"), "scale": 0.5}, ("w@GRAD.block0",)), 0, block=1
+        ),
+        "got scale, sgd",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "trainer_1",
+        changed("sum", block=1, x=(Ref("w@GRAD.block0.trainer_0"),)),
+        "x: expected ('w@GRAD.block0.trainer_0', 'w@GRAD.block0.trainer_1')",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "scale",
+        changed("scale", block=1, scale=1.0),
+        "scale: expected 0.5",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "block 1",
+        without("sgd", block=1),
+        "one optimizer op, got 0",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "w.block0",
+        changed("sgd", block=1, group=1),
+        "expected group 0",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "sgd",
+        changed("sgd", block=1, grad=Ref("b@GRAD")),
+        "the op before it",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "b",
+        changed("sgd", block=1, outputs=("b",)),
+        "expected",
+    ),
+    (
+        "optimize_blocks_complete",
+        "sync",
+        "server",
+        "b",
+        lambda p: p.with_blocks(*p.blocks[:2]),
+        "no block updates it",
+    ),
+    ("slices_initialised", "sync", "server startup", "b", without("init", 1), "got 0"),
+]
