@@ -57,11 +57,12 @@ def init_parallel_env() -> None:
         TrainerLost: trainer 0 ended while the others waited.
         Refused: another process has this trainer's number.
     """
-    global _peers
+    global _peers, _rendezvous
     if dist.is_initialized():
         return
     world = World.from_environment()
-    peers = _meet(world, Connection.from_environment())
+    _rendezvous += 1
+    peers = _meet(world, Connection.from_environment(), _rendezvous)
     has_gpus = torch.cuda.is_available()
     if has_gpus and world.local_rank < torch.cuda.device_count():
         torch.cuda.set_device(world.local_rank)
@@ -84,10 +85,12 @@ def init_parallel_env() -> None:
     atexit.register(leave_parallel_env)
 
 
-def _meet(world: World, connection: Connection) -> Peers:
-    """The rendezvous of the processes that torchrun's variables describe."""
-    global _rendezvous
-    _rendezvous += 1
+def _meet(world: World, connection: Connection, number: int) -> Peers:
+    """The rendezvous of the processes that torchrun's variables describe.
+
+    Args:
+        number: of this rendezvous among those of this process, from 1.
+    """
     store: Store = HashStore()
     if world.size > 1:
         address = world.address, world.port
@@ -98,7 +101,7 @@ def _meet(world: World, connection: Connection) -> Peers:
         [""] * world.size,
         connection,
         host=world.address,
-        number=f"{world.attempt}/{_rendezvous}",
+        number=f"{world.attempt}/{number}",
     )
 
 

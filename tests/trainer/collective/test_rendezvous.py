@@ -163,7 +163,7 @@ def meet(present: list[World], seconds: float) -> list[str]:
 
     def one(world: World) -> str:
         try:
-            _meet(world, Connection(start_timeout_seconds=seconds)).close("the test is over")
+            _meet(world, Connection(start_timeout_seconds=seconds), 1).close("the test is over")
             return "met"
         except PServerError as error:
             return f"{type(error).__name__}: {error}"

@@ -250,6 +250,7 @@ def test_a_held_server_takes_a_geo_delta_while_training_goes_on(server: Server) 
         local(first, 1.0)  # delta = 2 / 2 leaves
         local(first, 1.0)  # and the trainer goes on
         assert first.w[0] == 3.0
+    first.communicator.lanes[0].wait_for_replies()
     local(second, 10.0)
     local(second, 10.0)  # delta = 10
     second.communicator.lanes[0].drain()
