@@ -17,9 +17,9 @@ from tests.support.sources import (
     imported,
     levels,
     modules_graph,
+    nodes,
     relative,
     rooms_graph,
-    tree,
 )
 
 MOST_ENTRIES, MOST_LEVELS = 24, {"transpiler": 9, "pserver": 8, "trainer": 10}
@@ -116,7 +116,7 @@ def test_imports_inside_functions_are_few() -> None:
     """Only what takes long to import, and what few need, is imported late."""
     late = set()
     for path in MODULES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef):
                 inside = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
                 names = {getattr(n, "module", None) or n.names[0].name for n in inside}

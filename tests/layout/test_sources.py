@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sources import MODULES, code_lines, files_of, first_names, relative, tree
+from tests.support.sources import MODULES, code_lines, files_of, first_names, nodes, relative, tree
 
 LONGEST_FILE, LONGEST_CLASS, LONGEST_FUNCTION = 300, 250, 50
 EVERYTHING = [*MODULES, *files_of("tests", "docs")]
@@ -22,7 +22,7 @@ def test_every_file_keeps_the_budget(path: Path) -> None:
     lines = code_lines(path)
 
     assert len(lines) <= LONGEST_FILE
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, Function | ast.ClassDef):
             most = LONGEST_CLASS if isinstance(node, ast.ClassDef) else LONGEST_FUNCTION
             own = lines & set(range(node.lineno, (node.end_lineno or 0) + 1))
@@ -36,7 +36,7 @@ def test_everything_says_what_it_is(path: Path) -> None:
     result.
     """
     assert ast.get_docstring(tree(path)), "no docstring"
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             said = ast.get_docstring(node) or ""
 
@@ -59,7 +59,7 @@ def test_nothing_unpickles_or_evaluates() -> None:
     for path in MODULES:
         calls = {
             node.func.id
-            for node in ast.walk(tree(path))
+            for node in nodes(path)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
 
@@ -70,7 +70,7 @@ def test_nothing_unpickles_or_evaluates() -> None:
 def test_the_environment_is_read_in_two_places() -> None:
     """Everything else is told by arguments."""
     for path in MODULES:
-        names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+        names = {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)}
 
         assert relative(path) in READS_ENVIRONMENT or not names & {"environ", "getenv"}, path
 

@@ -7,7 +7,7 @@ import functools
 import io
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +35,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax tree."""
+    return tuple(ast.walk(tree(path)))
+
+
 # ---- imports ----
 
 
@@ -48,16 +54,19 @@ def module_of(path: Path) -> str:
 NAMES = {module_of(path): path for path in MODULES}
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def imported(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, wherever the import stands: in functions too."""
-    for node in ast.walk(tree(path)):
+    found: list[str] = []
+    for node in nodes(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{relative(path)}:{node.lineno}: expected an absolute import"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield whole if whole in NAMES else str(node.module)
+                found.append(whole if whole in NAMES else str(node.module))
+    return tuple(found)
 
 
 def first_names(path: Path) -> set[str]:
@@ -75,6 +84,7 @@ def room_of(module: str) -> str:
 Graph = Mapping[str, set[str]]
 
 
+@functools.cache
 def modules_graph() -> Graph:
     """Module -> the modules of ours that it imports; a package's face, which exports, is left
     out.
