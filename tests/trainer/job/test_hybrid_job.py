@@ -76,9 +76,8 @@ def distributed(model: Model, endpoints: str, rank: int, trainers: int) -> Distr
     )
 
 
-def trainer(endpoints: str, rank: int, trainers: int, share: Any) -> Model:
+def trainer(model: Model, endpoints: str, rank: int, trainers: int, share: Any) -> Model:
     """One trainer in a thread of its own: what fleet would make, without its one job a process."""
-    model = Model()
     optimizer = distributed(model, endpoints, rank, trainers)
     for ids, y in share:
         step(model, optimizer, ids, y)
@@ -99,9 +98,13 @@ def test_a_mixed_job_in_sync_mode_equals_a_single_node(servers: Servers, trainer
         [(ids.chunk(trainers)[rank], y.chunk(trainers)[rank]) for ids, y in joint]
         for rank in range(trainers)
     ]
+    made = [Model() for _ in range(trainers)]  # one after the other: they draw random numbers
     with ThreadPoolExecutor(trainers) as pool:
         models = list(
-            pool.map(lambda rank: trainer(endpoints, rank, trainers, shares[rank]), range(trainers))
+            pool.map(
+                lambda rank: trainer(made[rank], endpoints, rank, trainers, shares[rank]),
+                range(trainers),
+            )
         )
     reference = Model()
     optimizer = torch.optim.Adam(reference.parameters(), lr=0.05)
