@@ -302,3 +302,8 @@ def __getattr__(name: str) -> object:
 
         return ServerConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is imported late is listed too: ``help(pserver)`` shows it."""
+    return sorted({*globals(), *__all__})

@@ -212,3 +212,8 @@ def __getattr__(name: str) -> object:
 
         return ParallelExecutor
     raise AttributeError(f"module 'trainer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is imported late is listed too: ``help(trainer)`` shows it."""
+    return sorted({*globals(), *__all__})

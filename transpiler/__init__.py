@@ -137,8 +137,9 @@ deployment      a plan, the addresses it runs on, and which of the processes thi
 delta           the change of a parameter in k steps
 emit            to write a trace as variables and ops
 entry           a rule that says which ids a table admits
-equivalence     the test that a captured step gives the bits of the eager step, at every batch size
-check           that matters
+equivalence check
+                the test that a captured step gives the bits of the eager step, at every batch size
+                that matters
 fingerprint     32 hexadecimal digits over what a program or a plan means
 group           an index into the optimizer's parameter groups; each has one update rule
 guard           a decision about a size that tracing took for the example batch

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from pserver.config import TRANSPORT_CHOICES
 
@@ -34,7 +36,21 @@ through it."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that reports a mistake in one line."""
+    """An ArgumentParser that reports a mistake in one line.
+
+    Attributes:
+        commands: the parsers of the commands, by name.
+    """
+
+    commands: Mapping[str, Parser] = MappingProxyType({})
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but the command's own parser reports what it does not know."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command = self.commands.get(getattr(found, "command", ""), self)
+            command.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status ``USAGE``."""
@@ -73,6 +89,7 @@ def parser() -> Parser:
     status.add_argument(
         "--variables", action="store_true", help="the bytes of each variable too, in / out"
     )
+    root.commands = {"serve": serve, "launch": launch, "plan": plan, "status": status}
     return root
 
 
@@ -108,7 +125,7 @@ def _add_listening(sub: argparse.ArgumentParser) -> None:
         dest="heartbeat_timeout_seconds",
         type=float,
         default=UNSET,
-        help="how long a trainer may send no heartbeat before it is declared lost",
+        help="how long a trainer may send no heartbeat before it is declared lost (default: 20)",
     )
     add(
         "--start-timeout",
@@ -116,7 +133,7 @@ def _add_listening(sub: argparse.ArgumentParser) -> None:
         dest="start_timeout_seconds",
         type=float,
         default=UNSET,
-        help="how long after the first trainer the last one may join",
+        help="how long after the first trainer the last one may join (default: 300)",
     )
 
 
@@ -182,7 +199,7 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         "--heartbeat-timeout",
         metavar="SECONDS",
         type=float,
-        help="how long a process may send no heartbeat before it is declared lost",
+        help="how long a process may send no heartbeat before it is declared lost (default: 20)",
     )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
     add(

@@ -356,9 +356,10 @@ class _Supervisor:
         """Shows the last lines of every process that failed; returns the first one's status."""
         failed = self._failed()
         for process in failed:
+            said = "the last lines of" if process.tail else "nothing is in"
             self._say(
-                f"{process.name} failed with status {process.status}; the last lines of "
-                f"{process.log}:"
+                f"{process.name} failed with status {process.status}{_killer(process.status)}; "
+                f"{said} {process.log}:"
             )
             for line in process.tail:
                 self._say(f"    {line}")
@@ -389,3 +390,11 @@ class _Supervisor:
 
     def _say(self, text: str) -> None:
         print(f"pserver launch: {text}", file=sys.stderr, flush=True)
+
+
+def _killer(status: int | None) -> str:
+    """The signal that a status of 128 and more stands for, as part of a sentence."""
+    number = (status or 0) - 128
+    if number not in {each.value for each in signal.Signals}:
+        return ""
+    return f" (killed by {signal.Signals(number).name})"
