@@ -356,11 +356,9 @@ class _Supervisor:
         """Shows the last lines of every process that failed; returns the first one's status."""
         failed = self._failed()
         for process in failed:
-            said = "the last lines of" if process.tail else "nothing is in"
-            self._say(
-                f"{process.name} failed with status {process.status}{_killer(process.status)}; "
-                f"{said} {process.log}:"
-            )
+            log = f"the last lines of {process.log}:" if process.tail else f"{process.log} is empty"
+            status = f"{process.status}{_killer(process.status)}"
+            self._say(f"{process.name} failed with status {status}; {log}")
             for line in process.tail:
                 self._say(f"    {line}")
         return failed[0].status or 1 if failed else 1

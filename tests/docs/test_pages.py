@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import PAGES, ROOT, name
+from trainer.row_optimizers import BY_TYPE
 from transpiler import DistributedStrategy
 
 WIDTH, README_LINES = 100, 120
@@ -146,6 +147,13 @@ def test_the_page_of_the_strategy_has_every_key() -> None:
         key for key in keys if f"`{key}`" not in text and f"`{key.partition('.')[2]}`" not in text
     ]
     assert missing == []
+
+
+def test_the_page_of_embeddings_has_every_rule() -> None:
+    """docs/embeddings.md names the class of every update rule for rows."""
+    text = (DOCS / "embeddings.md").read_text(encoding="utf-8")
+
+    assert [cls.__name__ for cls in BY_TYPE.values() if f"`{cls.__name__}`" not in text] == []
 
 
 def test_the_page_of_the_environment_has_every_variable() -> None:
