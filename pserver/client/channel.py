@@ -51,6 +51,7 @@ class Channel(RetryingStream):
         absent: Collection[str] = (),
         overflow: bool = False,
         omit_values: bool = False,
+        last: bool = False,
     ) -> None:
         """Queues the end of a step.
 
@@ -58,13 +59,18 @@ class Channel(RetryingStream):
             absent: slices of the lane without a gradient in this step.
             overflow: a gradient was not finite: no trainer's part of this step is applied.
             omit_values: the reply is not to bring values.
+            last: this trainer leaves after the step, and nobody is to wait for it.
         """
         groups = [
             GroupHparams(group=group, values=hparams_to_proto(values))
             for group, values in sorted(hparams.items())
         ]
         commit = Commit(
-            hparams=groups, absent=sorted(absent), overflow=overflow, omit_values=omit_values
+            hparams=groups,
+            absent=sorted(absent),
+            overflow=overflow,
+            omit_values=omit_values,
+            last=last,
         )
         self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))
 
