@@ -15,10 +15,11 @@ The calls, in their order::
         begin() -> Reply         a future of it; new values arrive before it
         push(step, gradients)    any number, in any order
         push_rows(step, table, gradient)
+        assign(step, assignments)    where the script has written into parameters
         commit(step, hparams, absent)
         scale(step, coefficients)    where norms clip on servers, after ``norms``
 
-    between steps, on channels[0]:   pull(names), load(values)
+    between steps, on channels[0]:   pull(names), load(values), checksums(names)
     at any time, on tables:          lookup(ids), scan(table, cursor), mark_saved(table), load(rows)
     at any time:                     barrier, rendezvous, shrink, table_status
 

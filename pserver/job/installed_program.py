@@ -78,6 +78,7 @@ class InstalledProgram:
                 self.quiesce,
                 workers,
                 self._tables(index),
+                self.slices.held,
             )
             for index, lane in enumerate(self.plan.lanes)
         ]
@@ -131,7 +132,8 @@ class InstalledProgram:
         if name in self.slices.updates:
             return self.lanes[self.slices.updates[name].lane].read(member, name)
         if name in self.slices.values:
-            return self.slices.values[name]
+            with self._locks[name]:  # a step may assign it
+                return self.slices.values[name].clone()
         with self._locks[self.slices.slice_of(name)]:
             return self.slices.read(name)
 
