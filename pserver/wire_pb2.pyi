@@ -131,18 +131,29 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("session", "name")
+    __slots__ = ("session", "name", "text")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     session: str
     name: str
-    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    text: str
+    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("passed",)
+    __slots__ = ("passed", "texts")
+    class TextsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     PASSED_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     passed: bool
-    def __init__(self, passed: _Optional[bool] = ...) -> None: ...
+    texts: _containers.ScalarMap[int, str]
+    def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class RendezvousRequest(_message.Message):
     __slots__ = ("session", "address")

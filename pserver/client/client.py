@@ -285,14 +285,20 @@ class Client:
         """What the server holds of each table now."""
         return [TableStatus.from_message(table) for table in self._control.status().tables]
 
-    def barrier(self, name: str) -> None:
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
         """Waits until every trainer of the job that has not left has come to the barrier of this
         name.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
         """
-        while not self._control.barrier(
-            BarrierRequest(session=self._reply.session, name=name)
-        ).passed:
+        request = BarrierRequest(session=self._reply.session, name=name, text=text)
+        while not (reply := self._control.barrier(request)).passed:
             self.check()
+        return dict(reply.texts)
 
     def check(self) -> None:
         """Raises what ended the connection, if something did."""
