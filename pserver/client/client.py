@@ -15,10 +15,11 @@ The calls, in their order::
         begin() -> Reply         a future of it; new values arrive before it
         push(step, gradients)    any number, in any order
         push_rows(step, table, gradient)
+        assign(step, assignments)    where the script has written into parameters
         commit(step, hparams, absent)
         scale(step, coefficients)    where norms clip on servers, after ``norms``
 
-    between steps, on channels[0]:   pull(names), load(values)
+    between steps, on channels[0]:   pull(names), load(values), checksums(names)
     at any time, on tables:          lookup(ids), scan(table, cursor), mark_saved(table), load(rows)
     at any time:                     barrier, rendezvous, shrink, table_status
 
@@ -284,14 +285,20 @@ class Client:
         """What the server holds of each table now."""
         return [TableStatus.from_message(table) for table in self._control.status().tables]
 
-    def barrier(self, name: str) -> None:
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
         """Waits until every trainer of the job that has not left has come to the barrier of this
         name.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
         """
-        while not self._control.barrier(
-            BarrierRequest(session=self._reply.session, name=name)
-        ).passed:
+        request = BarrierRequest(session=self._reply.session, name=name, text=text)
+        while not (reply := self._control.barrier(request)).passed:
             self.check()
+        return dict(reply.texts)
 
     def check(self) -> None:
         """Raises what ended the connection, if something did."""

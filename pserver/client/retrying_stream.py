@@ -7,9 +7,9 @@ waits for another server::
     outbox      sends queued frames, in order
     inbox       receives frames: copies values to their destinations, resolves replies
 
-[Note: sending again]  A request (a step, a pull, a load) is a run of frames that ends in one reply,
-DONE.  Until the reply has come the channel keeps the frames (references, no copies).  When the
-stream breaks, the inbox opens another, says HELLO and queues the same frames again: the server
+[Note: sending again]  A request (a step, a pull, a load, ...) is a run of frames that ends in one
+reply, DONE.  Until the reply has come the channel keeps the frames (references, no copies).  When
+the stream breaks, the inbox opens another, says HELLO and queues the same frames again: the server
 applies a step once, however often it comes, and answers it again.  Streams are numbered: frames
 queued for an earlier one are not sent twice, and the server stops listening to it.  While a request
 is unanswered the outbox sends PROBE from time to time; the next frame that arrives reveals a loss

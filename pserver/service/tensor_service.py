@@ -31,6 +31,7 @@ from pserver.service.table_service import TABLES, TableService
 from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.transport.array_assembler import ArrayAssembler, row_gradients
+from pserver.transport.assignment import AssignmentAssembler, checksum
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms
@@ -108,6 +109,8 @@ class TensorService:
         self._rows = ArrayAssembler()  # row gradients of the step in progress
         self._number = hello.stream
         self._gradients: GradientAssembler | None = None  # from the first step on
+        # from the first step on that brings what a script has written
+        self._assignments: AssignmentAssembler | None = None
 
     def serve(self) -> None:
         """Answers frames until BYE.
@@ -128,12 +131,16 @@ class TensorService:
             elif header.kind == Kind.ROWS:
                 self._job.lifecycle.check_running()
                 self._rows.take_in(header, payload)
+            elif header.kind == Kind.ASSIGN:
+                self._assign(header, payload)
             elif header.kind == Kind.COMMIT:
                 self._commit(header)
             elif header.kind == Kind.VALUE:
                 self._value(header, payload)
             elif header.kind == Kind.PULL:
                 self._pull(header)
+            elif header.kind == Kind.CHECKSUM:
+                self._checksums(header)
             elif header.kind == Kind.SCALE and header.step <= self._watermark.applied:
                 pass  # sent again with a step that was applied meanwhile
             else:
@@ -186,6 +193,12 @@ class TensorService:
         codec.scatter(header, payload, self._gradients.destination)
         self._gradients.received(header)
 
+    def _assign(self, header: Frame, payload: memoryview) -> None:
+        self._job.lifecycle.check_running()
+        if self._assignments is None:
+            self._assignments = AssignmentAssembler(self._executor().variables)
+        self._assignments.take_in(header, payload)
+
     def _check_tables(self, header: Frame, acted: bool) -> None:
         if not acted:
             raise Refused(
@@ -220,7 +233,14 @@ class TensorService:
             self._gradients = GradientAssembler(self._executor().updates)
         gradients = self._gradients.complete(step, commit.absent)
         hparams = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
-        return Contribution(gradients, hparams, commit.overflow, self._row_gradients())
+        return Contribution(
+            gradients,
+            hparams,
+            commit.overflow,
+            self._row_gradients(),
+            {} if self._assignments is None else self._assignments.assignments(step),
+            dict(commit.written),
+        )
 
     def _row_gradients(self) -> dict[str, RowGradient]:
         """The row gradients of this step, by table, checked so that no update of them can fail."""
@@ -280,6 +300,17 @@ class TensorService:
         names = [part.name for part in header.parts] or list(installed.slices.values)
         outcome = Outcome(installed.version, 0)
         self._answer(names, lambda: outcome, header.step)
+
+    def _checksums(self, header: Frame) -> None:
+        self._job.lifecycle.check_running()
+        found = {}
+        for name in (part.name for part in header.parts):
+            tensor = self._read(name)
+            if tensor is not None:
+                found[name] = checksum(tensor)
+        done = Done(version=self._job.installed().version, checksums=found)
+        self._check_place()
+        self._stream.send(Frame(kind=Kind.DONE, step=header.step, done=done))
 
     def _answer(self, names: Iterable[str], outcome: Callable[[], Outcome], step: int = 0) -> None:
         """Sends the values of these variables, each when the iterator names it, and then DONE with

@@ -6,6 +6,7 @@ In reading order::
     codec            tensors to frames and back
     sequenced        a stream with numbered frames, over any other
     array_assembler  named arrays of one request, from parts (rows of tables)
+    assignment       what a script has written into variables, from arrays
     byte_counters    payload bytes by variable, for ``pserver status``
     flight           Arrow Flight on a port of its own: the default between hosts
     grpc_stream      plain grpcio on the control port

@@ -436,10 +436,17 @@ class Communicator:
             lane.drain()
         return self._transfer.states()
 
-    def barrier(self, name: str) -> None:
-        """Waits for every trainer that has not left.  Server 0 keeps the list."""
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left.  Server 0 keeps the list.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+        """
         self._barriers += 1
-        self.clients[0].barrier(f"{self._barriers}: {name}")
+        return self.clients[0].barrier(f"{self._barriers}: {name}", text)
 
 
 def _lookups(plan: Plan) -> Lookups | None:
