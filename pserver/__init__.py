@@ -107,7 +107,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     checkpoint/      tensors and tables in a directory
     command_line/    flags and settings
     table/           sparse tables: rows by id; pure but for the disk tier
-    config errors malloc, and the generated wire_pb2, wire_pb2_grpc
+    config errors finite malloc repeated_warning, and the generated wire_pb2, wire_pb2_grpc
 
 ``client`` imports no room of the server (service, job, dense), and these do not import ``client``.
 A pure room has no thread, lock, socket, clock or environment.

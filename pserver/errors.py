@@ -9,6 +9,7 @@
     |   `-- TrainerLost
     |-- TimedOut               a wait reached its timeout, though heartbeats went on
     |-- JobFailed              another process of the job ended it, and said why
+    |   `-- NonFinite          a step had a NaN or an infinity, and the job was to stop at one
     |-- Refused                the peer understood and said no
     |   |-- Busy               the server has another job
     |   |-- FingerprintMismatch    two processes of a job run different programs
@@ -65,6 +66,10 @@ class JobFailed(PServerError):
     """Another process of the job ended it."""
 
     status = "ABORTED"
+
+
+class NonFinite(JobFailed):
+    """A step had a NaN or an infinity in it, and ``a_sync_configs["nonfinite"]`` is "stop"."""
 
 
 class Refused(PServerError):

@@ -235,7 +235,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "steps_refused_nonfinite")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +257,7 @@ class StatusReply(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_REFUSED_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     state: str
     fingerprint: str
     mode: str
@@ -271,7 +272,8 @@ class StatusReply(_message.Message):
     failure: str
     variables: _containers.MessageMap[str, VariableBytes]
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+    steps_refused_nonfinite: int
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., steps_refused_nonfinite: _Optional[int] = ...) -> None: ...
 
 class VariableBytes(_message.Message):
     __slots__ = ("bytes_in", "bytes_out")
@@ -397,7 +399,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "last")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +428,7 @@ class Commit(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
@@ -434,8 +437,9 @@ class Commit(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     scale: _containers.ScalarMap[str, float]
     written: _containers.ScalarMap[str, int]
+    nonfinite: _containers.RepeatedScalarFieldContainer[str]
     last: bool
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class GroupHparams(_message.Message):
     __slots__ = ("group", "values")
@@ -453,7 +457,7 @@ class GroupHparams(_message.Message):
     def __init__(self, group: _Optional[int] = ..., values: _Optional[_Mapping[str, _program_pb2.Hparam]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums")
+    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums", "refused", "nonfinite")
     class ChecksumsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -467,13 +471,27 @@ class Done(_message.Message):
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_FIELD_NUMBER: _ClassVar[int]
     version: int
     committed: int
     overflow: bool
     cursor: int
     metadata: str
     checksums: _containers.ScalarMap[str, int]
-    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    refused: bool
+    nonfinite: _containers.RepeatedCompositeFieldContainer[NonFinite]
+    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ..., refused: _Optional[bool] = ..., nonfinite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ...) -> None: ...
+
+class NonFinite(_message.Message):
+    __slots__ = ("trainer_id", "step", "variables")
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    trainer_id: int
+    step: int
+    variables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, trainer_id: _Optional[int] = ..., step: _Optional[int] = ..., variables: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Norms(_message.Message):
     __slots__ = ("squared",)

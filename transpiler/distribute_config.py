@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import replace
 from typing import Any
 
 from transpiler.plan.lane_plan import AUTO
+from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.modes import ASYNC, GEO, HALF_ASYNC, SYNC
 from transpiler.plan.placement import Dispatcher, RoundRobin
 from transpiler.plan.plan import Lane
@@ -56,6 +58,7 @@ FIELDS = table(
     Setting("completely_not_async", False, flag(), modes=_WITH_SERVERS),
     Setting("geo_sgd_mode", False, flag(), modes=_WITH_SERVERS),
     Setting("geo_sgd_need_push_nums", 100, count(), modes=_WITH_SERVERS),
+    Setting("nonfinite", "auto", A_SYNC_CONFIGS["nonfinite"].kind, modes=_WITH_SERVERS),
     Setting("nccl_comm_num", 1, count(), modes=_WITHOUT),
     Setting("use_hierarchical_allreduce", False, flag(), modes=_WITHOUT),
     Setting("hierarchical_allreduce_inter_nranks", 0, count(least=0), modes=_WITHOUT),
@@ -103,6 +106,8 @@ class DistributeTranspilerConfig:
             that of ``sync_mode=True``.
         runtime_split_send_recv: no split and concat ops: send and recv carry the sections.  Not
             with ``sync_mode=True``.
+        nonfinite: what servers do with a step that has a NaN or an infinity in it: "refuse",
+            "apply" or "stop"; "auto" applies it in sync mode and refuses it in the others.
         mode: "pserver"; or without servers: "collective", whose programs share by themselves, and
             "nccl2", whose trainer program is the single-node one, for ``ParallelExecutor``.  A
             field without effect in the mode must keep its default.
@@ -131,6 +136,7 @@ class DistributeTranspilerConfig:
     completely_not_async: bool
     geo_sgd_mode: bool
     geo_sgd_need_push_nums: int
+    nonfinite: str
     nccl_comm_num: int
     use_hierarchical_allreduce: bool
     hierarchical_allreduce_inter_nranks: int
@@ -185,6 +191,10 @@ class DistributeTranspilerConfig:
             sync_mode if sync_mode is not None or not self.is_set("sync_mode") else self.sync_mode
         )
         self._check_combination(said)
+        return replace(self._lane(said), nonfinite=self.nonfinite)
+
+    def _lane(self, said: bool | None) -> Lane:
+        """The lane of the mode, by ``sync_mode`` as it was said."""
         if self.geo_sgd_mode:
             return Lane(GEO.name, k_steps=self.geo_sgd_need_push_nums)
         if self.completely_not_async:

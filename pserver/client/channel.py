@@ -64,6 +64,7 @@ class Channel(RetryingStream):
         overflow: bool = False,
         omit_values: bool = False,
         written: Mapping[str, int] = MappingProxyType({}),
+        nonfinite: Collection[str] = (),
         last: bool = False,
     ) -> None:
         """Queues the end of a step.
@@ -74,6 +75,8 @@ class Channel(RetryingStream):
             omit_values: the reply is not to bring values.
             written: in a lane whose steps wait for all trainers: by slice, the checksum of what
                 this trainer's script has written.
+            nonfinite: parameters and tables in which this trainer has found a value that is not
+                finite, whichever server they are on.
             last: this trainer leaves after the step, and nobody is to wait for it.
         """
         groups = [
@@ -86,6 +89,7 @@ class Channel(RetryingStream):
             overflow=overflow,
             omit_values=omit_values,
             written=dict(written),
+            nonfinite=sorted(nonfinite),
             last=last,
         )
         self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))

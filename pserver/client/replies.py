@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pserver.finite import NonFiniteStep
 from pserver.wire_pb2 import Done, JoinReply
 from pserver.wire_pb2 import TableStatus as TableStatusMessage
 
@@ -22,6 +23,8 @@ class Reply:
         overflow: some trainer saw an overflow, and nothing was applied.
         cursor: of a scan: where the next chunk begins; -1 after the last one.
         metadata: of a scan: what the server knows of the table besides its rows.
+        refused: a value was not finite, and nothing of this trainer's step was applied.
+        nonfinite: the steps in this update with such values.
         checksums: of the variables that were asked for, by name.
     """
 
@@ -31,6 +34,8 @@ class Reply:
     cursor: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     checksums: Mapping[str, int] = field(default_factory=dict)
+    refused: bool = False
+    nonfinite: tuple[NonFiniteStep, ...] = ()
 
     @classmethod
     def from_message(cls, done: Done) -> Reply:
@@ -47,6 +52,28 @@ class Reply:
             done.cursor,
             metadata,
             dict(done.checksums),
+            done.refused,
+            tuple(
+                NonFiniteStep(each.trainer_id, each.step, tuple(each.variables))
+                for each in done.nonfinite
+            ),
+        )
+
+    def joined(self, others: Sequence[Reply]) -> Reply:
+        """This reply, with what other servers have found in the same step."""
+        found: dict[tuple[int, int], set[str]] = {}
+        for reply in (self, *others):
+            for each in reply.nonfinite:
+                found.setdefault((each.trainer, each.step), set()).update(each.variables)
+        if not found:
+            return self
+        return replace(
+            self,
+            refused=self.refused or any(other.refused for other in others),
+            nonfinite=tuple(
+                NonFiniteStep(*key, tuple(sorted(variables)))
+                for key, variables in sorted(found.items())
+            ),
         )
 
 
@@ -59,7 +86,7 @@ def first_of(replies: Sequence[Future[Reply]]) -> Reply:
         replies: one for each server that was asked; at least one.
 
     Returns:
-        The first server's reply, when all have come.
+        The first server's reply, when all have come, with what all have found not to be finite.
 
     Raises:
         PServerError: the first failure, as soon as it is known.
@@ -67,7 +94,8 @@ def first_of(replies: Sequence[Future[Reply]]) -> Reply:
     done, _ = wait(replies, return_when=FIRST_EXCEPTION)
     for reply in done:
         reply.result()
-    return replies[0].result()
+    first, *others = (reply.result() for reply in replies)
+    return first.joined(others)
 
 
 @dataclass(frozen=True, slots=True)

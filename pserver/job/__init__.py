@@ -11,6 +11,8 @@ In reading order::
     lane_executor      takes the committed steps of one lane and applies each once
     sync_round         one step that all trainers of a sync job take together
     step_checks        what a committed step must say before it is taken
+    nonfinite_steps    what becomes of a step with a NaN or an infinity
+    outcome            what a step has led to
     async_slices       slices that are read while another trainer's step updates them
     update_task        a committed step's update, in batches
     workers            the threads that run the batches of large steps

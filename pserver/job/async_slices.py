@@ -48,7 +48,7 @@ class AsyncSlices:
             with self._locks[name]:
                 assignment.write(self._variables[name])
             return
-        if contribution.overflow:
+        if contribution.skipped:
             gradient = None
         if assignment is None and gradient is None:
             return

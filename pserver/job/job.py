@@ -28,9 +28,9 @@ from pserver.errors import (
 from pserver.job import job_files
 from pserver.job.installed_program import InstalledProgram, check_program
 from pserver.job.job_identity import JobIdentity, check_protocol, choose_transport
-from pserver.job.lane_executor import Outcome
 from pserver.job.lifecycle import JobState, Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
+from pserver.job.outcome import Outcome
 from pserver.job.status_report import program_status, trainer_statuses
 from pserver.transport.byte_counters import ByteCounters
 from transpiler.ir.graph import Storage
@@ -260,14 +260,6 @@ class Job:
             self._close_if_over()
             self.condition.notify_all()
             return wire.LeaveReply()
-
-    def leaves_after_step(self, member: Member) -> None:
-        """A trainer's last step has come: from here on no other step and no barrier waits for
-        it.
-        """
-        with self.condition:
-            member.leaving = True
-            self.condition.notify_all()
 
     def member(self, session: str) -> Member:
         """The trainer that holds a session; the call counts as a heartbeat.

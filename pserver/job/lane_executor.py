@@ -31,6 +31,8 @@ from pserver.job.async_slices import AsyncSlices
 from pserver.job.blocking_waits import WAKE_SECONDS, wait_until_done
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
+from pserver.job.nonfinite_steps import NonFiniteSteps
+from pserver.job.outcome import Outcome
 from pserver.job.quiesce import Quiesce
 from pserver.job.step_checks import check_groups, check_written
 from pserver.job.sync_round import Contribution, Phase, SyncRound
@@ -43,21 +45,6 @@ if TYPE_CHECKING:
 
 # a lane whose slices have fewer bytes is updated in one thread.  See [Note: answers begin early]
 LARGE_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a committed step has led to.
-
-    Attributes:
-        version: updates that this server has applied so far, counted in steps.
-        committed: how many trainers' gradients are in this update.
-        overflow: a trainer saw a gradient that is not finite, so nothing was applied.
-    """
-
-    version: int
-    committed: int
-    overflow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +80,7 @@ class LaneExecutor:
 
     Attributes:
         version: updates applied so far, counted in steps.
+        nonfinite: what becomes of steps with a NaN or an infinity, and how many were refused.
     """
 
     def __init__(
@@ -126,7 +114,8 @@ class LaneExecutor:
         self._batches += [(name,) for name in tables]
         self._sizes = [self._size(batch) for batch in self._batches]
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
-        self._round = SyncRound()
+        self.nonfinite = NonFiniteSteps(lane, job)
+        self._round = self._new_round()
         self._groups = {update.group for update in updates.values()}.union(
             *(table.groups for table in tables.values())
         )
@@ -145,6 +134,7 @@ class LaneExecutor:
         Raises:
             Refused: a step out of order.
             FingerprintMismatch: sync trainers disagree on a hyper-parameter.
+            NonFinite: a value is not finite, and the job is to stop.
             PServerError: the job failed meanwhile.
         """
         watermark = member.watermark(self.index)
@@ -169,6 +159,8 @@ class LaneExecutor:
             )
             again, watermark.taking = watermark.taking == step, step
             current = self._round
+            if not again:
+                self.nonfinite.judge(contribution)
             if self.lane.kind.waits_for_all and not again:
                 self._add(current, member, contribution)
             if not self.lane.kind.waits_for_all and again:
@@ -211,7 +203,7 @@ class LaneExecutor:
             if self.lane.staleness is not None:
                 bound = step - self.lane.staleness
                 self._wait(member, step, lambda: self._slowest() >= bound)
-            return Outcome(self.version, watermark.committed, watermark.overflow)
+            return watermark.outcome(self.version)
 
     def _await_update(self, task: UpdateTask, name: str = "") -> None:
         """Waits for the update of a slice; without a name for all of them and the watermarks.
@@ -272,12 +264,14 @@ class LaneExecutor:
                     self._one_by_one.update(name, member.trainer, contribution)
                 elif (
                     of_rows := contribution.row_gradients.pop(name, None)
-                ) is not None and not contribution.overflow:
+                ) is not None and not contribution.skipped:
                     self.tables[name].update(of_rows, contribution.hparams, {})
 
         def applied() -> None:
-            self.version += 0 if contribution.overflow else 1
-            member.watermark(self.index).apply(1, contribution.overflow)
+            self.version += 0 if contribution.skipped else 1
+            member.watermark(self.index).apply(
+                1, contribution.overflow, contribution.refused, contribution.nonfinite
+            )
 
         return self._run(self._new_task(update, applied, contribution.assignments))
 
@@ -303,7 +297,7 @@ class LaneExecutor:
                 lambda: current.phase is not Phase.COLLECTING or self._complete(current),
                 current,
             )
-            clips = self._clips_by_norm and not current.overflow
+            clips = self._clips_by_norm and bool(current.counted)
             merges = clips and current.phase is Phase.COLLECTING
             current.phase = Phase.MERGING if merges else current.phase
         if not clips:
@@ -386,12 +380,15 @@ class LaneExecutor:
         The caller holds the job's lock.
         """
         current.phase = Phase.APPLIED
-        self.version += 0 if current.overflow else 1
+        self.version += 1 if current.counted else 0
         for trainer in current.contributions:
             self._members.by_trainer[trainer].watermark(self.index).apply(
-                current.committed, current.overflow
+                current.committed, current.overflow, current.refuses(trainer), current.nonfinite
             )
-        self._round = SyncRound()
+        self._round = self._new_round()
+
+    def _new_round(self) -> SyncRound:
+        return SyncRound(goes_on_without=self.lane.kind.outer_optimizer)
 
     def _or_fail(self, work: Callable[[], None]) -> None:
         """Calls ``work``; if it raises, the job fails: tensors may be half updated, or trainers

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pserver.errors import Refused, TrainerLost
+from pserver.finite import NonFiniteStep
+from pserver.job.outcome import Outcome
 
 
 class MemberState(enum.Enum):
@@ -42,7 +44,8 @@ class Watermark:
 
     Attributes:
         applied: the last step that was applied; 0 before the first.
-        committed, overflow: the outcome of that step, for when it is asked for again.
+        committed, overflow, refused, nonfinite: the outcome of that step, for when it is asked for
+            again.
         taking: the step in progress, from its COMMIT until it is applied.
         uploaded: the last upload that was loaded, by its request's number.
         stream: the number of the stream that counts: the latest one.
@@ -53,15 +56,32 @@ class Watermark:
     applied: int = 0
     committed: int = 0
     overflow: bool = False
+    refused: bool = False
+    nonfinite: tuple[NonFiniteStep, ...] = ()
     taking: int = 0
     uploaded: int = 0
     stream: int = 0
     end_stream: Callable[[], None] | None = None
     loading: bool = False
 
-    def apply(self, committed: int, overflow: bool) -> None:
-        """The step in progress has been applied."""
+    def apply(
+        self,
+        committed: int,
+        overflow: bool,
+        refused: bool = False,
+        nonfinite: tuple[NonFiniteStep, ...] = (),
+    ) -> None:
+        """The step in progress has been applied, or refused."""
         self.applied, self.committed, self.overflow = self.taking, committed, overflow
+        self.refused, self.nonfinite = refused, nonfinite
+
+    def outcome(self, version: int) -> Outcome:
+        """Of the last step that was applied.
+
+        Args:
+            version: of the lane.
+        """
+        return Outcome(version, self.committed, self.overflow, self.refused, self.nonfinite)
 
     def saved(self) -> list[int]:
         """What a saved job keeps of it: applied, committed, overflow."""

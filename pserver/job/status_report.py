@@ -39,5 +39,6 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
         slices=len(installed.slices.values),
         bytes_held=installed.slices.bytes_held + sum(table.bytes_held for table in tables),
         version=installed.version,
+        steps_refused_nonfinite=sum(lane.nonfinite.refused for lane in installed.lanes),
         tables=tables,
     )

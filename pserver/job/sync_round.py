@@ -27,6 +27,7 @@ import torch
 from pserver.dense.merge import mean, squared_norm
 from pserver.dense.slice_update import SliceUpdate, update_all
 from pserver.errors import CorruptFrame, FingerprintMismatch
+from pserver.finite import NonFiniteStep
 from pserver.job.update_task import UpdateTask
 from pserver.table.gradient import RowGradient, total_of
 from pserver.transport.assignment import Assignment, checksum
@@ -61,6 +62,8 @@ class Contribution:
         assignments: what its script has written, by slice name.
         written: the checksums of that, by slice name, where all trainers must have written the
             same.
+        nonfinite: the step itself, where values are not finite.
+        refused: nothing of it is applied, because of those.
     """
 
     gradients: dict[str, torch.Tensor]
@@ -69,6 +72,13 @@ class Contribution:
     row_gradients: dict[str, RowGradient] = field(default_factory=dict)
     assignments: dict[str, Assignment] = field(default_factory=dict)
     written: Mapping[str, int] = field(default_factory=dict)
+    nonfinite: tuple[NonFiniteStep, ...] = ()
+    refused: bool = False
+
+    @property
+    def skipped(self) -> bool:
+        """Whether its gradients do not count."""
+        return self.overflow or self.refused
 
 
 @dataclass(slots=True)
@@ -79,6 +89,7 @@ class SyncRound:
     rest belongs to the threads that merge and update.
 
     Attributes:
+        goes_on_without: a contribution that is refused is left out; otherwise the round is.
         contributions: by trainer.
         merged: merged gradients by slice.
         norms: by parameter or table: the sum of squares over the elements that this server holds.
@@ -87,6 +98,7 @@ class SyncRound:
         task: the update, from APPLYING on.
     """
 
+    goes_on_without: bool = False
     phase: Phase = Phase.COLLECTING
     contributions: dict[int, Contribution] = field(default_factory=dict)
     merged: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -106,6 +118,14 @@ class SyncRound:
         return any(contribution.overflow for contribution in self.contributions.values())
 
     @property
+    def counted(self) -> list[Contribution]:
+        """What is merged, in the order of the trainers; nothing where the round is skipped."""
+        in_order = [self.contributions[trainer] for trainer in sorted(self.contributions)]
+        finite = [contribution for contribution in in_order if not contribution.refused]
+        goes_on = len(finite) == len(in_order) or self.goes_on_without
+        return finite if goes_on and not self.overflow else []
+
+    @property
     def hparams(self) -> Hparams:
         """The step's hyper-parameters, on which all trainers agree."""
         return self.contributions[min(self.contributions)].hparams
@@ -120,6 +140,19 @@ class SyncRound:
         for other, earlier in self.contributions.items():
             check_hparams(trainer, contribution.hparams, other, earlier.hparams)
         self.contributions[trainer] = contribution
+
+    def refuses(self, trainer: int) -> bool:
+        """Whether nothing of a trainer's step is applied because of values that are not finite, its
+        own or, where the round is skipped, another's.
+        """
+        others = () if self.goes_on_without else self.contributions.values()
+        return self.contributions[trainer].refused or any(each.refused for each in others)
+
+    @property
+    def nonfinite(self) -> tuple[NonFiniteStep, ...]:
+        """The steps in which a value is not finite, in the order of the trainers."""
+        in_order = (self.contributions[trainer] for trainer in sorted(self.contributions))
+        return tuple(found for each in in_order for found in each.nonfinite)
 
     def agree(self, variables: Mapping[str, torch.Tensor]) -> None:
         """Finds what is to be assigned before the step: trainer 0's values, where all trainers
@@ -161,22 +194,22 @@ class SyncRound:
 
     def merge(self, names: Iterable[str]) -> None:
         """Merges the gradients of these slices and tables.  See [Note: merge order] in merge.py."""
-        in_order = [self.contributions[trainer] for trainer in sorted(self.contributions)]
-        for name in names if not self.overflow else ():
+        in_order = self.counted
+        for name in names if in_order else ():
             gradients = [
                 gradient
                 for step in in_order
                 if (gradient := step.gradients.pop(name, None)) is not None
             ]
             if gradients:
-                self.merged[name] = mean(gradients, self.committed)
+                self.merged[name] = mean(gradients, len(in_order))
             of_rows = [
                 part
                 for step in in_order
                 if (part := step.row_gradients.pop(name, None)) is not None
             ]
             if of_rows:
-                self.merged_rows[name] = total_of(of_rows).mul_(1 / self.committed)
+                self.merged_rows[name] = total_of(of_rows).mul_(1 / len(in_order))
 
     def measure(
         self, updates: Mapping[str, SliceUpdate], tables: Mapping[str, LockedTable]

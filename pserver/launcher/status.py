@@ -40,6 +40,8 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
         table.add_row(endpoint, *cells(reply))
         lines += [f"{endpoint}: {trainer_line(trainer)}" for trainer in reply.trainers]
         lines += [f"{endpoint}: {table_line(part)}" for part in reply.tables]
+        if refused := reply.steps_refused_nonfinite:
+            lines.append(f"{endpoint}: {refused} steps refused because of a NaN or an infinity")
         busiest = sorted(
             reply.variables.items(),
             key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]),

@@ -14,6 +14,7 @@ import torch
 from pserver.dense.compression import decode, layout
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import CorruptFrame, Unprepared
+from pserver.finite import is_finite
 from pserver.wire_pb2 import Frame, Part
 
 
@@ -38,6 +39,7 @@ class GradientAssembler:
         self._buffers: dict[str, torch.Tensor] = {}  # by name on the wire
         self._gradients: dict[str, torch.Tensor] = {}  # decompressed, by slice
         self._received: dict[str, int] = {}  # bytes, by name on the wire
+        self._odd: set[str] = set()  # names on the wire: a value is not finite
         self._step = 0  # the step that those belong to
 
     def begin(self, step: int) -> None:
@@ -69,7 +71,8 @@ class GradientAssembler:
         return self._buffers[part.name]
 
     def received(self, header: Frame) -> None:
-        """Counts a frame's parts, which have been copied to their destinations.
+        """Counts a frame's parts, which have been copied to their destinations, and looks whether
+        they are finite, while they are in the cache.
 
         Raises:
             CorruptFrame: a part does not begin where the one before it ended.
@@ -81,7 +84,18 @@ class GradientAssembler:
                     f"gradient of {part.name!r}: expected bytes from {begin} on, got them from "
                     f"{part.offset}"
                 )
-            self._received[part.name] = begin + part.size
+            self._received[part.name] = end = begin + part.size
+            buffer = self._buffers[part.name]
+            # an element that two parts share is looked at with the second one
+            first, last = begin // buffer.itemsize, end // buffer.itemsize
+            if not is_finite(buffer.view(-1)[first:last]):
+                self._odd.add(part.name)
+
+    def nonfinite(self) -> set[str]:
+        """The slices in whose gradients, of the step that arrives, a value is not finite."""
+        return {
+            name for name, parts in self._parts.items() if any(part in self._odd for part in parts)
+        }
 
     def complete(self, step: int, absent: Collection[str]) -> dict[str, torch.Tensor]:
         """The step's gradients by slice, in their slices' dtypes.  The next step may begin.
@@ -104,7 +118,7 @@ class GradientAssembler:
             for name in self._updates
             if self._has_arrived(name, step, name in absent)
         }
-        self._received = {}
+        self._received, self._odd = {}, set()
         return gradients
 
     def _has_arrived(self, name: str, step: int, absent: bool) -> bool:

@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from pserver.errors import JobFailed, PServerError, Refused, Unreachable
+from pserver.finite import NonFiniteStep
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.job import Job
-from pserver.job.lane_executor import Clipping, LaneExecutor, Outcome
+from pserver.job.lane_executor import Clipping, LaneExecutor
 from pserver.job.membership import Member
+from pserver.job.outcome import Outcome
 from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
 from pserver.service.gradient_assembler import GradientAssembler
@@ -34,7 +36,7 @@ from pserver.transport.array_assembler import ArrayAssembler, row_gradients
 from pserver.transport.assignment import AssignmentAssembler, checksum
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
-from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms
+from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, NonFinite, Norms
 from transpiler.formats.plan_message import hparams_from_proto
 
 log = logging.getLogger(__name__)
@@ -215,7 +217,9 @@ class TensorService:
             return
         executor, step = self._executor(), header.step
         if header.commit.last:
-            self._job.leaves_after_step(self._member)
+            with self._job.condition:
+                self._member.leaving = True  # no other step, and no barrier, waits for it
+                self._job.condition.notify_all()
         task = executor.commit(self._member, step, self._contribution(step, header.commit))
         if isinstance(task, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))
@@ -231,16 +235,29 @@ class TensorService:
         """The step that a COMMIT completes: every slice's gradient is whole, or named as absent."""
         if self._gradients is None:
             self._gradients = GradientAssembler(self._executor().updates)
+        odd = self._gradients.nonfinite()
         gradients = self._gradients.complete(step, commit.absent)
         hparams = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
+        rows = self._row_gradients()
         return Contribution(
             gradients,
             hparams,
             commit.overflow,
-            self._row_gradients(),
+            rows,
             {} if self._assignments is None else self._assignments.assignments(step),
             dict(commit.written),
+            self._nonfinite(step, commit, odd, rows),
         )
+
+    def _nonfinite(
+        self, step: int, commit: Commit, slices: Iterable[str], rows: Mapping[str, RowGradient]
+    ) -> tuple[NonFiniteStep, ...]:
+        """The step, where values of it are not finite: here, or where its trainer says so."""
+        updates = self._executor().updates
+        tables = {name for name, gradient in rows.items() if not gradient.is_finite()}
+        found = {updates[name].parameter for name in slices} | tables | set(commit.nonfinite)
+        trainer = self._member.trainer
+        return (NonFiniteStep(trainer, step, tuple(sorted(found))),) if found else ()
 
     def _row_gradients(self) -> dict[str, RowGradient]:
         """The row gradients of this step, by table, checked so that no update of them can fail."""
@@ -323,7 +340,16 @@ class TensorService:
             self._stream.send(header, payload)
             self._job.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
         result = outcome()
-        done = Done(version=result.version, committed=result.committed, overflow=result.overflow)
+        done = Done(
+            version=result.version,
+            committed=result.committed,
+            overflow=result.overflow,
+            refused=result.refused,
+            nonfinite=[
+                NonFinite(trainer_id=each.trainer, step=each.step, variables=each.variables)
+                for each in result.nonfinite
+            ],
+        )
         self._stream.send(Frame(kind=Kind.DONE, step=step, done=done))
         # 0, 1, 2, 4, ...: see [Note: holes] in malloc.py
         if not result.version & (result.version - 1):

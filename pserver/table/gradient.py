@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pserver.finite import is_finite
+
 
 @dataclass(slots=True)
 class RowGradient:
@@ -66,6 +68,10 @@ class RowGradient:
                 )
             )
         return parts
+
+    def is_finite(self) -> bool:
+        """Whether no row, and no count, has a NaN or an infinity in it."""
+        return is_finite(self.rows) and (self.statistics is None or is_finite(self.statistics))
 
     @property
     def nbytes(self) -> int:

@@ -10,6 +10,7 @@ In reading order::
     async_sender       async and half-async: a queue and a thread
     kstep_senders      geo and diloco
     request_pipeline   messages that the script does not wait for
+    nonfinite_steps    steps with a NaN or an infinity
     parameter_slices   slices as parts of live tensors
     device_copy        copies between a GPU and pinned memory
     state_transfer     values and optimizer states outside of steps

@@ -290,6 +290,7 @@ class AsyncSender:
                 "steps_merged": self._merged,
                 "steps_queued": self._unanswered,
                 "blocked_seconds": self._blocked_seconds,
+                "steps_refused_nonfinite": self._pipeline.nonfinite.refused,
             }
 
     # ---- the sending thread ----
@@ -315,7 +316,7 @@ class AsyncSender:
         gradients = self._slices.cut(message.gradients)
         reuse = message.owned and not omit_values
         self._last, values = self._pipeline.exchange(
-            gradients, message.hparams, omit_values, reuse, message.tables
+            gradients, message.hparams, omit_values, reuse, message.tables, message.steps
         )
         beside = {
             name: value for name, value in values.items() if not reuse or name not in gradients

@@ -213,7 +213,8 @@ class Communicator:
 
         steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects,
         steps_merged (into messages), steps_queued (not yet answered), blocked_seconds (that a full
-        queue took).
+        queue took), steps_refused_nonfinite (messages with a NaN or an infinity, of which servers
+        have applied nothing).
         """
         channels = [channel for client in self.clients for channel in client.every_channel]
         total = {
@@ -224,6 +225,7 @@ class Communicator:
             "steps_merged": 0.0,
             "steps_queued": 0.0,
             "blocked_seconds": 0.0,
+            "steps_refused_nonfinite": 0.0,
         }
         for lane in self.lanes:
             for name, value in lane.metrics().items():

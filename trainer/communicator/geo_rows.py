@@ -84,6 +84,8 @@ class GeoRows:
             kept = np.ascontiguousarray(ids[old])
             moved = served[old] - self._rows(self._known, kept)
             mine[old] = self._rows(self._own, kept) + moved
+            # the servers refuse what is not finite
+            mine = torch.where(mine.isfinite(), mine, served)
         self._own.assign(ids, mine.numpy())
         self._known.assign(ids, served.numpy())
         new = np.ascontiguousarray(ids[slots < 0])

@@ -16,6 +16,7 @@ import torch
 
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply
+from pserver.finite import is_finite
 from pserver.table.gradient import RowGradient
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.request_pipeline import Buffers, RequestPipeline, StagedValues, Tensors
@@ -66,7 +67,11 @@ class KStepSender:
 
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""
-        return {"messages": self.step, "steps_queued": self._taken}
+        return {
+            "messages": self.step,
+            "steps_queued": self._taken,
+            "steps_refused_nonfinite": self._pipeline.nonfinite.refused,
+        }
 
 
 class DiLoCoSender(KStepSender):
@@ -88,9 +93,9 @@ class DiLoCoSender(KStepSender):
         return self._last
 
     def _exchange(self, last: bool) -> None:
-        self._taken = 0
+        steps, self._taken = self._taken, 0
         own = {name: self._slices.read(name) for name in self._slices.names}
-        self._last, _ = self._pipeline.exchange(own, self._hparams, False, last=last)
+        self._last, _ = self._pipeline.exchange(own, self._hparams, False, steps=steps, last=last)
         self._slices.flush_buffers()
 
     def refresh(self) -> None:
@@ -123,6 +128,9 @@ class GeoSender(KStepSender):
     A sum of floats rounds, so y + (x - y) may not be x.  One trainer alone therefore sends what is
     left of the difference when it drains: then the servers hold what it has, to the bit.
 
+    What is not finite is refused by the servers, and their values take its place: after the first
+    such message, wherever x would not be finite, it becomes z.
+
     The values of a reply arrive in the memory of its delta, unless an earlier reply is still
     staged: that one has to be moved by this delta first.
 
@@ -146,6 +154,7 @@ class GeoSender(KStepSender):
         self.tables: dict[str, GeoRows] = {}
         self._gradients: dict[str, RowGradient] = {}  # of their rows, in the step under way
         self._left = 0  # messages that have left
+        self._refused = False  # whether the servers have ever refused one
         self._under_way: deque[tuple[int, Tensors, Future[Reply]]] = deque()
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -185,7 +194,7 @@ class GeoSender(KStepSender):
     def _send_changes(self) -> None:
         """Sends what has changed since the last message."""
         self._drain_to(self._lane.send_queue_size - 1)
-        self._taken = 0
+        steps, self._taken = self._taken, 0
         self._left += 1
         changed: Tensors = {}
         for name in self._slices.names:
@@ -197,14 +206,22 @@ class GeoSender(KStepSender):
         reply: Future[Reply] = Future()
         tables = {name: rows.end_window() for name, rows in self.tables.items()}
         self._messages.put(
-            (partial(self._exchange, self._left, changed, self._hparams, tables), reply)
+            (partial(self._exchange, self._left, changed, self._hparams, tables, steps), reply)
         )
         self._under_way.append((self._left, changed, reply))
 
     def _exchange(
-        self, number: int, changed: Tensors, hparams: Hparams, tables: Mapping[str, RowGradient]
+        self,
+        number: int,
+        changed: Tensors,
+        hparams: Hparams,
+        tables: Mapping[str, RowGradient],
+        steps: int,
     ) -> Reply:
-        reply, values = self._pipeline.exchange(changed, hparams, False, self._staged.empty, tables)
+        reply, values = self._pipeline.exchange(
+            changed, hparams, False, self._staged.empty, tables, steps
+        )
+        self._refused |= reply.refused
         self._staged.put(values, values, number)
         return reply
 
@@ -231,12 +248,16 @@ class GeoSender(KStepSender):
 
     def _move(self, name: str, value: torch.Tensor, message: int) -> None:
         """See [Note: geo]."""
+        served = value.clone() if self._refused else None
         for number, changed, _ in self._under_way:
             if number > message:
-                value.add_(changed[name])
+                delta = changed[name]
+                value.add_(delta if served is None else delta.nan_to_num(0.0, 0.0, 0.0))
         known = self._known[name]
-        now = self._slices.read(name)
-        self._slices.write(name, known.sub_(value).neg_().add_(now))
+        moved = known.sub_(value).neg_().add_(self._slices.read(name))
+        if served is not None:
+            moved = torch.where(moved.isfinite(), moved, served)
+        self._slices.write(name, moved)
         known.copy_(value)
 
     def refresh(self) -> None:
@@ -251,7 +272,8 @@ class GeoSender(KStepSender):
             self._send_changes()
         self._drain_to(0)
         for _ in range(ROUNDED if self._trainers == 1 else 0):
-            if all(torch.equal(self._slices.read(name), y) for name, y in self._known.items()):
+            own = ((self._slices.read(name), y) for name, y in self._known.items())
+            if all(torch.equal(x, y) or not is_finite(x) for x, y in own):
                 break
             self._send_changes()
             self._drain_to(0)

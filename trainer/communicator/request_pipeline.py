@@ -24,6 +24,7 @@ import torch
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
 from pserver.table.gradient import RowGradient
+from trainer.communicator.nonfinite_steps import NonFiniteSteps
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.plan.plan import Lane
 
@@ -61,6 +62,7 @@ class RequestPipeline:
 
     Attributes:
         step: messages sent.
+        nonfinite: steps with values that are not finite.
         turn: held during a request; also taken by other requests on the lane's channels.
     """
 
@@ -69,6 +71,8 @@ class RequestPipeline:
         self._lane = lane
         self._slices = slices
         self._buffers = buffers
+        self.nonfinite = NonFiniteSteps(lane, slices)
+        self._steps = 0  # of the script that messages have brought
         self._channels: list[Channel] = []
         # what the values of the request under way may overwrite
         self._reusable: Mapping[str, torch.Tensor] = {}
@@ -79,6 +83,7 @@ class RequestPipeline:
     def start(self, channels: list[Channel], step: int) -> None:
         """The channels, by server, and the last step that they have applied."""
         self._channels, self.step = channels, step
+        self.nonfinite.start(len(channels))
 
     def destination(self, name: str) -> torch.Tensor:
         """Where a slice's value goes: memory that no other thread reads."""
@@ -95,6 +100,7 @@ class RequestPipeline:
         omit_values: bool,
         reuse: bool = False,
         tables: Mapping[str, RowGradient] = MappingProxyType({}),
+        steps: int = 1,
         last: bool = False,
     ) -> tuple[Reply, Tensors]:
         """Sends one message to every server, ``thread_pool_size`` of them at a time, and waits for
@@ -106,6 +112,7 @@ class RequestPipeline:
             reuse: the values may take the gradients' memory.  See [Note: one buffer there and
                 back].
             tables: gradients of rows.
+            steps: of the script that the message brings.
             last: this trainer leaves after the message.
 
         Returns:
@@ -118,21 +125,32 @@ class RequestPipeline:
             divided = {
                 name: gradient.divide(len(self._channels)) for name, gradient in tables.items()
             }
+            encoded = {
+                name: self.nonfinite.look(name, list(self._slices.encoded(name, gradient)))
+                for name, gradient in gradients.items()
+            }
+            self.nonfinite.look_at_rows(tables.items())
+            nonfinite = self.nonfinite.take_out()
             for server, channel in enumerate(self._channels):
                 self._wait_for_room(replies)
                 here = [
-                    part
-                    for name in self._slices.order(server)
-                    if name in gradients
-                    for part in self._slices.encoded(name, gradients[name])
+                    part for name in self._slices.order(server) for part in encoded.get(name, ())
                 ]
                 replies.append(channel.begin())
                 channel.push(self.step, here)
                 for name, parts in divided.items():
                     channel.push_rows(self.step, name, parts[server])
                 absent = self._slices.on(server) - set(gradients)
-                channel.commit(self.step, hparams, absent, omit_values=omit_values, last=last)
-            return first_of(replies), self._values
+                channel.commit(
+                    self.step,
+                    hparams,
+                    absent,
+                    omit_values=omit_values,
+                    nonfinite=nonfinite,
+                    last=last,
+                )
+            first, self._steps = self._steps + 1, self._steps + steps
+            return self.nonfinite.hear(first_of(replies), first, self._steps), self._values
 
     def _wait_for_room(self, replies: list[Future[Reply]]) -> None:
         while (

@@ -16,7 +16,7 @@ from transpiler.plan.plan import Lane, Plan
 
 SENDERS: Mapping[str, Callable[[Plan, Lane, ParameterSlices, SendOptions], LaneSender]] = {
     "sync": lambda plan, lane, slices, options: SyncSender(
-        slices, plan.clip if plan.clips_on_servers else None
+        lane, slices, plan.clip if plan.clips_on_servers else None
     ),
     "async": lambda plan, lane, slices, options: AsyncSender(lane, slices, options.soft_wait_ms),
     "half_async": lambda plan, lane, slices, options: AsyncSender(lane, slices),

@@ -15,8 +15,10 @@ from pserver.client.replies import Reply, first_of
 from pserver.dense.merge import clip_coefficients
 from pserver.table.gradient import RowGradient
 from trainer.communicator.device_copy import PendingCopy, is_on_gpu
+from trainer.communicator.nonfinite_steps import NonFiniteSteps
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.ir.rules import Clip
+from transpiler.plan.plan import Lane
 
 
 class SyncSender:
@@ -26,11 +28,12 @@ class SyncSender:
     script waits.
 
     Args:
-        slices: of the lane.
+        lane, slices: its own.
         clip: the plan's, where servers clip.
     """
 
-    def __init__(self, slices: ParameterSlices, clip: Clip | None) -> None:
+    def __init__(self, lane: Lane, slices: ParameterSlices, clip: Clip | None) -> None:
+        self._nonfinite = NonFiniteSteps(lane, slices)
         self.turn = threading.Lock()
         self._step = 0
         self._slices = slices
@@ -55,6 +58,7 @@ class SyncSender:
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         self._channels, self._step = channels, step
+        self._nonfinite.start(len(channels))
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """Sends one slice's gradient; one on a GPU when its copy has been made."""
@@ -75,7 +79,8 @@ class SyncSender:
 
     def _push(self, name: str, gradient: torch.Tensor) -> None:
         channel = self._channels[self._slices.server(name)]
-        channel.push(self.step + 1, self._slices.encoded(name, gradient))
+        parts = list(self._slices.encoded(name, gradient))
+        channel.push(self.step + 1, self._nonfinite.look(name, parts))
 
     def _push_copied(self, everything: bool) -> None:
         """Sends the gradients that have come from a GPU; with ``everything`` it waits for all."""
@@ -90,6 +95,7 @@ class SyncSender:
         A server counts the steps of a table, so it hears of those that touch none of its rows, too.
         """
         self._begin()
+        self._nonfinite.look_at_rows([(table, gradient)])
         for channel, part in zip(self._channels, gradient.divide(len(self._channels)), strict=True):
             channel.push_rows(self.step + 1, table, part)
 
@@ -98,8 +104,10 @@ class SyncSender:
         self._begin()
         self._push_copied(everything=True)
         self._step += 1
+        nonfinite = self._nonfinite.take_out()
         for server, channel in enumerate(self._channels):
-            channel.commit(self.step, hparams, self._slices.on(server) - self._sent, overflow)
+            absent = self._slices.on(server) - self._sent
+            channel.commit(self.step, hparams, absent, overflow, nonfinite=nonfinite)
         self._sent = set()
 
     def finish(self) -> Reply:
@@ -107,7 +115,7 @@ class SyncSender:
         replies, self._replies = self._replies, []
         if self._clip is not None:
             self._scale(self._clip, replies)
-        reply = first_of(replies)
+        reply = self._nonfinite.hear(first_of(replies), self.step, self.step)
         self._slices.flush_buffers()
         return reply
 
@@ -141,4 +149,4 @@ class SyncSender:
 
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""
-        return {"messages": self.step}
+        return {"messages": self.step, "steps_refused_nonfinite": self._nonfinite.refused}

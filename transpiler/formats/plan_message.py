@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from transpiler import program_pb2 as pb
 from transpiler.formats.table_message import table_from_proto, table_to_proto
 from transpiler.ir.rules import Clip, Hparam, Rule
-from transpiler.plan.plan import Collective, Deployment, Lane, Placement, Plan, Slice
+from transpiler.plan.plan import UNSAID, Collective, Deployment, Lane, Placement, Plan, Slice
 
 
 def hparams_to_proto(hparams: Mapping[str, Hparam]) -> dict[str, pb.Hparam]:
@@ -69,7 +69,9 @@ def _rule_from_proto(message: pb.Rule) -> Rule:
 
 def _lane_to_proto(lane: Lane) -> pb.Lane:
     plain = {
-        field.name: getattr(lane, field.name) for field in fields(lane) if field.name != "outer"
+        name: value
+        for name, value in ((field.name, getattr(lane, field.name)) for field in fields(lane))
+        if name != "outer" and (name not in UNSAID or value != UNSAID[name])
     }
     return pb.Lane(**plain, outer=None if lane.outer is None else _rule_to_proto(lane.outer))
 
@@ -80,6 +82,7 @@ def _lane_from_proto(message: pb.Lane) -> Lane:
         for field in fields(Lane)
         if field.name not in ("outer", "staleness")
     }
+    plain |= {name: value for name, value in UNSAID.items() if not plain[name]}
     outer = _rule_from_proto(message.outer) if message.HasField("outer") else None
     return Lane(
         **plain, staleness=message.staleness if message.HasField("staleness") else None, outer=outer

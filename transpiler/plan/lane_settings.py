@@ -178,6 +178,15 @@ A_SYNC_CONFIGS = table(
         lane="outer",
     ),
     Setting(
+        "nonfinite",
+        "auto",
+        text("auto", "refuse", "apply", "stop"),
+        "What servers do with a step that has a NaN or an infinity in it: refuse it, apply it, or "
+        "stop the job.  auto: apply in sync mode, refuse in the others.",
+        _names(MODES.values()),
+        lane="nonfinite",
+    ),
+    Setting(
         "modes",
         MappingProxyType({}),
         dict_from_patterns(

@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Table
 from transpiler.plan.modes import CollectiveMode, Mode, collective_mode_of, mode_of
 
 COMPRESSIONS = ("", "bfloat16", "float16", "int8")
+# Fields of a lane that manifests and messages leave out where they have these values.
+UNSAID: Mapping[str, str] = MappingProxyType({"nonfinite": "auto"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Lane:
         dc_asgd: the factor lambda of delay compensation, g + lambda (w - w_then) g g (Zheng et al.,
             2017); 0: none.
         outer: the update rule of an outer optimizer (Douillard et al.: DiLoCo, 2023).
+        nonfinite: what servers do with a step that has a NaN or an infinity in it: "refuse",
+            "apply" or "stop"; "auto" is as ``on_nonfinite`` says.
     """
 
     mode: str
@@ -57,6 +62,18 @@ class Lane:
     staleness: int | None = None
     dc_asgd: float = 0.0
     outer: Rule | None = None
+    nonfinite: str = "auto"
+
+    @property
+    def on_nonfinite(self) -> str:
+        """ "refuse", "apply" or "stop".
+
+        By default a step is refused, so that one trainer does not ruin the others'; but servers
+        that merge all trainers' gradients apply it, as plain torch would.
+        """
+        if self.nonfinite != "auto":
+            return self.nonfinite
+        return "apply" if self.kind.merges_gradients else "refuse"
 
     @property
     def kind(self) -> Mode:
@@ -285,7 +302,12 @@ def differences(manifest: Mapping[str, str], reference: Mapping[str, str], whose
 
 def _facts(prefix: str, owner: Lane | Collective) -> dict[str, str]:
     """Every field as a fact."""
-    return {f"{prefix}{f.name}": _fact(getattr(owner, f.name)) for f in fields(owner)}
+    values = {f.name: getattr(owner, f.name) for f in fields(owner)}
+    return {
+        f"{prefix}{name}": _fact(value)
+        for name, value in values.items()
+        if name not in UNSAID or value != UNSAID[name]
+    }
 
 
 def _placement_fact(order: int, placement: Placement) -> str:
