@@ -82,6 +82,7 @@ class InstalledProgram:
             for index, lane in enumerate(self.plan.lanes)
         ]
         self._rendezvous = ""  # the address that trainer 0 has given
+        self._said: dict[str, str] = {}  # by topic: what the first trainer said
         self._barriers: dict[str, set[int]] = {}  # by name: the trainers that have reached it
 
     def load(self, values: Storage) -> None:
@@ -182,6 +183,10 @@ class InstalledProgram:
         if address and member.trainer == 0:
             self._rendezvous = address
         return self._rendezvous
+
+    def agree(self, topic: str, text: str) -> str:
+        """What the first trainer said about a topic: this text, where nobody has said anything."""
+        return self._said.setdefault(topic, text)
 
     def barrier(self, member: Member, name: str, timeout_seconds: float) -> bool:
         """Waits until every trainer that has not left has reached the barrier of this name.

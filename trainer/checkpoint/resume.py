@@ -26,6 +26,7 @@ def save(
     scheduler: Any | None = None,
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
+    passes: int = 0,
 ) -> checkpoint.Saved:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
     tables chunk by chunk.
@@ -36,6 +37,7 @@ def save(
         scheduler: whose state is written too.
         tables: of the job, if it has some.
         base: the checkpoint that this one continues: of tables it has what changed since.
+        passes: over the data that the job has begun.
 
     Returns:
         The checkpoint, as the base of a later one.
@@ -61,6 +63,7 @@ def save(
         )
     meta: dict[str, Any] = {
         "step": optimizer.steps,
+        "passes": passes,
         "groups": [_plain(group) for group in optimizer.param_groups],
     }
     if scheduler is not None:
@@ -123,7 +126,7 @@ def load(
     scheduler: Any | None = None,
     tables: TableStore | None = None,
     loads_tables: bool = True,
-) -> None:
+) -> int:
     """Reads the checkpoint into the live tensors, the optimizer's groups and its state, the
     scheduler, and the tables.
 
@@ -131,6 +134,9 @@ def load(
         tensors: the live ones, by name.
         tables: of the job, if it has some.
         loads_tables: whether this trainer gives servers their rows; one of all does.
+
+    Returns:
+        The passes over the data that the saved job had begun; 0 in files without this count.
 
     Raises:
         FileNotFoundError: there is none.
@@ -173,6 +179,7 @@ def load(
     if tables is not None and loads_tables:
         for name in tables.names():
             tables.load(name, reader.chunks(name), meta["tables"][name])
+    return int(meta.get("passes", 0))
 
 
 def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None) -> None:

@@ -49,7 +49,9 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     if job.role.trainer_id == 0:
         optimizer.flush()  # the others' last steps too
         base = job.saved if delta else None
-        job.saved = resume.save(path, job.tensors(), optimizer, scheduler, _store(job), base)
+        job.saved = resume.save(
+            path, job.tensors(), optimizer, scheduler, _store(job), base, job.passes.count
+        )
     optimizer.barrier("saved")
 
 
@@ -74,7 +76,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
     optimizer.flush()
     optimizer.barrier("load")
     store = _store(job)
-    resume.load(
+    job.passes.count = resume.load(
         path, job.tensors(), optimizer, scheduler, store, loads_tables=job.role.trainer_id == 0
     )
     if job.tables is not None:
