@@ -135,7 +135,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
     checkpoint/    export              an exported table
     sharding/      units               units
     hybrid/        mesh                two meshes
-    job/           data_shard          equal numbers of batches
+    job/           part                equal numbers of batches
 """
 
 from typing import TYPE_CHECKING

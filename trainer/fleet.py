@@ -267,6 +267,7 @@ def distributed_optimizer(
     job.optimizer = DistributedOptimizer(
         optimizer, names, job.connect, grad_clip, overlap, job.find_tables()
     )
+    job.passes.ask()
     return job.optimizer
 
 
@@ -294,8 +295,8 @@ def finish() -> None:
 
 
 def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
-    """This trainer's part of one epoch: the same split in every process, in another order at each
-    call where the loader shuffles.
+    """This trainer's part of the data: the same split in every process, in another order at each
+    iteration where the loader shuffles.  Every trainer calls this equally often.
 
     Example::
 
@@ -304,19 +305,23 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
             print(x)
 
     Args:
-        loader: a DataLoader, or any iterable of batches.
-        seed: of the shuffling; None: 0 where the loader shuffles, and otherwise its own order.
+        loader: a DataLoader, or any iterable of batches; docs/data.md says how each kind is
+            divided.
+        seed: of the shuffling; None: 0 (or that of the loader's generator) where the loader
+            shuffles, and otherwise its own order.
 
     Returns:
-        An iterable of batches, equally many on every trainer; no sample is in two parts.
+        An iterable of batches, equally many on every trainer; no sample is in two parts.  Each
+        iteration is a pass of its own.
 
     Raises:
-        ValueError: there are fewer samples than trainers.
+        ValueError: a sampler gives one rank's part only.  When it is iterated over: there are
+            fewer samples, or batches, than trainers; or the trainers have drawn different orders.
     """
     job = present()
     if isinstance(job, CollectiveJob):
         return job.shard(loader, seed)
-    return _shard(loader, job.role.trainers, job.role.trainer_id, seed)
+    return _shard(loader, job.role.trainers, job.role.trainer_id, seed, job.passes)
 
 
 # ---- the original's life-cycle calls ----

@@ -21,7 +21,7 @@ The calls, in their order::
 
     between steps, on channels[0]:   pull(names), load(values), checksums(names)
     at any time, on tables:          lookup(ids), scan(table, cursor), mark_saved(table), load(rows)
-    at any time:                     barrier, rendezvous, shrink, table_status
+    at any time:                     barrier, rendezvous, agree, shrink, table_status
 
     leave()                      says BYE on every channel, then Leave
 
@@ -265,6 +265,16 @@ class Client:
         """
         return self._control.rendezvous(
             RendezvousRequest(session=self._reply.session, address=address)
+        ).address
+
+    def agree(self, topic: str, text: str) -> str:
+        """Says something about a topic; the first trainer to do so is right.
+
+        Returns:
+            What the first one said: ``text``, where that is this trainer.
+        """
+        return self._control.rendezvous(
+            RendezvousRequest(session=self._reply.session, address=text, topic=topic)
         ).address
 
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:

@@ -27,6 +27,7 @@ def save(
     scheduler: Any | None = None,
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
+    passes: int = 0,
 ) -> checkpoint.Saved:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
     tables chunk by chunk.
@@ -37,6 +38,7 @@ def save(
         scheduler: whose state is written too.
         tables: of the job, if it has some.
         base: the checkpoint that this one continues: of tables it has what changed since.
+        passes: over the data that the job has begun.
 
     Returns:
         The checkpoint, as the base of a later one.
@@ -64,6 +66,7 @@ def save(
         )
     meta: dict[str, Any] = {
         "step": optimizer.steps,
+        "passes": passes,
         "groups": [_plain(group) for group in optimizer.param_groups],
     }
     if scheduler is not None:
@@ -134,6 +137,11 @@ class Opened:
     values: dict[str, torch.Tensor]
     states: dict[tuple[str, str], torch.Tensor]
     meta: dict[str, Any]
+
+    @property
+    def passes(self) -> int:
+        """The passes over the data that the saved job had begun; 0 in files without this count."""
+        return int(self.meta.get("passes", 0))
 
 
 def opened(

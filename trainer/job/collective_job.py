@@ -147,9 +147,13 @@ class CollectiveJob(Job):
             model.register_forward_hook(after),
         ]
 
+    def agree(self, topic: str, text: str) -> str | None:
+        """What the first trainer said about a topic."""
+        return current_peers().store.compare_set(f"agree/{topic}", "", text).decode()
+
     def shard(self, loader: Iterable[Any], seed: int | None) -> Iterable[Any]:
         """See :func:`trainer.fleet.shard`."""
-        mine = shard(loader, self.role.trainers, self.role.trainer_id, seed)
+        mine = shard(loader, self.role.trainers, self.role.trainer_id, seed, self.passes)
         return (
             mine
             if self.role.trainers == 1

@@ -111,7 +111,7 @@ class HybridJob(CollectiveJob):
         """
         place, parts = data_place(self.mesh)
         return LockstepBatches(
-            shard(loader, parts, place, seed), self.role.trainers, self.role.trainer_id
+            shard(loader, parts, place, seed, self.passes), self.role.trainers, self.role.trainer_id
         )
 
 

@@ -14,6 +14,7 @@ from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.job.passes import Passes
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
 from transpiler.distribute import plan_parameters
@@ -40,6 +41,7 @@ class Job:
         compression: how gradients travel, by pattern of parameter names; None: as they are.
         models: that were registered, in order.
         optimizer: once it is distributed.
+        passes: over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
         tables: once the optimizer is distributed, where a model has embeddings of ours.
     """
@@ -54,6 +56,13 @@ class Job:
         self.optimizer: DistributedOptimizer | None = None
         self.saved: Saved | None = None
         self.tables: Tables | None = None
+        self.passes = Passes(role.trainer_id, self.agree)
+
+    def agree(self, topic: str, text: str) -> str | None:
+        """What the first trainer said about a topic; None while this one is not connected."""
+        if self.role.trainers == 1:
+            return text
+        return None if self.communicator is None else self.communicator.agree(topic, text)
 
     @property
     def communicator(self) -> Communicator | None:

@@ -52,7 +52,9 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
         if job.role.trainer_id == 0:
             optimizer.flush()  # the others' last steps too
             base = job.saved if delta else None
-            job.saved = resume.save(path, job.tensors(), optimizer, scheduler, _store(job), base)
+            job.saved = resume.save(
+                path, job.tensors(), optimizer, scheduler, _store(job), base, job.passes.count
+            )
 
 
 def load(path: str, scheduler: Any | None = None) -> int:
@@ -84,6 +86,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
         part.fact = f"the checkpoint {found.reader.saved.identity}"
     with jointly(optimizer, "fleet.load", "taken"):
         resume.load(found, job.tensors(), optimizer, scheduler, store if first else None)
+        job.passes.count = found.passes
         if job.tables is not None:
             job.tables.invalidate_caches()
     if job.communicator is not None:
