@@ -399,7 +399,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -428,6 +428,7 @@ class Commit(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
     overflow: bool
@@ -435,7 +436,8 @@ class Commit(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     scale: _containers.ScalarMap[str, float]
     written: _containers.ScalarMap[str, int]
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    last: bool
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class GroupHparams(_message.Message):
     __slots__ = ("group", "values")

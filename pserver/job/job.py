@@ -261,6 +261,14 @@ class Job:
             self.condition.notify_all()
             return wire.LeaveReply()
 
+    def leaves_after_step(self, member: Member) -> None:
+        """A trainer's last step has come: from here on no other step and no barrier waits for
+        it.
+        """
+        with self.condition:
+            member.leaving = True
+            self.condition.notify_all()
+
     def member(self, session: str) -> Member:
         """The trainer that holds a session; the call counts as a heartbeat.
 

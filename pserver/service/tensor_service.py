@@ -214,6 +214,8 @@ class TensorService:
             self._loaded(header)
             return
         executor, step = self._executor(), header.step
+        if header.commit.last:
+            self._job.leaves_after_step(self._member)
         task = executor.commit(self._member, step, self._contribution(step, header.commit))
         if isinstance(task, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))

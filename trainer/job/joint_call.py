@@ -75,7 +75,7 @@ def _tell(optimizer: DistributedOptimizer, barrier: str, failure: BaseException)
     """Tells the others.  Where that fails, they learn from the job's end: the first error is the
     one that this trainer raises.
     """
-    said = {
+    said: dict[str, object] = {
         "error": [each.__name__ for each in type(failure).__mro__],
         "errno": None,
         "message": str(failure),
