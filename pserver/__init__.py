@@ -120,6 +120,7 @@ The threads of a server::
 
     main                    waits for a signal, a Drain call, or the end of the job
     pserver clock           Job.tick: heartbeat timeout, start timeout
+    probes                  PROBE on streams whose requests take long
     control_N               a pool: one control call each; one more for each grpc stream
     exchange ..., Flight's  one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
@@ -236,6 +237,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     checkpoint/table_files.py  merging a chain
     client/client.py           silence
     client/retrying_stream.py  sending again
+    control.py                 dialling again
     dense/compression.py       error feedback
     dense/merge.py             merge order
     dense/slice_optimizer.py   chunks
