@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.checkpoint import Claims, Saved
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import options_of
@@ -41,6 +41,7 @@ class Job:
         models: that were registered, in order.
         optimizer: once it is distributed.
         saved: the last checkpoint that was written or read here.
+        claims: the paths that it writes checkpoints to.
         tables: once the optimizer is distributed, where a model has embeddings of ours.
     """
 
@@ -53,6 +54,7 @@ class Job:
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
         self.saved: Saved | None = None
+        self.claims = Claims()
         self.tables: Tables | None = None
 
     @property

@@ -33,6 +33,7 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
             Without an earlier one everything is written.
 
     Raises:
+        InUse (an OSError): another job writes checkpoints to this path.
         OSError: the directory cannot be written; the checkpoint that was there stays.
         ValueError: ``delta``, and the checkpoint before was removed or replaced.
 
@@ -52,7 +53,9 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
         if job.role.trainer_id == 0:
             optimizer.flush()  # the others' last steps too
             base = job.saved if delta else None
-            job.saved = resume.save(path, job.tensors(), optimizer, scheduler, _store(job), base)
+            job.saved = resume.save(
+                path, job.tensors(), optimizer, scheduler, _store(job), base, job.claims
+            )
 
 
 def load(path: str, scheduler: Any | None = None) -> int:
@@ -94,6 +97,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
                 assert store is not None, "it has names"
                 store.mark_saved(name)
             job.saved = found.reader.saved
+            job.claims.saw(job.saved)
     return optimizer.steps
 
 
