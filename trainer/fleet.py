@@ -289,6 +289,8 @@ def finish() -> None:
         PServerError: a server was lost before it applied everything.
     """
     job = end()
+    if job is not None:
+        job.claims.release()
     if job is not None and job.optimizer is not None:
         job.optimizer.close()
     if isinstance(job, CollectiveJob):
