@@ -176,7 +176,8 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
 
     Embeddings that are marked by ``distribute_embedding``, or named by
     ``a_sync_configs["embeddings"]`` of ``init``'s strategy, are replaced by ones whose rows the
-    servers hold: make the optimizer after this.
+    servers hold: make the optimizer after this.  A ``weight`` of theirs that a module keeps, as for
+    a penalty, raises when it is used.
 
     Example::
 
@@ -189,7 +190,8 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
 
     Raises:
         RuntimeError: the optimizer has been distributed already.
-        ValueError: an embedding cannot move, or a pattern matches none.
+        ValueError: an embedding cannot move, as one whose weight an output layer shares; or a
+            pattern matches none.
     """
     job = present()
     if job.optimizer is not None:
@@ -201,6 +203,8 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
             f"{', '.join(hybrid)}: expected with hybrid_configs in the strategy of fleet.init only"
         )
     model = moved(model, () if job.strategy is None else job.strategy.a_sync_configs["embeddings"])
+    for known in job.models:
+        moved(known, ())  # embeddings that it shares with this one
     if not any(model is known for known in job.models):
         job.models.append(model)
         model.register_state_dict_pre_hook(lambda *_: _flush(job))  # type: ignore[no-untyped-call]  # torch's own

@@ -183,7 +183,7 @@ class Communicator:
         try:
             if not failure and all(client.channels for client in self.clients):
                 for lane in self.lanes:
-                    lane.drain()
+                    lane.leave()
         finally:
             for lane in self.lanes:
                 lane.stop()
@@ -387,7 +387,7 @@ class Communicator:
         now: before a model is evaluated or saved.
 
         In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
-        stay its own.
+        stay its own: :meth:`served` has the servers'.
         """
         for lane in self.lanes:
             lane.drain()
@@ -397,6 +397,14 @@ class Communicator:
                 for index, lane in enumerate(self.plan.lanes)
                 if not lane.kind.waits_for_all and not lane.kind.steps_on_trainer
             }
+        )
+
+    def served(self) -> dict[str, torch.Tensor]:
+        """The servers' values of those parameters that this trainer steps by itself, whole, by
+        name; its own stay as they are.
+        """
+        return self._transfer.values(
+            [p for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
         )
 
     def pull(self) -> None:
@@ -434,10 +442,17 @@ class Communicator:
         """
         return self.clients[0].agree(topic, text)
 
-    def barrier(self, name: str) -> None:
-        """Waits for every trainer that has not left.  Server 0 keeps the list."""
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left.  Server 0 keeps the list.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+        """
         self._barriers += 1
-        self.clients[0].barrier(f"{self._barriers}: {name}")
+        return self.clients[0].barrier(f"{self._barriers}: {name}", text)
 
 
 def _lookups(plan: Plan) -> Lookups | None:

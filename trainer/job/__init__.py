@@ -12,6 +12,7 @@ In reading order::
     part             a trainer's part of an order
     data_shard       this trainer's part of the data
     queries          what a script may ask about its job
+    joint_call       a part of a call that succeeds, or raises, on all trainers
     save_load        checkpoints and exports
     table_admin      status and shrinking of tables
 

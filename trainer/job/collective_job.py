@@ -172,15 +172,16 @@ class CollectiveOptimizer(DistributedOptimizer):
         super().__init__(optimizer, names, lambda _: None, grad_clip)
         self._barriers = 0
 
-    def barrier(self, name: str) -> None:
-        """Waits for every trainer.
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """See :meth:`DistributedOptimizer.barrier`.
 
         Raises:
             TrainerLost: one has left.
         """
         self._barriers += 1
         peers = current_peers()
-        peers.exchange(f"{name} (barrier {self._barriers})", "", range(peers.size))
+        texts = peers.exchange(f"{name} (barrier {self._barriers})", text, range(peers.size))
+        return {rank: told for rank, told in enumerate(texts) if told}
 
     def __repr__(self) -> str:
         return (

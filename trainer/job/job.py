@@ -104,8 +104,22 @@ class Job:
         raise NotImplementedError
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """The model's state_dict, whole; where the job is ``divided`` every trainer calls this."""
-        return {name: value for name, value in model.state_dict().items() if torch.is_tensor(value)}
+        """The model's state_dict as servers have it, whole; where the job is ``divided`` every
+        trainer calls this.
+        """
+        served = self.served()
+        names = {tensor: name for name, tensor in self.tensors().items()} if served else {}
+        return {
+            name: served.get(names.get(value, ""), value)
+            for name, value in model.state_dict(keep_vars=True).items()
+            if torch.is_tensor(value)
+        }
+
+    def served(self) -> dict[str, torch.Tensor]:
+        """The servers' values of those parameters that trainers step by themselves (the k-step
+        modes), by name.
+        """
+        return {} if self.communicator is None else self.communicator.served()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of every registered model, by name, without the proxy parameters
