@@ -52,7 +52,7 @@ from trainer.job.table_admin import shrink, table_status
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from transpiler.clip import GradClip
-from transpiler.strategy.from_strategy import SUPPORTED, lanes_of
+from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy
 
 __all__ = [
@@ -118,8 +118,8 @@ def init(
         strategy: the default for ``distributed_optimizer``.
 
     Raises:
-        ValueError: a required variable is missing or wrong, or a switch of the strategy has no
-            effect in this version.
+        ValueError: a required variable is missing or wrong, or settings of the strategy cannot act
+            in this job; the message names all of them.
         RuntimeError: a job is under way: call ``finish()`` first.
         PServerError: another trainer of a collective job has not come up.
     """
@@ -132,14 +132,14 @@ def init(
     if is_collective or role.role is Role.COLLECTIVE:
         begin(_collective(role, strategy))
         return
-    _check_strategy(strategy)
+    check(strategy, _kind(role))
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
     begin(Job(role, strategy))
 
 
 def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> CollectiveJob:
-    if strategy is not None and any(
+    if isinstance(strategy, DistributedStrategy) and any(
         name.startswith("hybrid_configs.") for name in strategy.unsupported(())
     ):
         from trainer.job.hybrid_job import HybridJob
@@ -148,16 +148,21 @@ def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> Collec
     return CollectiveJob(role, strategy)
 
 
-def _check_strategy(strategy: DistributedStrategy | None) -> None:
-    if strategy is None:
+def _kind(role: RoleMaker) -> str:
+    return "alone" if role.role is Role.SINGLE else "servers"
+
+
+def _check_late(strategy: DistributedStrategy | None, job: Job) -> None:
+    """Refuses a strategy of ``distributed_optimizer`` that comes too late to act."""
+    check(strategy, _kind(job.role))
+    if strategy is None or strategy is job.strategy:
         return
-    if not isinstance(strategy, DistributedStrategy):
-        raise TypeError(f"strategy: expected a DistributedStrategy, got {type(strategy).__name__}")
-    unsupported = strategy.unsupported(SUPPORTED)
-    lanes_of(strategy)
-    if unsupported:
+    asked = strategy.a_sync_configs["embeddings"]
+    if asked and (job.strategy is None or asked != job.strategy.a_sync_configs["embeddings"]):
         raise ValueError(
-            f"strategy.{unsupported[0]}: has no effect in this version; leave it at its default"
+            f"a_sync_configs['embeddings']={list(asked)!r}: fleet.distributed_model moves "
+            "embeddings, by the strategy of fleet.init, and has been called without these; give "
+            "the strategy to fleet.init(strategy=...)"
         )
 
 
@@ -234,7 +239,8 @@ def distributed_optimizer(
     Args:
         optimizer: any element-wise optimizer of torch.optim, over parameters of the registered
             models.
-        strategy: None takes that of ``init``; without one the job is sync.
+        strategy: None takes that of ``init``; without one the job is sync.  What acts earlier
+            ("embeddings", ``hybrid_configs``) belongs into that of ``init``.
         grad_clip: ``ClipGradByValue``, ``ClipGradByNorm`` or ``ClipGradByGlobalNorm`` of
             ``transpiler``, applied to the merged gradient.
         compression: how gradients travel, by pattern of parameter names, the first that matches:
@@ -246,7 +252,7 @@ def distributed_optimizer(
 
     Raises:
         ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered
-            model.
+            model, or settings of the strategy cannot act here.
         PServerError: a server cannot be reached, or refuses the job.
     """
     if grad_clip is not None and not isinstance(grad_clip, GradClip):
@@ -262,9 +268,9 @@ def distributed_optimizer(
         job.strategy = strategy or job.strategy
         job.optimizer = job.distribute(optimizer, grad_clip, compression)
         return job.optimizer
-    _check_strategy(strategy)
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
+    _check_late(strategy, job)
     job.strategy, job.compression = strategy or job.strategy, compression
     names = {tensor: name for name, tensor in job.tensors().items()}
     overlap = job.strategy is not None and job.strategy.a_sync_configs["overlap"]
@@ -289,6 +295,8 @@ def finish() -> None:
         PServerError: a server was lost before it applied everything.
     """
     job = end()
+    if job is not None:
+        job.claims.release()
     if job is not None and job.optimizer is not None:
         job.optimizer.close()
     if isinstance(job, CollectiveJob):

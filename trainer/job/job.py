@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.checkpoint import Claims, Saved
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import options_of
@@ -43,6 +43,7 @@ class Job:
         optimizer: once it is distributed.
         passes: over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
+        claims: the paths that it writes checkpoints to.
         tables: once the optimizer is distributed, where a model has embeddings of ours.
     """
 
@@ -55,6 +56,7 @@ class Job:
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
         self.saved: Saved | None = None
+        self.claims = Claims()
         self.tables: Tables | None = None
         self.passes = Passes(role.trainer_id, self.agree)
 
