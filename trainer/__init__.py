@@ -134,7 +134,8 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    device_copy         what waits for what
     executor/      collective_runtime  rendezvous again
     checkpoint/    export              an exported table
-    sharding/      units               units
+    sharding/      reads               reads outside a unit
+                   units               units
     hybrid/        mesh                two meshes
     job/           part                equal numbers of batches
 """
