@@ -156,12 +156,14 @@ class BarrierReply(_message.Message):
     def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class RendezvousRequest(_message.Message):
-    __slots__ = ("session", "address")
+    __slots__ = ("session", "address", "topic")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
     session: str
     address: str
-    def __init__(self, session: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    topic: str
+    def __init__(self, session: _Optional[str] = ..., address: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class RendezvousReply(_message.Message):
     __slots__ = ("address",)

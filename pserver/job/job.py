@@ -350,10 +350,13 @@ class Job:
         return wire.BarrierReply(passed=True, texts=told)
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
-        """The address at which trainers meet: trainer 0 gives it, the others ask."""
-        return wire.RendezvousReply(
-            address=self.installed().rendezvous(self.member(request.session), request.address)
-        )
+        """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
+        what the first trainer said about it.
+        """
+        installed, member = self.installed(), self.member(request.session)
+        if request.topic:
+            return wire.RendezvousReply(address=installed.agree(request.topic, request.address))
+        return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
 
     # ---- files, tables, status, shutting down ----
 

@@ -19,8 +19,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from pserver.errors import JobFailed, PServerError, Refused, Unreachable
-from pserver.finite import NonFiniteStep
+from pserver.errors import (
+    CorruptFrame,
+    GarbledStream,
+    JobFailed,
+    PServerError,
+    Refused,
+    Unreachable,
+)
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.job import Job
 from pserver.job.lane_executor import Clipping, LaneExecutor
@@ -28,27 +34,33 @@ from pserver.job.membership import Member
 from pserver.job.outcome import Outcome
 from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
+from pserver.service.answers import done_of, nonfinite_steps
 from pserver.service.gradient_assembler import GradientAssembler
 from pserver.service.table_service import TABLES, TableService
+from pserver.service.working_streams import WorkingStreams
 from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.transport.array_assembler import ArrayAssembler, row_gradients
 from pserver.transport.assignment import AssignmentAssembler, checksum
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
-from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, NonFinite, Norms
+from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms
 from transpiler.formats.plan_message import hparams_from_proto
 
 log = logging.getLogger(__name__)
 
 
-def handle(stream: Stream, job: Job) -> None:
-    """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none."""
+def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
+    """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none.
+
+    Args:
+        working: is told while a request is being worked on.
+    """
     member: Member | None = None
-    stream = SequencedStream(stream, job.traffic)
+    stream = numbered = SequencedStream(stream, job.traffic)
     try:
         member, hello = _greet(stream, job)
-        TensorService(stream, job, member, hello).serve()
+        TensorService(numbered, job, member, hello, working).serve()
     except Unreachable as error:
         log.warning("the stream of %s broke: %s", _name(member, stream), error)
     except PServerError as error:
@@ -58,11 +70,12 @@ def handle(stream: Stream, job: Job) -> None:
         log.exception("the stream of %s ends", _name(member, stream))
         _tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
     finally:
+        working.rests(numbered)
         stream.close()
 
 
 def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
-    received = stream.receive()
+    received = _next_frame(stream)
     if received is None:
         raise Unreachable("it ended before HELLO")
     header, _ = received
@@ -77,6 +90,18 @@ def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
     if job.program is not None:
         job.program.lane(header.hello.lane)  # refused here, before it gets a watermark
     return member, header.hello
+
+
+def _next_frame(stream: Stream) -> tuple[Frame, memoryview] | None:
+    """The next frame.  Bytes that are none end the stream, and the trainer asks again over another.
+
+    Raises:
+        GarbledStream: what came is no frame.
+    """
+    try:
+        return stream.receive()
+    except CorruptFrame as error:
+        raise GarbledStream(str(error)) from error
 
 
 def _name(member: Member | None, stream: Stream) -> str:
@@ -101,8 +126,16 @@ class TensorService:
     same trainer and lane share.
     """
 
-    def __init__(self, stream: Stream, job: Job, member: Member, hello: Hello) -> None:
+    def __init__(
+        self,
+        stream: SequencedStream,
+        job: Job,
+        member: Member,
+        hello: Hello,
+        working: WorkingStreams,
+    ) -> None:
         self._stream = stream
+        self._working = working
         self._job = job
         self._member = member
         self._lane = hello.lane
@@ -177,7 +210,7 @@ class TensorService:
 
     def _receive(self) -> tuple[Frame, memoryview] | None:
         """The next frame but PROBE, which it answers; None at the end."""
-        while (received := self._stream.receive()) is not None:
+        while (received := self._next()) is not None:
             header, payload = received
             self._job.bytes_in += payload.nbytes
             self._member.last_heard = self._job.now()
@@ -186,6 +219,13 @@ class TensorService:
                 return received
             self._stream.send(Frame(kind=Kind.PROBE))
         return None
+
+    def _next(self) -> tuple[Frame, memoryview] | None:
+        self._working.rests(self._stream)
+        try:
+            return _next_frame(self._stream)
+        finally:
+            self._working.works(self._stream)
 
     def _gradient(self, header: Frame, payload: memoryview) -> None:
         self._job.lifecycle.check_running()
@@ -239,6 +279,8 @@ class TensorService:
         gradients = self._gradients.complete(step, commit.absent)
         hparams = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
         rows = self._row_gradients()
+        found = {self._executor().updates[name].parameter for name in odd} | set(commit.nonfinite)
+        found.update(name for name, gradient in rows.items() if not gradient.is_finite())
         return Contribution(
             gradients,
             hparams,
@@ -246,18 +288,8 @@ class TensorService:
             rows,
             {} if self._assignments is None else self._assignments.assignments(step),
             dict(commit.written),
-            self._nonfinite(step, commit, odd, rows),
+            nonfinite_steps(self._member.trainer, step, found),
         )
-
-    def _nonfinite(
-        self, step: int, commit: Commit, slices: Iterable[str], rows: Mapping[str, RowGradient]
-    ) -> tuple[NonFiniteStep, ...]:
-        """The step, where values of it are not finite: here, or where its trainer says so."""
-        updates = self._executor().updates
-        tables = {name for name, gradient in rows.items() if not gradient.is_finite()}
-        found = {updates[name].parameter for name in slices} | tables | set(commit.nonfinite)
-        trainer = self._member.trainer
-        return (NonFiniteStep(trainer, step, tuple(sorted(found))),) if found else ()
 
     def _row_gradients(self) -> dict[str, RowGradient]:
         """The row gradients of this step, by table, checked so that no update of them can fail."""
@@ -340,17 +372,7 @@ class TensorService:
             self._stream.send(header, payload)
             self._job.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
         result = outcome()
-        done = Done(
-            version=result.version,
-            committed=result.committed,
-            overflow=result.overflow,
-            refused=result.refused,
-            nonfinite=[
-                NonFinite(trainer_id=each.trainer, step=each.step, variables=each.variables)
-                for each in result.nonfinite
-            ],
-        )
-        self._stream.send(Frame(kind=Kind.DONE, step=step, done=done))
+        self._stream.send(Frame(kind=Kind.DONE, step=step, done=done_of(result)))
         # 0, 1, 2, 4, ...: see [Note: holes] in malloc.py
         if not result.version & (result.version - 1):
             trim_memory()

@@ -27,21 +27,26 @@ def save(
     scheduler: Any | None = None,
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
+    passes: int = 0,
+    claims: checkpoint.Claims | None = None,
 ) -> checkpoint.Saved:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
     tables chunk by chunk.
 
     Args:
-        path: the checkpoint's directory.
+        path: the checkpoint's directory, or its URL.
         tensors: parameters and buffers, by name.
         scheduler: whose state is written too.
         tables: of the job, if it has some.
         base: the checkpoint that this one continues: of tables it has what changed since.
+        passes: over the data that the job has begun.
+        claims: the paths that this job writes to.
 
     Returns:
         The checkpoint, as the base of a later one.
 
     Raises:
+        InUse: another job writes there.
         OSError: the directory cannot be written; the checkpoint that was there stays.
         ValueError: ``base`` was removed or replaced.
     """
@@ -64,12 +69,13 @@ def save(
         )
     meta: dict[str, Any] = {
         "step": optimizer.steps,
+        "passes": passes,
         "groups": [_plain(group) for group in optimizer.param_groups],
     }
     if scheduler is not None:
         meta["scheduler"] = _packed(scheduler.state_dict())
     names = [] if tables is None else tables.names()
-    with checkpoint.writing(path, base) as writer:
+    with checkpoint.writing(path, base, claims) as writer:
         writer.tensors(named)
         for name in names:
             assert tables is not None
@@ -134,6 +140,11 @@ class Opened:
     values: dict[str, torch.Tensor]
     states: dict[tuple[str, str], torch.Tensor]
     meta: dict[str, Any]
+
+    @property
+    def passes(self) -> int:
+        """The passes over the data that the saved job had begun; 0 in files without this count."""
+        return int(self.meta.get("passes", 0))
 
 
 def opened(

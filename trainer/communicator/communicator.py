@@ -438,6 +438,12 @@ class Communicator:
             lane.drain()
         return self._transfer.states()
 
+    def agree(self, topic: str, text: str) -> str:
+        """What the first trainer said about a topic: ``text``, where that is this one.  Server 0
+        keeps it.
+        """
+        return self.clients[0].agree(topic, text)
+
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
         """Waits for every trainer that has not left.  Server 0 keeps the list.
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.checkpoint import Claims, Saved
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.job.passes import Passes
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
 from transpiler.distribute import plan_parameters
@@ -40,7 +41,9 @@ class Job:
         compression: how gradients travel, by pattern of parameter names; None: as they are.
         models: that were registered, in order.
         optimizer: once it is distributed.
+        passes: over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
+        claims: the paths that it writes checkpoints to.
         tables: once the optimizer is distributed, where a model has embeddings of ours.
     """
 
@@ -53,7 +56,15 @@ class Job:
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
         self.saved: Saved | None = None
+        self.claims = Claims()
         self.tables: Tables | None = None
+        self.passes = Passes(role.trainer_id, self.agree)
+
+    def agree(self, topic: str, text: str) -> str | None:
+        """What the first trainer said about a topic; None while this one is not connected."""
+        if self.role.trainers == 1:
+            return text
+        return None if self.communicator is None else self.communicator.agree(topic, text)
 
     @property
     def communicator(self) -> Communicator | None:

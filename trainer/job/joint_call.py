@@ -75,13 +75,18 @@ def _tell(optimizer: DistributedOptimizer, barrier: str, failure: BaseException)
     """Tells the others.  Where that fails, they learn from the job's end: the first error is the
     one that this trainer raises.
     """
-    number = failure.errno if isinstance(failure, OSError) else None
-    said = {
+    said: dict[str, object] = {
         "error": [each.__name__ for each in type(failure).__mro__],
-        "errno": number,
-        "message": (failure.strerror if number is not None else "") or str(failure),
-        "file": str(failure.filename or "") if isinstance(failure, OSError) else "",
+        "errno": None,
+        "message": str(failure),
+        "file": "",
     }
+    if isinstance(failure, OSError):
+        said |= {
+            "errno": failure.errno,
+            "message": failure.strerror or str(failure),
+            "file": str(failure.filename or ""),
+        }
     try:
         optimizer.barrier(barrier, json.dumps(said))
     except Exception as error:

@@ -34,6 +34,7 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
             Without an earlier one everything is written.
 
     Raises:
+        InUse (an OSError): another job writes checkpoints to this path.
         OSError: the directory cannot be written; the checkpoint that was there stays.
         ValueError: ``delta``, and the checkpoint before was removed or replaced.
 
@@ -54,7 +55,16 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
             optimizer.flush()  # the others' last steps too
             base = job.saved if delta else None
             tensors = job.tensors() | job.served()
-            job.saved = resume.save(path, tensors, optimizer, scheduler, _store(job), base)
+            job.saved = resume.save(
+                path,
+                tensors,
+                optimizer,
+                scheduler,
+                _store(job),
+                base,
+                job.passes.count,
+                job.claims,
+            )
 
 
 def load(path: str, scheduler: Any | None = None) -> int:
@@ -86,6 +96,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
         part.fact = f"the checkpoint {found.reader.saved.identity}"
     with jointly(optimizer, "fleet.load", "taken"):
         resume.load(found, job.tensors(), optimizer, scheduler, store if first else None)
+        job.passes.count = found.passes
         if job.tables is not None:
             job.tables.invalidate_caches()
     if job.communicator is not None:
@@ -96,6 +107,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
                 assert store is not None, "it has names"
                 store.mark_saved(name)
             job.saved = found.reader.saved
+            job.claims.saw(job.saved)
     return optimizer.steps
 
 
