@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pserver.config import ServerConfig
+from pserver.config import ServerConfig, refuse_url
 
 NAMES = frozenset(field.name for field in dataclasses.fields(ServerConfig))
 VARIABLES = {
@@ -70,6 +70,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _from_file(path: str) -> dict[str, Any]:
     """The settings in a TOML file; an unknown key is an error."""
     try:
+        refuse_url("a file", path)
         with open(path, "rb") as file:
             settings = tomllib.load(file)
     except (OSError, ValueError) as error:
