@@ -7,6 +7,7 @@ Flags and environment variables are read in ``__main__`` (and a trainer's role i
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,8 @@ class ServerConfig:
             to trainers.
         transport: "auto" offers every transport, and each trainer's preference decides; any other
             name is the only transport offered.
-        data_dir: the directory for the files of Save and Load; None refuses both calls.
+        data_dir: the directory for the files of Save and Load, on this machine; None refuses both
+            calls.
         heartbeat_timeout_seconds: seconds without a heartbeat after which a trainer is declared
             lost.  A larger number tolerates longer pauses of a whole process (a suspended virtual
             machine), and the others wait that much longer for a trainer that is dead.
@@ -76,6 +78,9 @@ class ServerConfig:
             raise ValueError(
                 f"data_port: {self.data_port} has no effect with transport {self.transport!r}"
             )
+        for name in ("data_dir", "program"):
+            if getattr(self, name) is not None:
+                refuse_url(name, getattr(self, name))
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
         for name in ("tls_certificate", "tls_key", "token_file"):
@@ -119,3 +124,17 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
             f"expected an endpoint HOST:PORT with a port of 0 to 65535, got {endpoint!r}"
         )
     return host.strip("[]"), int(port)
+
+
+def refuse_url(name: str, path: str) -> None:
+    """Returns if a path is one on this machine.
+
+    ``transpiler.files.local_path`` says the same; importing it brings torch, and ``pserver --help``
+    answers at once.
+
+    Raises:
+        ValueError: it is a URL.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.\-]+:/", path):
+        shown = re.sub(r"://[^/@\s]*@", "://***@", path)
+        raise ValueError(f"{name}: expected a path on this machine, got the URL {shown!r}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from pserver.config import ServerConfig, check_seconds
+from pserver.config import ServerConfig, check_seconds, refuse_url
 
 NAMES = frozenset(field.name for field in dataclasses.fields(ServerConfig))
 VARIABLES = {
@@ -81,6 +81,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _from_file(path: str) -> dict[str, Any]:
     """The settings in a TOML file; an unknown key is an error."""
     try:
+        refuse_url("a file", path)
         with open(path, "rb") as file:
             settings = tomllib.load(file)
     except (OSError, ValueError) as error:
