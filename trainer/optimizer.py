@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.collective.dense_allreduce import DenseAllreduce
+from trainer.overflow import tell_scaler
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.ir.rules import hparams_of, rule_of
 from transpiler.plan.plan import Plan
@@ -162,7 +163,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._inner.step()
             self.steps += 1
 
-    def _step_together(self, communicator: Communicator, overflow: bool) -> None:
+    def _step_together(self, communicator: Communicator, own: bool) -> None:
+        overflow = own
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()
@@ -183,7 +185,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         done = communicator.finish_step()
         assert done is not None, "every lane is closed"
-        self.steps += 0 if overflow or done.overflow else 1
+        overflow = overflow or done.overflow
+        if overflow and not own:
+            tell_scaler(self)  # see [Note: whose overflow]
+        self.steps += 0 if overflow else 1
 
     def _step_allreduced(
         self, allreduce: DenseAllreduce, names: Sequence[str], overflow: bool
