@@ -145,13 +145,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, gradient in self._gradients().items()
             if parameter not in self._left
         }
-        # the scalar of a proxy parameter is a norm, whose value is not to be clamped
         if isinstance(self.grad_clip, ClipGradByValue):
-            gradients = {
-                parameter: gradient
-                for parameter, gradient in gradients.items()
-                if parameter in self.names
-            }
+            for parameter in gradients.keys() - self.names.keys():  # of tables: clamps their rows
+                gradients.pop(parameter).clamp_(self.grad_clip.min, self.grad_clip.max)
         if self.grad_clip is not None and gradients:
             results = apply(self.grad_clip.to_clip(), list(gradients.values()))
             for gradient, result in zip(gradients.values(), results, strict=True):
@@ -211,10 +207,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return overflow
 
     def _send_rows(self, communicator: Communicator) -> None:
-        clip = self.grad_clip if not communicator.plan.clips_on_servers else None
         for name, gradient in ({} if self._tables is None else self._tables.gradients()).items():
-            if isinstance(clip, ClipGradByValue):
-                gradient.rows.clamp_(clip.min, clip.max)
             communicator.send_rows(name, gradient)
 
     def _send_early(self) -> None:
