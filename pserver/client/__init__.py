@@ -6,7 +6,8 @@ In reading order::
     channel           the requests on one stream: steps, pull, load, lookup, scan
     retrying_stream   below a channel: two threads, sending a request again, PROBE
     replies           what comes back, as plain values
+    announcement      a trainer that has not joined yet says that it is there
 
-The trainer imports these four and no generated message.  This room imports transports, the control
+The trainer imports these five and no generated message.  This room imports transports, the control
 calls, errors and the pure gradient of rows; nothing of the server's service, job or tables.
 """

@@ -149,7 +149,16 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         "--once",
         action="store_true",
         default=UNSET,
-        help="end when the first job has ended: 0, or 1 if it failed",
+        help="end when the first job has ended: 0 only if every trainer has finished",
+    )
+    add(
+        "--keep-failed",
+        metavar="SECONDS",
+        dest="keep_failed_seconds",
+        type=float,
+        default=UNSET,
+        help="how long a failed job's values are kept from other jobs, for `pserver save` "
+        "(default: 600; with --once 0)",
     )
     add("--program", metavar="FILE", default=UNSET, help="a saved pserver program to start with")
     add(

@@ -16,7 +16,7 @@ def trainer_statuses(members: Membership, now: float) -> list[wire.TrainerStatus
     return [
         wire.TrainerStatus(
             trainer_id=member.trainer,
-            state=member.state.value,
+            state=member.word,
             step=max((watermark.applied for watermark in member.watermarks.values()), default=0),
             transport=member.transport,
             silence_seconds=now - member.last_heard,
