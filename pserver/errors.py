@@ -16,6 +16,7 @@
     |   |-- FingerprintMismatch    two processes of a job run different programs
     |   `-- Unprepared         not yet installed, or no such variable here
     `-- CorruptFrame           bytes that are not a frame, or a frame that contradicts the plan
+        `-- GarbledStream      bytes that are not a frame came to a server
 
 A mistake in what the user wrote is a ``ValueError`` or a ``TypeError``.  On the wire an error is
 the name of its class and one sentence.
@@ -96,6 +97,12 @@ class CorruptFrame(PServerError):
     """Bytes that are not a frame, or a frame that contradicts the plan."""
 
     status = "DATA_LOSS"
+
+
+class GarbledStream(CorruptFrame):
+    """Bytes that are not a frame came to a server: the stream ends, and the trainer asks again over
+    another.
+    """
 
 
 class Draining(ServerLost):

@@ -99,6 +99,11 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.DrainRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/pserver.ParameterServer/Observe',
+                request_serializer=pserver_dot_wire__pb2.ObserveRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.ObserveReply.FromString,
+                _registered_method=True)
         self.Reset = channel.unary_unary(
                 '/pserver.ParameterServer/Reset',
                 request_serializer=pserver_dot_wire__pb2.ResetRequest.SerializeToString,
@@ -192,6 +197,12 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reset(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -273,6 +284,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=pserver_dot_wire__pb2.DrainRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.DrainReply.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
+                    request_deserializer=pserver_dot_wire__pb2.ObserveRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.ObserveReply.SerializeToString,
             ),
             'Reset': grpc.unary_unary_rpc_method_handler(
                     servicer.Reset,
@@ -636,6 +652,33 @@ class ParameterServer:
             '/pserver.ParameterServer/Drain',
             pserver_dot_wire__pb2.DrainRequest.SerializeToString,
             pserver_dot_wire__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Observe',
+            pserver_dot_wire__pb2.ObserveRequest.SerializeToString,
+            pserver_dot_wire__pb2.ObserveReply.FromString,
             options,
             channel_credentials,
             insecure,

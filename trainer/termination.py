@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 STATUS = 128 + signal.SIGTERM
@@ -77,13 +78,20 @@ class Termination:
         if before != -1:  # an event loop has one already, and the handler alone must do
             signal.set_wakeup_fd(before)
         signal.signal(signal.SIGTERM, self._handle)
-        os.register_at_fork(after_in_child=self._give_back)
+        # a child that gets SIGTERM before it has given back would speak for this process
+        os.register_at_fork(
+            before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, (signal.SIGTERM,)),
+            after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, (signal.SIGTERM,)),
+            after_in_child=self._give_back,
+        )
 
     def _give_back(self) -> None:
+        """In a forked child."""
         if signal.getsignal(signal.SIGTERM) == self._handle:
             if (other := signal.set_wakeup_fd(-1)) not in (-1, self._write.fileno()):
                 signal.set_wakeup_fd(other)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """The handler, in the main thread."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transpiler import program_pb2
+from transpiler.files.local_path import local_path
 from transpiler.formats import serialize
 from transpiler.formats.canonical import canonical
 from transpiler.formats.svg import draw
@@ -107,8 +108,11 @@ class Program:
 
         Raises:
             OSError: the directory does not exist or cannot be written.
+            ValueError: the path is a URL.
         """
-        serialize.save(self._blocks, self.deployment, self.storage, Path(path))
+        serialize.save(
+            self._blocks, self.deployment, self.storage, local_path(path, "Program.save")
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Program:
@@ -116,17 +120,19 @@ class Program:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: the file holds no program, or one with an op that is not in the catalogue.
+            ValueError: the file holds no program, or one with an op that is not in the catalogue;
+                or the path is a URL.
         """
-        return cls(*serialize.load(Path(path)))
+        return cls(*serialize.load(local_path(path, "Program.load")))
 
     def draw(self, path: str | Path) -> None:
         """Draws the program as an SVG file; no system package is needed.
 
         Raises:
             OSError: the file cannot be written.
+            ValueError: the path is a URL.
         """
-        draw(self._blocks, self.deployment, Path(path))
+        draw(self._blocks, self.deployment, local_path(path, "Program.draw"))
 
     def __str__(self) -> str:
         return text(self._blocks, self.deployment)

@@ -73,8 +73,15 @@ class Announcements:
         self._ended.pop(trainer, None)
 
     def failed(self, trainer: int, incarnation: str, reason: str, now: float) -> None:
-        """A trainer says that it will never come."""
-        if self._announced.pop(incarnation, None) is not None:
+        """A trainer says that it will never come; or, without an incarnation, whoever has started
+        it does.
+        """
+        if not incarnation:
+            for other, known in list(self._announced.items()):
+                if known.trainer == trainer:
+                    del self._announced[other]
+            self._end(trainer, reason, now)
+        elif self._announced.pop(incarnation, None) is not None:
             self._end(trainer, reason, now)
 
     def lose_silent(self, now: float, timeout: float) -> None:

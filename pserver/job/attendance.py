@@ -22,6 +22,7 @@ from pserver.job.installed_program import InstalledProgram
 from pserver.job.job_identity import JobIdentity, check_protocol, choose_transport
 from pserver.job.lifecycle import JobState, Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
+from pserver.job.observations import Observations
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Attendance(ABC):
     Attributes:
         lifecycle: the job's state, its failure and its lock.
         program: what the present job has installed; None before that.
+        observations: who reads without taking part.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Attendance(ABC):
         self._identity = JobIdentity()
         self._members = Membership(1, clock())
         self._announcements = Announcements()
+        self.observations = Observations()
 
     @abstractmethod
     def _reset(self) -> None:
@@ -96,6 +99,7 @@ class Attendance(ABC):
             for lost in self._members.lose_silent(now, timeout):
                 self.lifecycle.fail(lost)
             self._announcements.lose_silent(now, timeout)
+            self.observations.lose_silent(now, timeout)
             if self._members.by_trainer and self.failure is None:
                 self._check_missing(now)
             if self._members.by_trainer:
@@ -117,7 +121,7 @@ class Attendance(ABC):
         and the others by their heartbeats.
         """
         with self.condition:
-            if self.busy and self._members.awaited():
+            if self.busy and self._members.unfinished():
                 self.lifecycle.fail(Draining("the server is shutting down"))
             self.lifecycle.drain()
 
@@ -293,10 +297,10 @@ class Attendance(ABC):
             member.finished = True
             self.condition.notify_all()
             end = time.monotonic() + (FINISH_SECONDS if request.wait else 0.0)
-            while members.awaited() and time.monotonic() < end:
+            while members.unfinished() and time.monotonic() < end:
                 self.lifecycle.check_running()
                 self.condition.wait(WAKE_SECONDS)
-            missing = members.awaited()
+            missing = members.unfinished()
             if missing:
                 self.lifecycle.check_running()
             return wire.FinishReply(over=not missing, missing=missing)
@@ -323,6 +327,14 @@ class Attendance(ABC):
             if before is None:
                 return wire.LeaveReply()
             return wire.LeaveReply(failure=str(before), error=type(before).__name__)
+
+    def leaves_after_step(self, member: Member) -> None:
+        """A trainer's last step has come: from here on no other step and no barrier waits for
+        it.
+        """
+        with self.condition:
+            member.leaving = True
+            self.condition.notify_all()
 
     def member(self, session: str) -> Member:
         """The trainer that holds a session; the call counts as a heartbeat.

@@ -22,11 +22,11 @@ from pserver.errors import (
 from pserver.job import job_files
 from pserver.job.attendance import Attendance
 from pserver.job.installed_program import InstalledProgram, check_program
-from pserver.job.job_identity import JobIdentity
+from pserver.job.job_identity import JobIdentity, choose_transport
 from pserver.job.lane_executor import Outcome
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership
-from pserver.job.status_report import program_status, trainer_statuses
+from pserver.job.status_report import observed, program_status, trainer_statuses
 from pserver.transport.byte_counters import ByteCounters
 from transpiler.ir.graph import Storage
 from transpiler.program import Program
@@ -164,15 +164,22 @@ class Job(Attendance):
 
     def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Waits up to a second until every trainer that has not left has reached the barrier."""
-        return wire.BarrierReply(
-            passed=self.installed().barrier(self.member(request.session), request.name, 1.0)
+        texts = self.installed().barrier(
+            self.member(request.session), request.name, 1.0, request.text
         )
+        if texts is None:
+            return wire.BarrierReply(passed=False)
+        told = {trainer: text for trainer, text in texts.items() if text}
+        return wire.BarrierReply(passed=True, texts=told)
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
-        """The address at which trainers meet: trainer 0 gives it, the others ask."""
-        return wire.RendezvousReply(
-            address=self.installed().rendezvous(self.member(request.session), request.address)
-        )
+        """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
+        what the first trainer said about it.
+        """
+        installed, member = self.installed(), self.member(request.session)
+        if request.topic:
+            return wire.RendezvousReply(address=installed.agree(request.topic, request.address))
+        return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
 
     # ---- files, tables, status, shutting down ----
 
@@ -223,6 +230,36 @@ class Job(Attendance):
             reply.MergeFrom(program_status(installed))
             if request.variables:
                 self.traffic.report(installed.plan, reply)
+        return reply
+
+    def observe(self, request: wire.ObserveRequest) -> wire.ObserveReply:
+        """Begins, goes on with or ends reading what the job holds, of a running or a failed one.
+
+        Raises:
+            Unprepared: nothing is held here, or not all of it yet.
+            Refused: the observer has no transport in common with the server, or is not known.
+        """
+        with self.condition:
+            begins = not request.session
+            if begins:
+                if self.lifecycle.state is JobState.INSTALLING or self.program is None:
+                    raise Unprepared("the server holds nothing: no job has been installed here")
+                transport = choose_transport(request, self.transports)
+                observation = self.observations.begin(self.program, self._clock())
+            else:
+                transport = ""
+                observation = self.observations.of_session(request.session, self._clock())
+            if request.end:
+                self.observations.end(observation)
+                return wire.ObserveReply()
+        observation.set_pause(request.pause)
+        reply = observed(observation.installed, self._members)
+        reply.session, reply.fingerprint = observation.session, self._identity.fingerprint
+        reply.heartbeat_timeout_seconds = self.config.heartbeat_timeout_seconds
+        reply.failure = str(self.failure or "")
+        if begins:
+            reply.transport, reply.data_port = transport, self.transports[transport]
+            reply.program.CopyFrom(observation.installed.program.to_proto())
         return reply
 
     def drain(self, request: wire.DrainRequest) -> wire.DrainReply:

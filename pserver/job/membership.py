@@ -111,6 +111,7 @@ class Member:
         watermarks: by lane.
         activity: what it says that it does ("step 12", "saving").
         waits: what it waits for, by place; see blocking_waits.py.
+        leaving: its last step has come, and it leaves when that is applied.
         finished: it takes no further step, and waits for the others to say the same.
     """
 
@@ -123,6 +124,7 @@ class Member:
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     activity: str = ""
     waits: dict[str, Wait] = field(default_factory=dict)
+    leaving: bool = False
     finished: bool = False
 
     @property
@@ -220,8 +222,17 @@ class Membership:
 
     def awaited(self) -> list[int]:
         """The trainers that a sync step or a barrier needs: all of the plan but those that have
-        finished or left.
+        finished or left, or that leave after a step which has come.
         """
+        done = {
+            trainer
+            for trainer, member in self.by_trainer.items()
+            if member.finished or member.leaving or member.state is MemberState.LEFT
+        }
+        return [trainer for trainer in range(self.expected) if trainer not in done]
+
+    def unfinished(self) -> list[int]:
+        """The trainers of the plan that have not said that they take no further step."""
         done = {
             trainer
             for trainer, member in self.by_trainer.items()
@@ -244,7 +255,7 @@ class Membership:
         errors = []
         for member in self.joined():
             silence = now - member.last_heard
-            if silence > timeout and not self.awaited():
+            if silence > timeout and not self.unfinished():
                 member.state = MemberState.LEFT  # all have said that they are done, it too
             elif silence > timeout:
                 member.state = MemberState.LOST

@@ -22,7 +22,9 @@ from transpiler import DistributedStrategy
 
 mode, what = sys.argv[1:]
 strategy = DistributedStrategy()
-strategy.a_sync = mode == "async"
+strategy.a_sync = mode != "sync"
+if mode == "mixed":
+    strategy.a_sync_configs = {"modes": {"weight": "sync", "*": "collective"}}
 fleet.init(strategy=strategy)
 if what == "wait":
     print("initialized", flush=True)
@@ -119,6 +121,21 @@ def test_sigterm_ends_a_trainer_whose_main_thread_is_outside_of_python(
     other.said("trainer 1 ended the job: ended by SIGTERM")
     assert float(other.said(r"finally at (\S+)")[1]) - at < TOLD_WITHIN
     assert stuck.status() == 143, stuck
+    assert cluster.statuses() == [1]
+
+
+def test_the_servers_heartbeat_timeout_holds_among_trainers_too(processes: Processes) -> None:
+    """A mixed job: trainers that wait for a silent one in their all-reduce know as the servers do,
+    though only these were told a timeout.
+    """
+    cluster = Cluster(processes, 1, "--heartbeat-timeout", "3")
+    other, silent = (cluster.trainer(number, "mixed", "run") for number in (0, 1))
+    other.said("stepping")
+    silent.said("stepping")
+    silent.send(signal.SIGSTOP)
+
+    assert other.status() == 1, other
+    other.said("TrainerLost.*trainer 1 (is lost .silent for 3 s|has shown no heartbeat for 3)")
     assert cluster.statuses() == [1]
 
 

@@ -270,6 +270,10 @@ class AsyncSender:
             self._flushing = False
         self.refresh()
 
+    def leave(self) -> None:
+        """See :class:`LaneSender`."""
+        self.drain()
+
     def stop(self) -> None:
         """See :class:`LaneSender`."""
         with self._changed:

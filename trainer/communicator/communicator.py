@@ -202,7 +202,7 @@ class Communicator:
         ended: BaseException | None = None
         if not failure:
             try:
-                self._drain()
+                self._departure.drain(self.lanes)
                 if agreeing:
                     self._departure.agree()
             except BaseException as error:
@@ -216,17 +216,6 @@ class Communicator:
             self.dense_allreduce.close(failure)
         if (cause := ended or (None if failure else told)) is not None:
             raise cause
-
-    def _drain(self) -> None:
-        """Waits until everything sent has been applied.
-
-        Raises:
-            PServerError: the job has failed.
-        """
-        if all(client.channels for client in self.clients):
-            for lane in self.lanes:
-                lane.drain()
-        self._departure.check()
 
     @property
     def transport(self) -> str:
@@ -412,7 +401,7 @@ class Communicator:
         now: before a model is evaluated or saved.
 
         In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
-        stay its own.
+        stay its own: :meth:`served` has the servers'.
         """
         for lane in self.lanes:
             lane.drain()
@@ -422,6 +411,14 @@ class Communicator:
                 for index, lane in enumerate(self.plan.lanes)
                 if not lane.kind.waits_for_all and not lane.kind.steps_on_trainer
             }
+        )
+
+    def served(self) -> dict[str, torch.Tensor]:
+        """The servers' values of those parameters that this trainer steps by itself, whole, by
+        name; its own stay as they are.
+        """
+        return self._transfer.values(
+            [p for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
         )
 
     def pull(self) -> None:
@@ -453,10 +450,23 @@ class Communicator:
             lane.drain()
         return self._transfer.states()
 
-    def barrier(self, name: str) -> None:
-        """Waits for every trainer that has not left.  Server 0 keeps the list."""
+    def agree(self, topic: str, text: str) -> str:
+        """What the first trainer said about a topic: ``text``, where that is this one.  Server 0
+        keeps it.
+        """
+        return self.clients[0].agree(topic, text)
+
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left.  Server 0 keeps the list.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+        """
         self._barriers += 1
-        self.clients[0].barrier(f"{self._barriers}: {name}")
+        return self.clients[0].barrier(f"{self._barriers}: {name}", text)
 
 
 def _lookups(plan: Plan) -> Lookups | None:

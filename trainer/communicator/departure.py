@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from pserver.client.client import Client
 from pserver.errors import PServerError
+from trainer.communicator.lane import LaneSender
 from trainer.termination import REASON, TELL_SECONDS, termination
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,15 @@ class Departure:
         atexit.unregister(self._abandoned)
         termination.remove(self._tell)
 
-    def check(self) -> None:
-        """Raises what has ended the connection to some server, if something has.
+    def drain(self, lanes: Sequence[LaneSender]) -> None:
+        """Sends the last of what stays on the trainer, and waits until all of it has been applied.
 
         Raises:
-            PServerError: that.
+            PServerError: the job has failed.
         """
+        if all(client.channels for client in self._clients):
+            for lane in lanes:
+                lane.leave()
         for client in self._clients:
             client.check()
 
@@ -105,8 +109,8 @@ class Departure:
         failed = next((client.failure for client in self._clients if client.failure), None)
         if termination.came:
             failure = REASON
-        elif error is not None or failed is not None:
-            failure = spelled(error or failed)
+        elif (cause := error or failed) is not None:
+            failure = spelled(cause)
         else:
             failure = "it ended without fleet.finish() or Executor.close()"
             log.error("trainer %d: %s; the job fails", self._trainer_id, failure)

@@ -95,6 +95,7 @@ class RequestPipeline:
         omit_values: bool,
         reuse: bool = False,
         tables: Mapping[str, RowGradient] = MappingProxyType({}),
+        last: bool = False,
     ) -> tuple[Reply, Tensors]:
         """Sends one message to every server, ``thread_pool_size`` of them at a time, and waits for
         the replies.
@@ -105,6 +106,7 @@ class RequestPipeline:
             reuse: the values may take the gradients' memory.  See [Note: one buffer there and
                 back].
             tables: gradients of rows.
+            last: this trainer leaves after the message.
 
         Returns:
             The first server's reply, and the values that came, by slice.
@@ -129,7 +131,7 @@ class RequestPipeline:
                 for name, parts in divided.items():
                     channel.push_rows(self.step, name, parts[server])
                 absent = self._slices.on(server) - set(gradients)
-                channel.commit(self.step, hparams, absent, omit_values=omit_values)
+                channel.commit(self.step, hparams, absent, omit_values=omit_values, last=last)
             return first_of(replies), self._values
 
     def _wait_for_room(self, replies: list[Future[Reply]]) -> None:

@@ -7,16 +7,16 @@ variables in one safetensors file, whose metadata field ``program`` is the messa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from google.protobuf import json_format
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from transpiler import program_pb2 as pb
+from transpiler.files.tensor_file import write_tensors
+from transpiler.files.whole_file import whole_file
 from transpiler.formats.canonical import canonical as canonical
 from transpiler.formats.plan_message import deployment_from_proto as deployment_from_proto
 from transpiler.formats.plan_message import deployment_to_proto as deployment_to_proto
@@ -304,23 +304,8 @@ def save(
     message = json_format.MessageToJson(
         to_proto(blocks, deployment), indent=None, preserving_proto_field_name=True
     )
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        save_file(_values(blocks, storage), partial, {_FIELD: message})
-        partial.chmod(0o644)  # safetensors keeps its files to their owner
-        _sync(partial)
-        os.replace(partial, path)
-        _sync(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with whole_file(path) as file:
+        write_tensors(_values(blocks, storage), file, {_FIELD: message})
 
 
 def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:

@@ -158,6 +158,16 @@ def test_trainers_that_wait_for_trainer_0_hear_of_its_end(served: Served, clock:
     assert not join(job, 1, "c")
 
 
+def test_whoever_starts_a_trainer_may_tell_its_end(served: Served) -> None:
+    """It died before ``fleet.init``, so that it never was announced."""
+    job, listener = served
+    Trainer(job, listener, plan_of(2), 0)
+    announce(job, 1, "", failure="its process ended with status 3")
+    job.tick()
+
+    assert "trainer 1 ended before it joined: its process ended with status 3" in str(job.failure)
+
+
 @pytest.mark.parametrize("known", ["another", "earlier", "good"])
 def test_whose_end_it_is(served: Served, clock: Clock, known: str) -> None:
     """Another process of the same number is there, or it ended before this job began, or it stays

@@ -1,0 +1,63 @@
+"""What a committed step must say before it is taken.  Pure checks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pserver.errors import Refused, Unprepared
+from pserver.job.sync_round import Contribution
+
+
+def check_groups(who: str, contribution: Contribution, groups: Collection[int]) -> None:
+    """Returns if a step has hyper-parameters for every parameter group of its lane.
+
+    Args:
+        who: for messages: "step 3 of trainer 1".
+
+    Raises:
+        Refused: one is missing.
+    """
+    missing = set(groups) - set(contribution.hparams)
+    if missing:
+        raise Refused(f"{who} has no hyper-parameters for group {min(missing)}")
+
+
+def check_written(
+    who: str,
+    trainer: int,
+    contribution: Contribution,
+    updated: Collection[str],
+    held: Collection[str],
+    waits_for_all: bool,
+) -> None:
+    """Returns if what a step says of its script's writing is of the form that its lane takes.
+
+    Args:
+        who: for messages: "step 3 of trainer 1".
+        updated: the slices that the lane updates.
+        held: the slices that nobody updates.
+        waits_for_all: a step of the lane waits for all trainers.
+
+    Raises:
+        Unprepared: there is no such slice here.
+        Refused: the lane waits for all, and the values are not trainer 0's, or come without their
+            checksum; or it waits for nobody, and there is a checksum.
+    """
+    unknown = {name for name in contribution.written if name not in updated and name not in held}
+    if unknown:
+        raise Unprepared(f"{who}: {min(unknown)!r} cannot be written in this lane of this server")
+    if contribution.written and not waits_for_all:
+        raise Refused(
+            f"{who}: expected no checksums in a lane whose steps wait for nobody, got one of "
+            f"{min(contribution.written)!r}"
+        )
+    if not waits_for_all or not contribution.assignments:
+        return
+    if trainer != 0:
+        raise Refused(
+            f"{who}: expected assignments of trainer 0 alone, as all trainers wait for one "
+            f"another, got one of {min(contribution.assignments)!r}"
+        )
+    unsaid = contribution.assignments.keys() & set(updated) - contribution.written.keys()
+    if unsaid:
+        raise Refused(f"{who} assigns {min(unsaid)!r}, and does not say its checksum")
