@@ -48,7 +48,7 @@ def test_launch_saves_what_a_failed_job_held_below_data_dir(tmp_path: Path) -> N
     )
 
     assert done.returncode == 1, done.stderr
-    assert "pserver launch: saved step 7 of the failed job, 6 tensors" in done.stderr
+    assert "pserver launch: saved step 7 of the failed job, 8 tensors" in done.stderr
     (directory,) = (tmp_path / "data").glob("failed-*")
     tensors, meta = checkpoint.load(directory)
     assert meta["step"] == 7 and tensors["state/exp_avg/weight"].shape == (2, 4)
