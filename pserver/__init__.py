@@ -24,7 +24,7 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 
     trainer                                server
     -------                                ------
-    client/   begin, GRADIENT..., COMMIT
+    client/   begin, GRADIENT..., ASSIGN..., COMMIT
                  |
     transport/   v
               frames  ===================>  transport/   a thread for each stream
@@ -59,10 +59,11 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
     ``service/tensor_service.py``, which answers all frames of this stream.
 5.  GRADIENT: ``service/gradient_assembler.py`` names the destination of each part, and
     ``codec.scatter`` copies the bytes there, once.  Row gradients (ROWS) go to
-    ``transport/array_assembler.py``.
+    ``transport/array_assembler.py``, what a script has written into its parameters (ASSIGN) to
+    ``transport/assignment.py``.
 6.  COMMIT: the assemblers check that every gradient is whole, and decompress it
     (``dense/compression.py``).  The result is a ``Contribution``: gradients, row gradients,
-    hyper-parameters, overflow.  A step that never comes to its COMMIT leaves no trace.
+    hyper-parameters, overflow, assignments.  A step that never comes to its COMMIT leaves no trace.
 7.  ``job/lane_executor.py``, ``commit``: the trainer's watermark (``job/membership.py``) tells
     whether the step is new, in progress, or applied already.  A new step continues:
 
@@ -74,9 +75,9 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 
 8.  ``job/update_task.py`` holds the update's batches.  ``job/workers.py`` runs them for a large
     step, this thread for a small one.  ``job/quiesce.py`` keeps a save from running meanwhile.
-9.  A batch merges (``dense/merge.py``: the mean in trainer order) and runs the optimizer blocks
-    (``dense/slice_update.py``, ``dense/slice_optimizer.py``).  For tables it is
-    ``job/locked_table.py``, then ``table/sparse_table.py``.
+9.  A batch assigns what scripts have written, merges (``dense/merge.py``: the mean in trainer
+    order) and runs the optimizer blocks (``dense/slice_update.py``, ``dense/slice_optimizer.py``).
+    For tables it is ``job/locked_table.py``, then ``table/sparse_table.py``.
 10. When the last batch is done, the watermarks move and the version counts up, under the job's
     lock.
 11. The stream's thread sends each slice as soon as it has its new value: ``InstalledProgram.read``
@@ -120,6 +121,7 @@ The threads of a server::
 
     main                    waits for a signal, a Drain call, or the end of the job
     pserver clock           Job.tick: heartbeat timeout, start timeout
+    probes                  PROBE on streams whose requests take long
     control_N               a pool: one control call each; one more for each grpc stream
     exchange ..., Flight's  one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
@@ -187,6 +189,7 @@ Words
 
 ::
 
+    assignment      what a script has written into a slice; a step carries it to the server
     barrier         a wait until every trainer that has not left has reached it; by name
     block           an optimizer block of a pserver program: it updates one slice
     channel         a trainer's connection to one server for one lane, over streams one by one
@@ -237,6 +240,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     checkpoint/table_files.py  merging a chain
     client/client.py           silence
     client/retrying_stream.py  sending again
+    control.py                 dialling again
     dense/compression.py       error feedback
     dense/merge.py             merge order
     dense/slice_optimizer.py   chunks

@@ -26,6 +26,8 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROWS: _ClassVar[Kind]
     LOOKUP: _ClassVar[Kind]
     SCAN: _ClassVar[Kind]
+    ASSIGN: _ClassVar[Kind]
+    CHECKSUM: _ClassVar[Kind]
 UNKNOWN: Kind
 HELLO: Kind
 VALUE: Kind
@@ -42,6 +44,8 @@ PROBE: Kind
 ROWS: Kind
 LOOKUP: Kind
 SCAN: Kind
+ASSIGN: Kind
+CHECKSUM: Kind
 
 class JoinRequest(_message.Message):
     __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "transports", "server_index")
@@ -152,12 +156,14 @@ class BarrierReply(_message.Message):
     def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class RendezvousRequest(_message.Message):
-    __slots__ = ("session", "address")
+    __slots__ = ("session", "address", "topic")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
     session: str
     address: str
-    def __init__(self, session: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    topic: str
+    def __init__(self, session: _Optional[str] = ..., address: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class RendezvousReply(_message.Message):
     __slots__ = ("address",)
@@ -393,7 +399,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -408,19 +414,30 @@ class Commit(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class WrittenEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     HPARAMS_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     OMIT_VALUES_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
     overflow: bool
     omit_values: bool
     metadata: _containers.ScalarMap[str, str]
     scale: _containers.ScalarMap[str, float]
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    written: _containers.ScalarMap[str, int]
+    last: bool
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class GroupHparams(_message.Message):
     __slots__ = ("group", "values")
@@ -438,18 +455,27 @@ class GroupHparams(_message.Message):
     def __init__(self, group: _Optional[int] = ..., values: _Optional[_Mapping[str, _program_pb2.Hparam]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("version", "committed", "overflow", "cursor", "metadata")
+    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums")
+    class ChecksumsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     version: int
     committed: int
     overflow: bool
     cursor: int
     metadata: str
-    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
+    checksums: _containers.ScalarMap[str, int]
+    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Norms(_message.Message):
     __slots__ = ("squared",)

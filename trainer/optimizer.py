@@ -163,6 +163,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.steps += 1
 
     def _step_together(self, communicator: Communicator, overflow: bool) -> None:
+        if self._left:
+            communicator.written.look_again()
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()

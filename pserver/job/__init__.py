@@ -10,6 +10,8 @@ In reading order::
     installed_program  slices, tables and lane executors of the present job
     lane_executor      takes the committed steps of one lane and applies each once
     sync_round         one step that all trainers of a sync job take together
+    step_checks        what a committed step must say before it is taken
+    async_slices       slices that are read while another trainer's step updates them
     update_task        a committed step's update, in batches
     workers            the threads that run the batches of large steps
     snapshot           a slice as it is between two updates

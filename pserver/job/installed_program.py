@@ -78,10 +78,12 @@ class InstalledProgram:
                 self.quiesce,
                 workers,
                 self._tables(index),
+                self.slices.held,
             )
             for index, lane in enumerate(self.plan.lanes)
         ]
         self._rendezvous = ""  # the address that trainer 0 has given
+        self._said: dict[str, str] = {}  # by topic: what the first trainer said
         # by name: the trainers that have reached it, each with what it told the others
         self._barriers: dict[str, dict[int, str]] = {}
 
@@ -132,7 +134,8 @@ class InstalledProgram:
         if name in self.slices.updates:
             return self.lanes[self.slices.updates[name].lane].read(member, name)
         if name in self.slices.values:
-            return self.slices.values[name]
+            with self._locks[name]:  # a step may assign it
+                return self.slices.values[name].clone()
         with self._locks[self.slices.slice_of(name)]:
             return self.slices.read(name)
 
@@ -183,6 +186,10 @@ class InstalledProgram:
         if address and member.trainer == 0:
             self._rendezvous = address
         return self._rendezvous
+
+    def agree(self, topic: str, text: str) -> str:
+        """What the first trainer said about a topic: this text, where nobody has said anything."""
+        return self._said.setdefault(topic, text)
 
     def barrier(
         self, member: Member, name: str, timeout_seconds: float, text: str = ""

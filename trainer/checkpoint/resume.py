@@ -27,6 +27,7 @@ def save(
     scheduler: Any | None = None,
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
+    passes: int = 0,
     claims: checkpoint.Claims | None = None,
 ) -> checkpoint.Saved:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
@@ -38,6 +39,7 @@ def save(
         scheduler: whose state is written too.
         tables: of the job, if it has some.
         base: the checkpoint that this one continues: of tables it has what changed since.
+        passes: over the data that the job has begun.
         claims: the paths that this job writes to.
 
     Returns:
@@ -67,6 +69,7 @@ def save(
         )
     meta: dict[str, Any] = {
         "step": optimizer.steps,
+        "passes": passes,
         "groups": [_plain(group) for group in optimizer.param_groups],
     }
     if scheduler is not None:
@@ -137,6 +140,11 @@ class Opened:
     values: dict[str, torch.Tensor]
     states: dict[tuple[str, str], torch.Tensor]
     meta: dict[str, Any]
+
+    @property
+    def passes(self) -> int:
+        """The passes over the data that the saved job had begun; 0 in files without this count."""
+        return int(self.meta.get("passes", 0))
 
 
 def opened(

@@ -34,8 +34,9 @@ from trainer.communicator.initial_values import InitialValues
 from trainer.communicator.kstep_senders import GeoSender
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.senders import sender_of
+from trainer.communicator.senders import sender_of, written_names
 from trainer.communicator.state_transfer import StateTransfer
+from trainer.communicator.written_values import WrittenValues
 from trainer.role import Connection
 from transpiler.distribute import pserver_program
 from transpiler.formats.plan_text import plan_text
@@ -69,6 +70,7 @@ class Communicator:
         lanes: the senders, by lane.
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
+        written: what the script has written into parameters.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
     """
 
@@ -93,12 +95,15 @@ class Communicator:
         self._programs = [
             pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
         ]
-        self._all = ParameterSlices(list(self.plan.placements), tensors)
+        held_back: set[str] = set()  # variables that nothing lands on
+        self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
         self._transfer = StateTransfer(self.plan, self._programs, self._all, tensors, optimizer)
         self.lanes = [
-            sender_of(self.plan, index, tensors, self._options)
+            sender_of(self.plan, index, tensors, self._options, self.trainer_id, held_back)
             for index in range(len(self.plan.lanes))
         ]
+        names = written_names(self.plan, tensors)
+        self.written = WrittenValues(self.lanes, names, tensors, held_back, self.trainer_id)
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         self._barriers = 0
@@ -141,6 +146,7 @@ class Communicator:
                     (each.steps[index] for each in joined if len(each.steps) > index), default=0
                 )
                 lane.start([client.channels[index] for client in self.clients], applied)
+            self.written.start()
         except BaseException as error:
             self.leave(f"{type(error).__name__}: {error}")
             raise
@@ -182,8 +188,9 @@ class Communicator:
         self._left = True
         try:
             if not failure and all(client.channels for client in self.clients):
-                for lane in self.lanes:
-                    lane.drain()
+                with self.written.landing():
+                    for lane in self.lanes:
+                        lane.leave()
         finally:
             for lane in self.lanes:
                 lane.stop()
@@ -270,6 +277,7 @@ class Communicator:
                 f"got {got}"
             )
         self.check()
+        self.written.begin(placement.lane)
         self._open.add(placement.lane)
         here = gradient.detach() if is_on_gpu(gradient) else gradient.detach().to("cpu")
         self.lanes[placement.lane].send(name, here.contiguous().view(shape))
@@ -305,6 +313,7 @@ class Communicator:
         """Queues the gradient of a table's rows; the caller does not write to its tensors again."""
         self.check()
         lane = self.plan.table(table).lane
+        self.written.begin(lane)
         self._open.add(lane)
         self.lanes[lane].send_rows(table, gradient)
 
@@ -334,6 +343,8 @@ class Communicator:
             self.step += 1
             for client in self.clients:
                 client.activity = f"step {self.step}"
+        for index in chosen:
+            self.written.begin(index)
         self._closed.update(chosen)
         self._open.difference_update(chosen)
         for index in chosen:
@@ -350,6 +361,8 @@ class Communicator:
         """
         closed, self._closed = sorted(self._closed), set()
         replies = [self.lanes[index].finish() for index in closed]
+        for index in closed:
+            self.written.landed(index)
         if self.step & (self.step - 1) == 0:
             trim_memory()
         return next(iter(replies), None)
@@ -377,8 +390,17 @@ class Communicator:
 
     def refresh(self) -> None:
         """Takes in parameters that have arrived without a step: at the entry of a forward."""
-        for lane in self.lanes:
-            lane.refresh()
+        for index, lane in enumerate(self.lanes):
+            with self.written.landing(index):
+                lane.refresh()
+
+    def _drain(self) -> None:
+        """Waits until everything has been sent and answered; nothing lands on what the script has
+        written.
+        """
+        with self.written.landing():
+            for lane in self.lanes:
+                lane.drain()
 
     # ---- values and states ----
 
@@ -387,16 +409,19 @@ class Communicator:
         now: before a model is evaluated or saved.
 
         In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
-        stay its own.
+        stay its own: :meth:`served` has the servers'.
         """
-        for lane in self.lanes:
-            lane.drain()
-        self._transfer.pull_lanes(
-            {
-                index
-                for index, lane in enumerate(self.plan.lanes)
-                if not lane.kind.waits_for_all and not lane.kind.steps_on_trainer
-            }
+        queues = {index for index, lane in enumerate(self.plan.lanes) if lane.kind.queues}
+        self._drain()
+        with self.written.landing(pulled=True):
+            self._transfer.pull_lanes(queues)
+
+    def served(self) -> dict[str, torch.Tensor]:
+        """The servers' values of those parameters that this trainer steps by itself, whole, by
+        name; its own stay as they are.
+        """
+        return self._transfer.values(
+            [p for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
         )
 
     def pull(self) -> None:
@@ -404,29 +429,36 @@ class Communicator:
         update.
         """
         self._transfer.pull()
+        self.written.start()
 
     def push(self) -> None:
         """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
         has the values afterwards.
         """
-        for lane in self.lanes:
-            lane.drain()
+        self._drain()
         self.barrier("push")
         if self.trainer_id == 0:
             for client in self.clients:
                 self._transfer.upload(client)
         self.barrier("pushed")
+        self.written.release()
         self._transfer.pull()
         for index, lane in enumerate(self.lanes):
             lane.start([client.channels[index] for client in self.clients], lane.step)
+        self.written.start()
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones
         in the parameter's shape.
         """
-        for lane in self.lanes:
-            lane.drain()
+        self._drain()
         return self._transfer.states()
+
+    def agree(self, topic: str, text: str) -> str:
+        """What the first trainer said about a topic: ``text``, where that is this one.  Server 0
+        keeps it.
+        """
+        return self.clients[0].agree(topic, text)
 
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
         """Waits for every trainer that has not left.  Server 0 keeps the list.

@@ -396,6 +396,16 @@ class DistributedEmbedding(TableSettings):
     def initial_rows(self, rows: None) -> None:
         self._initial = rows
 
+    def __getattr__(self, name: str) -> Any:
+        """As of any module; a model that reads ``weight`` is told what to do."""
+        if name == "weight":
+            raise AttributeError(
+                f"{self.whose()} has no 'weight', for its rows need not be in this process: call "
+                "it to look rows up; for a penalty on all rows give its parameters weight_decay in "
+                "the optimizer"
+            )
+        return super().__getattr__(name)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own
         self.proxy.bind(self)

@@ -24,7 +24,8 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     whole, or not at all.
 
     Every trainer calls this, between steps; trainer 0 writes.  All steps of a trainer before its
-    call are in the checkpoint, and none after it.
+    call are in the checkpoint, and none after it.  In the k-step modes it has what the servers
+    hold: of DiLoCo's parameters, the values of the last exchange.
 
     Args:
         scheduler: of torch.optim.lr_scheduler, whose state is written too.
@@ -53,8 +54,16 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
         if job.role.trainer_id == 0:
             optimizer.flush()  # the others' last steps too
             base = job.saved if delta else None
+            tensors = job.tensors() | job.served()
             job.saved = resume.save(
-                path, job.tensors(), optimizer, scheduler, _store(job), base, job.claims
+                path,
+                tensors,
+                optimizer,
+                scheduler,
+                _store(job),
+                base,
+                job.passes.count,
+                job.claims,
             )
 
 
@@ -87,6 +96,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
         part.fact = f"the checkpoint {found.reader.saved.identity}"
     with jointly(optimizer, "fleet.load", "taken"):
         resume.load(found, job.tensors(), optimizer, scheduler, store if first else None)
+        job.passes.count = found.passes
         if job.tables is not None:
             job.tables.invalidate_caches()
     if job.communicator is not None:
@@ -122,7 +132,7 @@ def _whole(job: Job) -> Job:
 
 def export(path: str) -> None:
     """Writes the model, with every step that was taken, to one file that torch alone can read: a
-    plain state_dict.
+    plain state_dict.  In the k-step modes it has what the servers hold, as in :func:`save`.
 
     A table becomes its module's ``weight``, whole; or, where it has no range of ids or the weight
     would be larger than 4 GiB, ``ids`` and the ``weight`` of those.

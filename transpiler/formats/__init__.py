@@ -10,6 +10,7 @@ In reading order::
     phases.py          the phase of a step that an op belongs to
     text.py            readable text (str(program))
     svg.py             a picture (Program.draw)
+    table_text.py      tables as readable text
     plan_text.py       a plan as readable text (pserver plan)
 
 The room may import ir and plan, and the generated messages of program.proto.

@@ -1,17 +1,19 @@
 """``DistributedStrategy``: the switches and settings of a distributed job, as plain data.
 
 Assignment checks name, type and range, and nothing else, so the order of assignments never matters.
-``fleet.init`` and ``distributed_optimizer`` raise for a setting that has no effect in their job;
-:meth:`DistributedStrategy.unsupported` finds such settings.
+``fleet.init`` and ``distributed_optimizer`` raise for settings that cannot act in their job
+(refusals.py); :meth:`DistributedStrategy.unsupported` finds such settings.
 
 [Note: defaults]  Where the documentation of this strategy and the code that it described differed,
 the documentation's default holds: ``amp_configs["decr_ratio"]`` 0.5, ``dgc_configs["sparsity"]``
 [0.999], ``lars_configs["lars_coeff"]`` 0.001 (one page's example writes 0.01, the other page names
-the default), ``cudnn_exhaustive_search`` and ``cudnn_batchnorm_spatial_persistent`` True,
-``conv_workspace_size_limit`` 4000, an ``order`` without "cp". The number of ranks of a hierarchical
-all-reduce is documented as the machine's number of GPUs, which a strategy cannot know: 0 means it.
-``a_sync_configs["k_steps"]`` has no documented default and is 0. ``checkpoints`` is a list of names
-(one page types it as a number), ``avg`` a bool that may be written "avg" or "sum".
+the default), an ``order`` without "cp".  A default that would say about torch what is not so says
+what is: ``cudnn_exhaustive_search``, ``cudnn_batchnorm_spatial_persistent`` and
+``sync_nccl_allreduce`` are False, ``conv_workspace_size_limit`` is 0 (no limit).  The number of
+ranks of a hierarchical all-reduce is documented as the machine's number of GPUs, which a strategy
+cannot know: 0 means it.  ``a_sync_configs["k_steps"]`` has no documented default and is 0.
+``checkpoints`` is a list of names (one page types it as a number), ``avg`` a bool that may be
+written "avg" or "sum".
 """
 
 from __future__ import annotations
