@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 HEARTBEAT_TIMEOUT_SECONDS = 20.0
 START_TIMEOUT_SECONDS = 300.0
+KEEP_FAILED_SECONDS = 600.0
 TRANSPORT_CHOICES = ("auto", "shm", "flight", "grpc")
 
 
@@ -33,6 +34,9 @@ class ServerConfig:
             machine), and the others wait that much longer for a trainer that is dead.
         start_timeout_seconds: how long after the first trainer the last one may join.
         once: the server ends when its first job has ended, with exit status 0, or 1 if it failed.
+        keep_failed_seconds: how long the values of a failed job are kept from jobs with another
+            fingerprint; None: 600, or with ``once`` 0.  With ``once`` and a number above 0 the
+            process goes on for so long after a failure.
         program: a file that ``Program.save`` wrote: the server installs it when it starts and does
             not wait for trainer 0.
         threads: torch's threads for updates; 0 leaves torch's own choice.
@@ -50,6 +54,7 @@ class ServerConfig:
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
     once: bool = False
+    keep_failed_seconds: float | None = None
     program: str | None = None
     threads: int = 0
     tls_certificate: str | None = None
@@ -69,6 +74,11 @@ class ServerConfig:
                 raise ValueError(
                     f"{name}: expected a number of seconds above 0, got {getattr(self, name)}"
                 )
+        if self.keep_failed_seconds is not None and not self.keep_failed_seconds >= 0:
+            raise ValueError(
+                "keep_failed_seconds: expected a number of seconds of 0 or more, got "
+                f"{self.keep_failed_seconds}"
+            )
         if self.data_port and self.transport not in ("auto", "flight"):
             raise ValueError(
                 f"data_port: {self.data_port} has no effect with transport {self.transport!r}"
@@ -80,6 +90,13 @@ class ServerConfig:
                 raise ValueError(
                     f"{name}: this version has no TLS and no tokens yet; remove the setting"
                 )
+
+    @property
+    def kept_failed_seconds(self) -> float:
+        """The number that counts, where ``keep_failed_seconds`` may be None."""
+        if self.keep_failed_seconds is None:
+            return 0.0 if self.once else KEEP_FAILED_SECONDS
+        return self.keep_failed_seconds
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:

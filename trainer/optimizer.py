@@ -343,8 +343,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return self._communicator.barrier(name, text)
         return {0: text} if text else {}
 
+    def finish(self) -> None:
+        """Leaves the servers when every trainer of the job has finished."""
+        if self._communicator is not None:
+            self._communicator.finish()
+
     def close(self, failure: str = "") -> None:
-        """Leaves the servers."""
+        """Leaves the servers, without waiting for the other trainers."""
         if self._communicator is not None:
             self._communicator.leave(failure)
 

@@ -18,6 +18,8 @@ VARIABLES = {
     "PSERVER_START_TIMEOUT": "start_timeout_seconds",
 }
 
+KINDS: dict[str, type] = {"keep_failed_seconds": float}  # of settings whose default is None
+
 T = TypeVar("T")
 
 
@@ -81,10 +83,10 @@ def _from_file(path: str) -> dict[str, Any]:
         )
     for name, value in settings.items():
         default = getattr(ServerConfig(), name)
-        kind = str if default is None else type(default)
+        kind = KINDS.get(name, str if default is None else type(default))
         if type(value) is not kind and not (kind is float and type(value) is int):
+            like = default or ("TEXT" if kind is str else kind())
             raise UsageError(
-                f"--config {path}: {name}: expected a value like {default or 'TEXT'!r}, got "
-                f"{value!r}"
+                f"--config {path}: {name}: expected a value like {like!r}, got {value!r}"
             )
     return settings

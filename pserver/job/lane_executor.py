@@ -33,7 +33,7 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.quiesce import Quiesce
 from pserver.job.step_checks import check_groups, check_written
-from pserver.job.sync_round import Contribution, Phase, SyncRound
+from pserver.job.sync_round import Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
 from transpiler.plan.plan import Lane
@@ -93,6 +93,7 @@ class LaneExecutor:
 
     Attributes:
         version: updates applied so far, counted in steps.
+        hparams: of the last step, by group.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class LaneExecutor:
         # what a step may assign, by slice
         self.variables = {name: update.value for name, update in updates.items()} | dict(held)
         self.version = 0
+        self.hparams: Hparams = {}
         self._locks = locks
         self._members = members
         self._job = job
@@ -168,6 +170,7 @@ class LaneExecutor:
                 self.lane.kind.waits_for_all,
             )
             again, watermark.taking = watermark.taking == step, step
+            self.hparams = contribution.hparams
             current = self._round
             if self.lane.kind.waits_for_all and not again:
                 self._add(current, member, contribution)

@@ -10,10 +10,8 @@ The eager path (``fleet``) and the program path (``Executor``) both end here.  A
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +27,7 @@ from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.connections import clients_of
+from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
 from trainer.communicator.kstep_senders import GeoSender
@@ -62,6 +61,7 @@ class Communicator:
         connection: timeouts, and which transports to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
         options: of this trainer alone.
+        incarnation: with which this trainer has announced itself; "" where it has not.
 
     Attributes:
         plan: of the job.
@@ -80,6 +80,7 @@ class Communicator:
         connection: Connection | None = None,
         start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
         options: SendOptions | None = None,
+        incarnation: str = "",
     ) -> None:
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         connection = connection or Connection.from_environment()
@@ -110,7 +111,9 @@ class Communicator:
             connection,
             [self._transfer.destination(lane) for lane in self.lanes],
             partial(_table_destination, self.lookups),
+            incarnation,
         )
+        self._departure = Departure(self.clients, self.trainer_id, self.leave)
         self._transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
@@ -129,7 +132,7 @@ class Communicator:
             print(plan_text(self.plan), flush=True)
             raise SystemExit(0)
         keep_memory()
-        atexit.register(self._abandoned)
+        self._departure.expect()
         try:
             joined = [
                 self._join(client, program)
@@ -142,7 +145,7 @@ class Communicator:
                 )
                 lane.start([client.channels[index] for client in self.clients], applied)
         except BaseException as error:
-            self.leave(f"{type(error).__name__}: {error}")
+            self.leave(spelled(error))
             raise
         trim_memory()
 
@@ -172,36 +175,47 @@ class Communicator:
         if self._transfer.pull().version == 0:
             own.warn(self.trainer_id)
 
+    def finish(self) -> None:
+        """Leaves when every trainer of the job has finished.
+
+        See [Note: a job is done when all say so] in departure.py.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        if not self._left:
+            self._end("", agreeing=True)
+
     def leave(self, failure: str = "") -> None:
-        """Drains the lanes and leaves every server; or tells the servers why this trainer cannot go
-        on.
+        """Drains the lanes and leaves every server, without waiting for the other trainers; or
+        tells the servers why this trainer cannot go on.
 
-        It raises only what stopped the sending.  A second call does nothing.
+        A second call does nothing.
+
+        Raises:
+            PServerError: without a ``failure``: the job has failed.
         """
-        atexit.unregister(self._abandoned)
+        if not self._left:
+            self._end(failure, agreeing=False)
+
+    def _end(self, failure: str, agreeing: bool) -> None:
+        ended: BaseException | None = None
+        if not failure:
+            try:
+                self._departure.drain(self.lanes)
+                if agreeing:
+                    self._departure.agree()
+            except BaseException as error:
+                ended, failure = error, spelled(error)
         self._left = True
-        try:
-            if not failure and all(client.channels for client in self.clients):
-                for lane in self.lanes:
-                    lane.leave()
-        finally:
-            for lane in self.lanes:
-                lane.stop()
-            for client in self.clients:
-                client.leave(failure)
-            if self.dense_allreduce is not None:
-                self.dense_allreduce.close(failure)
-
-    def _abandoned(self) -> None:
-        """Leaves at the end of a process that has not: after an exception, or without
-        ``fleet.finish()`` or ``Executor.close()``.
-        """
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if error is None:
-            log.warning(
-                "trainer %d ends without fleet.finish() or Executor.close()", self.trainer_id
-            )
-        self.leave("" if error is None else f"{type(error).__name__}: {error}")
+        self._departure.forget()
+        for lane in self.lanes:
+            lane.stop()
+        told = self._departure.leave(failure)
+        if self.dense_allreduce is not None:
+            self.dense_allreduce.close(failure)
+        if (cause := ended or (None if failure else told)) is not None:
+            raise cause
 
     @property
     def transport(self) -> str:

@@ -104,9 +104,13 @@ class PServerRuntime:
             self._tables.pull_weights(self._communicator)
 
     def close(self, failure: str = "") -> None:
-        """Leaves the servers."""
-        if self._started:
+        """Leaves the servers: when every trainer of the job has finished, or at once with a
+        reason.
+        """
+        if self._started and failure:
             self._communicator.leave(failure)
+        elif self._started:
+            self._communicator.finish()
 
     def _hparams(self) -> Hparams:
         """The present hyper-parameters: the live optimizer's, or the plan's in a process that has
