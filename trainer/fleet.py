@@ -129,6 +129,7 @@ def init(
             f"{type(role_maker).__name__}"
         )
     role = role_maker or CloudRoleMaker()
+    Connection.from_environment()  # a wrong variable is told also where nothing reads it
     if is_collective or role.role is Role.COLLECTIVE:
         begin(_collective(role, strategy))
         return

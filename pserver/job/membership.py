@@ -43,6 +43,7 @@ class Watermark:
     Attributes:
         applied: the last step that was applied; 0 before the first.
         committed, overflow: the outcome of that step, for when it is asked for again.
+        version: the lane's version with that step; 0: not known, or all trainers step together.
         taking: the step in progress, from its COMMIT until it is applied.
         uploaded: the last upload that was loaded, by its request's number.
         stream: the number of the stream that counts: the latest one.
@@ -53,6 +54,7 @@ class Watermark:
     applied: int = 0
     committed: int = 0
     overflow: bool = False
+    version: int = 0
     taking: int = 0
     uploaded: int = 0
     stream: int = 0

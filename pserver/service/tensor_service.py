@@ -346,10 +346,10 @@ class TensorService:
 
     def _pull(self, header: Frame) -> None:
         self._job.lifecycle.check_running()
-        installed = self._job.installed()
-        names = [part.name for part in header.parts] or list(installed.slices.values)
-        outcome = Outcome(installed.version, 0)
-        self._answer(names, lambda: outcome, header.step)
+        names = [part.name for part in header.parts] or list(self._job.installed().slices.values)
+        executor = self._executor()
+        # asked when all values have been read: none of them is of a later version
+        self._answer(names, lambda: Outcome(executor.begun, 0), header.step)
 
     def _checksums(self, header: Frame) -> None:
         self._job.lifecycle.check_running()
@@ -358,7 +358,7 @@ class TensorService:
             tensor = self._read(name)
             if tensor is not None:
                 found[name] = checksum(tensor)
-        done = Done(version=self._job.installed().version, checksums=found)
+        done = Done(version=self._executor().begun, checksums=found)
         self._check_place()
         self._stream.send(Frame(kind=Kind.DONE, step=header.step, done=done))
 
