@@ -242,7 +242,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     client/retrying_stream.py  sending again
     control.py                 dialling again
     dense/compression.py       error feedback
-    dense/merge.py             merge order
+    dense/merge.py             merge order; sums of halves
     dense/slice_optimizer.py   chunks
     dense/slice_optimizer.py   ends of tensors
     dense/slice_update.py      what arrives
