@@ -161,6 +161,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _step_together(self, communicator: Communicator, own: bool) -> None:
         overflow = own
+        if self._left:
+            communicator.written.look_again()
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()
@@ -341,8 +343,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return self._communicator.barrier(name, text)
         return {0: text} if text else {}
 
+    def finish(self) -> None:
+        """Leaves the servers when every trainer of the job has finished."""
+        if self._communicator is not None:
+            self._communicator.finish()
+
     def close(self, failure: str = "") -> None:
-        """Leaves the servers."""
+        """Leaves the servers, without waiting for the other trainers."""
         if self._communicator is not None:
             self._communicator.leave(failure)
 
