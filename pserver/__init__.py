@@ -104,7 +104,8 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     dense/           slices: merge, compression, optimizer blocks; pure
     control          control calls over gRPC: service and client
     transport/       frames over Flight, gRPC, shared memory
-    checkpoint/      tensors and tables in a directory
+    checkpoint/      tensors and tables in a directory or behind a URL
+    storage/         places for files, on disks and behind URLs; one writer at a time
     command_line/    flags and settings
     table/           sparse tables: rows by id; pure but for the disk tier
     config errors malloc, and the generated wire_pb2, wire_pb2_grpc
@@ -120,6 +121,7 @@ The threads of a server::
 
     main                    waits for a signal, a Drain call, or the end of the job
     pserver clock           Job.tick: heartbeat timeout, start timeout
+    probes                  PROBE on streams whose requests take long
     control_N               a pool: one control call each; one more for each grpc stream
     exchange ..., Flight's  one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
@@ -232,10 +234,13 @@ Notes
 Hard things are explained in a ``[Note: ...]``, in the docstring of the file that it is about::
 
     checkpoint/checkpoint.py   what makes a checkpoint complete
+    checkpoint/checkpoint.py   one writer
     checkpoint/manifest.py     chains of checkpoints
+    checkpoint/manifest_bytes.py  the checksum of the metadata
     checkpoint/table_files.py  merging a chain
     client/client.py           silence
     client/retrying_stream.py  sending again
+    control.py                 dialling again
     dense/compression.py       error feedback
     dense/merge.py             merge order
     dense/slice_optimizer.py   chunks

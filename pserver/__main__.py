@@ -7,6 +7,7 @@ typed ends the process with exit status 2, any other error with 1, both with one
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 import sys
@@ -44,7 +45,19 @@ def run_launch(arguments: argparse.Namespace) -> int:
             "expected both --servers and --trainers, as numbers or as lists of HOST:PORT; or "
             "--nccl2 with --trainers"
         )
-    return launch.launch(checked(lambda: _cluster(arguments)), os.environ)
+    found = checked(lambda: _cluster(arguments))
+    if found.devices is not None:
+        found = checked(lambda: _on_gpus(found, found.devices or ()))
+    return launch.launch(found, os.environ)
+
+
+def _on_gpus(found: cluster.Cluster, devices: Sequence[str]) -> cluster.Cluster:
+    # here, because torch takes a second to import
+    from torch.cuda import device_count
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = cluster.visible_devices(devices, device_count(), visible)
+    return dataclasses.replace(found, devices=named)
 
 
 def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
@@ -69,6 +82,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.data_dir,
         arguments.log_dir,
         devices,
+        arguments.start_timeout,
     )
 
 

@@ -14,6 +14,7 @@
     |   |-- FingerprintMismatch    two processes of a job run different programs
     |   `-- Unprepared         not yet installed, or no such variable here
     |-- CorruptFrame           bytes that are not a frame, or a frame that contradicts the plan
+    |   `-- GarbledStream      bytes that are not a frame came to a server
     `-- Draining               the server is shutting down
 
 A mistake in what the user wrote is a ``ValueError`` or a ``TypeError``.  On the wire an error is
@@ -95,6 +96,12 @@ class CorruptFrame(PServerError):
     """Bytes that are not a frame, or a frame that contradicts the plan."""
 
     status = "DATA_LOSS"
+
+
+class GarbledStream(CorruptFrame):
+    """Bytes that are not a frame came to a server: the stream ends, and the trainer asks again over
+    another.
+    """
 
 
 class Draining(PServerError):

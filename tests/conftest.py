@@ -17,7 +17,7 @@ import torch
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 
-pytest_plugins = ["tests.support.tiers", "tests.support.checks"]
+pytest_plugins = ["tests.support.tiers", "tests.support.checks", "tests.support.stores"]
 
 EXIT_SECONDS = 60.0
 CLUSTER_VARIABLES = (

@@ -125,6 +125,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
     embedding/     embedding           how a table trains
                    proxy_parameter     a scalar gradient for rows; steps without servers
                    row_cache           staleness of a cached row; four to a set
+                   moved_weight        references to a moved weight
     communicator/  async_sender        how far ahead
                    kstep_senders       geo; what arrives
                    geo_rows            geo, row by row
@@ -133,9 +134,10 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    device_copy         what waits for what
     executor/      collective_runtime  rendezvous again
     checkpoint/    export              an exported table
-    sharding/      units               units
+    sharding/      reads               reads outside a unit
+                   units               units
     hybrid/        mesh                two meshes
-    job/           data_shard          equal numbers of batches
+    job/           part                equal numbers of batches
 """
 
 from typing import TYPE_CHECKING

@@ -52,7 +52,7 @@ from trainer.job.table_admin import shrink, table_status
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from transpiler.clip import GradClip
-from transpiler.strategy.from_strategy import SUPPORTED, lanes_of
+from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy
 
 __all__ = [
@@ -118,8 +118,8 @@ def init(
         strategy: the default for ``distributed_optimizer``.
 
     Raises:
-        ValueError: a required variable is missing or wrong, or a switch of the strategy has no
-            effect in this version.
+        ValueError: a required variable is missing or wrong, or settings of the strategy cannot act
+            in this job; the message names all of them.
         RuntimeError: a job is under way: call ``finish()`` first.
         PServerError: another trainer of a collective job has not come up.
     """
@@ -129,17 +129,18 @@ def init(
             f"{type(role_maker).__name__}"
         )
     role = role_maker or CloudRoleMaker()
+    Connection.from_environment()  # a wrong variable is told also where nothing reads it
     if is_collective or role.role is Role.COLLECTIVE:
         begin(_collective(role, strategy))
         return
-    _check_strategy(strategy)
+    check(strategy, _kind(role))
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
     begin(Job(role, strategy))
 
 
 def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> CollectiveJob:
-    if strategy is not None and any(
+    if isinstance(strategy, DistributedStrategy) and any(
         name.startswith("hybrid_configs.") for name in strategy.unsupported(())
     ):
         from trainer.job.hybrid_job import HybridJob
@@ -148,16 +149,21 @@ def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> Collec
     return CollectiveJob(role, strategy)
 
 
-def _check_strategy(strategy: DistributedStrategy | None) -> None:
-    if strategy is None:
+def _kind(role: RoleMaker) -> str:
+    return "alone" if role.role is Role.SINGLE else "servers"
+
+
+def _check_late(strategy: DistributedStrategy | None, job: Job) -> None:
+    """Refuses a strategy of ``distributed_optimizer`` that comes too late to act."""
+    check(strategy, _kind(job.role))
+    if strategy is None or strategy is job.strategy:
         return
-    if not isinstance(strategy, DistributedStrategy):
-        raise TypeError(f"strategy: expected a DistributedStrategy, got {type(strategy).__name__}")
-    unsupported = strategy.unsupported(SUPPORTED)
-    lanes_of(strategy)
-    if unsupported:
+    asked = strategy.a_sync_configs["embeddings"]
+    if asked and (job.strategy is None or asked != job.strategy.a_sync_configs["embeddings"]):
         raise ValueError(
-            f"strategy.{unsupported[0]}: has no effect in this version; leave it at its default"
+            f"a_sync_configs['embeddings']={list(asked)!r}: fleet.distributed_model moves "
+            "embeddings, by the strategy of fleet.init, and has been called without these; give "
+            "the strategy to fleet.init(strategy=...)"
         )
 
 
@@ -171,7 +177,8 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
 
     Embeddings that are marked by ``distribute_embedding``, or named by
     ``a_sync_configs["embeddings"]`` of ``init``'s strategy, are replaced by ones whose rows the
-    servers hold: make the optimizer after this.
+    servers hold: make the optimizer after this.  A ``weight`` of theirs that a module keeps, as for
+    a penalty, raises when it is used.
 
     Example::
 
@@ -184,7 +191,8 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
 
     Raises:
         RuntimeError: the optimizer has been distributed already.
-        ValueError: an embedding cannot move, or a pattern matches none.
+        ValueError: an embedding cannot move, as one whose weight an output layer shares; or a
+            pattern matches none.
     """
     job = present()
     if job.optimizer is not None:
@@ -196,6 +204,8 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
             f"{', '.join(hybrid)}: expected with hybrid_configs in the strategy of fleet.init only"
         )
     model = moved(model, () if job.strategy is None else job.strategy.a_sync_configs["embeddings"])
+    for known in job.models:
+        moved(known, ())  # embeddings that it shares with this one
     if not any(model is known for known in job.models):
         job.models.append(model)
         model.register_state_dict_pre_hook(lambda *_: _flush(job))  # type: ignore[no-untyped-call]  # torch's own
@@ -230,7 +240,8 @@ def distributed_optimizer(
     Args:
         optimizer: any element-wise optimizer of torch.optim, over parameters of the registered
             models.
-        strategy: None takes that of ``init``; without one the job is sync.
+        strategy: None takes that of ``init``; without one the job is sync.  What acts earlier
+            ("embeddings", ``hybrid_configs``) belongs into that of ``init``.
         grad_clip: ``ClipGradByValue``, ``ClipGradByNorm`` or ``ClipGradByGlobalNorm`` of
             ``transpiler``, applied to the merged gradient.
         compression: how gradients travel, by pattern of parameter names, the first that matches:
@@ -242,7 +253,7 @@ def distributed_optimizer(
 
     Raises:
         ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered
-            model.
+            model, or settings of the strategy cannot act here.
         PServerError: a server cannot be reached, or refuses the job.
     """
     if grad_clip is not None and not isinstance(grad_clip, GradClip):
@@ -258,15 +269,16 @@ def distributed_optimizer(
         job.strategy = strategy or job.strategy
         job.optimizer = job.distribute(optimizer, grad_clip, compression)
         return job.optimizer
-    _check_strategy(strategy)
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
+    _check_late(strategy, job)
     job.strategy, job.compression = strategy or job.strategy, compression
     names = {tensor: name for name, tensor in job.tensors().items()}
     overlap = job.strategy is not None and job.strategy.a_sync_configs["overlap"]
     job.optimizer = DistributedOptimizer(
         optimizer, names, job.connect, grad_clip, overlap, job.find_tables()
     )
+    job.passes.ask()
     return job.optimizer
 
 
@@ -284,6 +296,8 @@ def finish() -> None:
         PServerError: a server was lost before it applied everything.
     """
     job = end()
+    if job is not None:
+        job.claims.release()
     if job is not None and job.optimizer is not None:
         job.optimizer.close()
     if isinstance(job, CollectiveJob):
@@ -294,8 +308,8 @@ def finish() -> None:
 
 
 def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
-    """This trainer's part of one epoch: the same split in every process, in another order at each
-    call where the loader shuffles.
+    """This trainer's part of the data: the same split in every process, in another order at each
+    iteration where the loader shuffles.  Every trainer calls this equally often.
 
     Example::
 
@@ -304,19 +318,23 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
             print(x)
 
     Args:
-        loader: a DataLoader, or any iterable of batches.
-        seed: of the shuffling; None: 0 where the loader shuffles, and otherwise its own order.
+        loader: a DataLoader, or any iterable of batches; docs/data.md says how each kind is
+            divided.
+        seed: of the shuffling; None: 0 (or that of the loader's generator) where the loader
+            shuffles, and otherwise its own order.
 
     Returns:
-        An iterable of batches, equally many on every trainer; no sample is in two parts.
+        An iterable of batches, equally many on every trainer; no sample is in two parts.  Each
+        iteration is a pass of its own.
 
     Raises:
-        ValueError: there are fewer samples than trainers.
+        ValueError: a sampler gives one rank's part only.  When it is iterated over: there are
+            fewer samples, or batches, than trainers; or the trainers have drawn different orders.
     """
     job = present()
     if isinstance(job, CollectiveJob):
         return job.shard(loader, seed)
-    return _shard(loader, job.role.trainers, job.role.trainer_id, seed)
+    return _shard(loader, job.role.trainers, job.role.trainer_id, seed, job.passes)
 
 
 # ---- the original's life-cycle calls ----

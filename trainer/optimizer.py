@@ -332,10 +332,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._communicator is not None:
             self._communicator.flush()
 
-    def barrier(self, name: str) -> None:
-        """Waits for every trainer that has not left."""
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+        """
         if self._communicator is not None:
-            self._communicator.barrier(name)
+            return self._communicator.barrier(name, text)
+        return {0: text} if text else {}
 
     def close(self, failure: str = "") -> None:
         """Leaves the servers."""

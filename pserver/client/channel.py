@@ -64,6 +64,7 @@ class Channel(RetryingStream):
         overflow: bool = False,
         omit_values: bool = False,
         written: Mapping[str, int] = MappingProxyType({}),
+        last: bool = False,
     ) -> None:
         """Queues the end of a step.
 
@@ -73,6 +74,7 @@ class Channel(RetryingStream):
             omit_values: the reply is not to bring values.
             written: in a lane whose steps wait for all trainers: by slice, the checksum of what
                 this trainer's script has written.
+            last: this trainer leaves after the step, and nobody is to wait for it.
         """
         groups = [
             GroupHparams(group=group, values=hparams_to_proto(values))
@@ -84,6 +86,7 @@ class Channel(RetryingStream):
             overflow=overflow,
             omit_values=omit_values,
             written=dict(written),
+            last=last,
         )
         self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))
 

@@ -177,7 +177,8 @@ def _add_processes(sub: argparse.ArgumentParser) -> None:
     add(
         "--devices",
         metavar="0,1,...",
-        help="with --nccl2: the GPUs of this host's trainers, one each (default: all)",
+        help="with --nccl2: the GPUs of this host's trainers, one each, of those that this process "
+        "sees (default: all)",
     )
     add(
         "--servers",
@@ -200,6 +201,12 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=float,
         help="how long a process may send no heartbeat before it is declared lost (default: 20)",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="how long the processes wait for one another to come up (default: 300)",
     )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
     add(

@@ -261,6 +261,14 @@ class Job:
             self.condition.notify_all()
             return wire.LeaveReply()
 
+    def leaves_after_step(self, member: Member) -> None:
+        """A trainer's last step has come: from here on no other step and no barrier waits for
+        it.
+        """
+        with self.condition:
+            member.leaving = True
+            self.condition.notify_all()
+
     def member(self, session: str) -> Member:
         """The trainer that holds a session; the call counts as a heartbeat.
 
@@ -341,15 +349,22 @@ class Job:
 
     def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Waits up to a second until every trainer that has not left has reached the barrier."""
-        return wire.BarrierReply(
-            passed=self.installed().barrier(self.member(request.session), request.name, 1.0)
+        texts = self.installed().barrier(
+            self.member(request.session), request.name, 1.0, request.text
         )
+        if texts is None:
+            return wire.BarrierReply(passed=False)
+        told = {trainer: text for trainer, text in texts.items() if text}
+        return wire.BarrierReply(passed=True, texts=told)
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
-        """The address at which trainers meet: trainer 0 gives it, the others ask."""
-        return wire.RendezvousReply(
-            address=self.installed().rendezvous(self.member(request.session), request.address)
-        )
+        """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
+        what the first trainer said about it.
+        """
+        installed, member = self.installed(), self.member(request.session)
+        if request.topic:
+            return wire.RendezvousReply(address=installed.agree(request.topic, request.address))
+        return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
 
     # ---- files, tables, status, shutting down ----
 

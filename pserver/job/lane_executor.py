@@ -331,7 +331,12 @@ class LaneExecutor:
             raise
 
     def _complete(self, current: SyncRound) -> bool:
-        return all(trainer in current.contributions for trainer in self._members.awaited())
+        """Whether every awaited trainer's step is there.  A trainer that has failed is not awaited,
+        and neither is anything applied without it: the job has failed.
+        """
+        return self._job.failure is None and all(
+            trainer in current.contributions for trainer in self._members.awaited()
+        )
 
     def scale(self, current: SyncRound, coefficients: Mapping[str, float]) -> UpdateTask:
         """Applies the merged step, once, with the clipping coefficients of the trainer that calls

@@ -113,6 +113,7 @@ class Member:
         watermarks: by lane.
         activity: what it says that it does ("step 12", "saving").
         waits: what it waits for, by place; see blocking_waits.py.
+        leaving: its last step has come, and it leaves when that is applied.
     """
 
     trainer: int
@@ -124,6 +125,7 @@ class Member:
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     activity: str = ""
     waits: dict[str, Wait] = field(default_factory=dict)
+    leaving: bool = False
 
     def watermark(self, lane: int) -> Watermark:
         """How far it has come in a lane."""
@@ -212,12 +214,12 @@ class Membership:
 
     def awaited(self) -> list[int]:
         """The trainers that a sync step or a barrier needs: all of the plan but those that have
-        left.
+        left, or that leave after a step which has come.
         """
         left = {
             trainer
             for trainer, member in self.by_trainer.items()
-            if member.state is MemberState.LEFT
+            if member.state is MemberState.LEFT or member.leaving
         }
         return [trainer for trainer in range(self.expected) if trainer not in left]
 

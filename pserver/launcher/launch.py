@@ -167,6 +167,7 @@ class _Supervisor:
             for flag, value in (
                 ("--transport", self.cluster.transport),
                 ("--heartbeat-timeout", self.cluster.heartbeat_timeout_seconds),
+                ("--start-timeout", self.cluster.start_timeout_seconds),
                 ("--data-dir", self.cluster.data_dir),
             ):
                 command += [] if value is None else [flag, str(value)]
@@ -182,17 +183,14 @@ class _Supervisor:
     def _start_trainers(self) -> None:
         cluster = self.cluster
         roles = self._collective_roles() if cluster.collective else self._trainer_roles()
-        if cluster.heartbeat_timeout_seconds is not None:
-            roles = {
-                number: {
-                    **role,
-                    "PSERVER_HEARTBEAT_TIMEOUT": str(cluster.heartbeat_timeout_seconds),
-                }
-                for number, role in roles.items()
-            }
+        timeouts = {
+            "PSERVER_HEARTBEAT_TIMEOUT": cluster.heartbeat_timeout_seconds,
+            "PSERVER_START_TIMEOUT": cluster.start_timeout_seconds,
+        }
+        given = {name: str(value) for name, value in timeouts.items() if value is not None}
         for number, role in roles.items():
             command = [sys.executable, cluster.script, *cluster.arguments]
-            self.trainers.append(self._start("trainer", number, command, role))
+            self.trainers.append(self._start("trainer", number, command, {**role, **given}))
 
     def _trainer_roles(self) -> dict[int, dict[str, str]]:
         """By trainer, the variables of its role where there are servers."""

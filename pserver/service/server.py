@@ -32,6 +32,7 @@ from pserver.job.job import Job
 from pserver.malloc import keep_memory
 from pserver.service import tensor_service
 from pserver.service.draining_streams import DrainingStreams
+from pserver.service.working_streams import WorkingStreams
 from pserver.transport import flight, shm
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_stream import Exchanges
@@ -75,7 +76,11 @@ class Server:
         self._streams = DrainingStreams(self._serve_stream)
         self._transports: list[Listener | Exchanges] = []
         self._ready = threading.Event()
+        self._working = WorkingStreams()
         self._clock = threading.Thread(target=self._tick, name="pserver clock", daemon=True)
+        self._probes = threading.Thread(
+            target=self._working.probe_until, args=(self._stopping,), name="probes", daemon=True
+        )
 
     def start(self) -> str:
         """Starts to serve.
@@ -122,6 +127,7 @@ class Server:
         self._ready.set()
         self._control.start(self.job, exchanges)
         self._clock.start()
+        self._probes.start()
 
     def _offer_shared_memory(self, host: str, ports: dict[str, int]) -> None:
         try:
@@ -195,7 +201,7 @@ class Server:
 
     def _serve_stream(self, stream: Stream) -> None:
         self._ready.wait(GRACE_SECONDS)  # a peer may find the port before the job exists
-        tensor_service.handle(stream, self.job)
+        tensor_service.handle(stream, self.job, self._working)
 
     def _tick(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):

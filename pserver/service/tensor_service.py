@@ -19,7 +19,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from pserver.errors import JobFailed, PServerError, Refused, Unreachable
+from pserver.errors import (
+    CorruptFrame,
+    GarbledStream,
+    JobFailed,
+    PServerError,
+    Refused,
+    Unreachable,
+)
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.job import Job
 from pserver.job.lane_executor import Clipping, LaneExecutor, Outcome
@@ -28,6 +35,7 @@ from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
 from pserver.service.gradient_assembler import GradientAssembler
 from pserver.service.table_service import TABLES, TableService
+from pserver.service.working_streams import WorkingStreams
 from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.transport.array_assembler import ArrayAssembler, row_gradients
@@ -40,13 +48,17 @@ from transpiler.formats.plan_message import hparams_from_proto
 log = logging.getLogger(__name__)
 
 
-def handle(stream: Stream, job: Job) -> None:
-    """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none."""
+def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
+    """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none.
+
+    Args:
+        working: is told while a request is being worked on.
+    """
     member: Member | None = None
-    stream = SequencedStream(stream, job.traffic)
+    stream = numbered = SequencedStream(stream, job.traffic)
     try:
         member, hello = _greet(stream, job)
-        TensorService(stream, job, member, hello).serve()
+        TensorService(numbered, job, member, hello, working).serve()
     except Unreachable as error:
         log.warning("the stream of %s broke: %s", _name(member, stream), error)
     except PServerError as error:
@@ -56,11 +68,12 @@ def handle(stream: Stream, job: Job) -> None:
         log.exception("the stream of %s ends", _name(member, stream))
         _tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
     finally:
+        working.rests(numbered)
         stream.close()
 
 
 def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
-    received = stream.receive()
+    received = _next_frame(stream)
     if received is None:
         raise Unreachable("it ended before HELLO")
     header, _ = received
@@ -75,6 +88,18 @@ def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
     if job.program is not None:
         job.program.lane(header.hello.lane)  # refused here, before it gets a watermark
     return member, header.hello
+
+
+def _next_frame(stream: Stream) -> tuple[Frame, memoryview] | None:
+    """The next frame.  Bytes that are none end the stream, and the trainer asks again over another.
+
+    Raises:
+        GarbledStream: what came is no frame.
+    """
+    try:
+        return stream.receive()
+    except CorruptFrame as error:
+        raise GarbledStream(str(error)) from error
 
 
 def _name(member: Member | None, stream: Stream) -> str:
@@ -99,8 +124,16 @@ class TensorService:
     same trainer and lane share.
     """
 
-    def __init__(self, stream: Stream, job: Job, member: Member, hello: Hello) -> None:
+    def __init__(
+        self,
+        stream: SequencedStream,
+        job: Job,
+        member: Member,
+        hello: Hello,
+        working: WorkingStreams,
+    ) -> None:
         self._stream = stream
+        self._working = working
         self._job = job
         self._member = member
         self._lane = hello.lane
@@ -175,7 +208,7 @@ class TensorService:
 
     def _receive(self) -> tuple[Frame, memoryview] | None:
         """The next frame but PROBE, which it answers; None at the end."""
-        while (received := self._stream.receive()) is not None:
+        while (received := self._next()) is not None:
             header, payload = received
             self._job.bytes_in += payload.nbytes
             self._member.last_heard = self._job.now()
@@ -184,6 +217,13 @@ class TensorService:
                 return received
             self._stream.send(Frame(kind=Kind.PROBE))
         return None
+
+    def _next(self) -> tuple[Frame, memoryview] | None:
+        self._working.rests(self._stream)
+        try:
+            return _next_frame(self._stream)
+        finally:
+            self._working.works(self._stream)
 
     def _gradient(self, header: Frame, payload: memoryview) -> None:
         self._job.lifecycle.check_running()
@@ -214,6 +254,8 @@ class TensorService:
             self._loaded(header)
             return
         executor, step = self._executor(), header.step
+        if header.commit.last:
+            self._job.leaves_after_step(self._member)
         task = executor.commit(self._member, step, self._contribution(step, header.commit))
         if isinstance(task, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))

@@ -1,11 +1,13 @@
 """The memory of rows, reserved once so that growing never copies; and the layout of a row's record.
 
 [Note: reserved memory]  A table's memory is one anonymous mapping, far larger than what it will
-need: addresses cost nothing, pages come into being when first touched.  So a table grows without
-moving a row.  Where the system refuses to reserve (a bound on addresses, no overcommitting), the
-mapping is as large as needed, and growing copies it.  Once a few MB are in use, the system is asked
-for large pages: a table is read at random, and with small pages half of the time goes into finding
-the page.
+need: addresses cost little, pages come into being when first touched.  So a table grows without
+moving a row.  A process has 128 TiB of addresses, though, and a hundred tables of four times a
+large machine's memory would take them all: no mapping takes more than a 64th of what is free.
+Where that is little, or the system refuses to reserve (a bound on addresses, no overcommitting),
+the mapping is as large as needed, and growing copies it.  Once a few MB are in use, the system is
+asked for large pages: a table is read at random, and with small pages half of the time goes into
+finding the page.
 
 [Note: a record]  Everything that a step needs of a row lies together, so that a row costs one place
 in memory, not three::
@@ -31,6 +33,8 @@ NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" el
 LARGE_PAGE = 2**21
 LARGE_FROM = 2**22  # bytes in use from which on large pages are asked for
 LEAST_RESERVED = 2**36
+LEAST_WORTH = 2**32  # bytes below which nothing is reserved
+PARTS_OF_ADDRESSES = 64  # what one mapping reserves, at most: a part of so many of what is free
 
 
 def reservable() -> int:
@@ -67,14 +71,13 @@ class Memory:
         self.row_bytes = max(columns, 1) * self.dtype.itemsize
         self._large = not large
         size = reservable() if reserved is None else reserved
-        while True:
+        while size >= LEAST_WORTH:
             try:
+                _mapped(PARTS_OF_ADDRESSES * size, reserve=True).close()
                 self._take(size, reserve=True)
                 return
             except OSError:  # the system refuses to reserve so much
                 size //= 4
-                if size < LARGE_FROM:
-                    break
         self._take(2**16, reserve=False)
 
     def _take(self, size: int, reserve: bool) -> None:

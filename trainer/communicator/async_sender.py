@@ -235,6 +235,10 @@ class AsyncSender:
             self._flushing = False
         self.refresh()
 
+    def leave(self) -> None:
+        """See :class:`LaneSender`."""
+        self.drain()
+
     @property
     def arrived(self) -> bool:
         """See :class:`~trainer.communicator.lane.GradientLane`."""
@@ -297,8 +301,8 @@ class AsyncSender:
             omit_values,
             reuse,
             message.tables,
-            message.assignments,
-            partial(self._pending.left, message.departure),
+            assignments=message.assignments,
+            leaves=partial(self._pending.left, message.departure),
         )
         beside = {
             name: value for name, value in values.items() if not reuse or name not in gradients

@@ -188,7 +188,9 @@ class Communicator:
         self._left = True
         try:
             if not failure and all(client.channels for client in self.clients):
-                self._drain()
+                with self.written.landing():
+                    for lane in self.lanes:
+                        lane.leave()
         finally:
             for lane in self.lanes:
                 lane.stop()
@@ -407,12 +409,20 @@ class Communicator:
         now: before a model is evaluated or saved.
 
         In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
-        stay its own.
+        stay its own: :meth:`served` has the servers'.
         """
         queues = {index for index, lane in enumerate(self.plan.lanes) if lane.kind.queues}
         self._drain()
         with self.written.landing(pulled=True):
             self._transfer.pull_lanes(queues)
+
+    def served(self) -> dict[str, torch.Tensor]:
+        """The servers' values of those parameters that this trainer steps by itself, whole, by
+        name; its own stay as they are.
+        """
+        return self._transfer.values(
+            [p for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
+        )
 
     def pull(self) -> None:
         """Receives every placed variable as the servers hold it: parameters, and what they never
@@ -444,10 +454,23 @@ class Communicator:
         self._drain()
         return self._transfer.states()
 
-    def barrier(self, name: str) -> None:
-        """Waits for every trainer that has not left.  Server 0 keeps the list."""
+    def agree(self, topic: str, text: str) -> str:
+        """What the first trainer said about a topic: ``text``, where that is this one.  Server 0
+        keeps it.
+        """
+        return self.clients[0].agree(topic, text)
+
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left.  Server 0 keeps the list.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+        """
         self._barriers += 1
-        self.clients[0].barrier(f"{self._barriers}: {name}")
+        return self.clients[0].barrier(f"{self._barriers}: {name}", text)
 
 
 def _lookups(plan: Plan) -> Lookups | None:

@@ -9,7 +9,7 @@ the parameters.
 
 A step goes through three calls of the script's thread: ``send`` (each gradient), ``close`` (the
 step is complete), ``finish`` (waits for what the mode waits for, and takes in what has arrived).
-Nothing but ``finish``, ``refresh`` and ``drain`` changes parameters.
+Nothing but ``finish``, ``refresh``, ``drain`` and ``leave`` changes parameters.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class LaneSender(Protocol):
 
     def drain(self) -> None:
         """Waits until everything has been sent and answered, and takes it in."""
+
+    def leave(self) -> None:
+        """What :meth:`drain` does, at the end of the job: what stays on the trainer until then
+        leaves, too.
+        """
 
     def stop(self) -> None:
         """Ends the lane's threads."""

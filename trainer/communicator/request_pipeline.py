@@ -127,6 +127,7 @@ class RequestPipeline:
         omit_values: bool,
         reuse: bool = False,
         tables: Mapping[str, RowGradient] = MappingProxyType({}),
+        last: bool = False,
         assignments: Mapping[str, Assignment] = MappingProxyType({}),
         leaves: Callable[[int], None] = lambda number: None,
     ) -> tuple[Reply, Tensors]:
@@ -139,6 +140,7 @@ class RequestPipeline:
             reuse: the values may take the gradients' memory.  See [Note: one buffer there and
                 back].
             tables: gradients of rows.
+            last: this trainer leaves after the message.
             assignments: what the script has written, by slice.
             leaves: called with the message's number before it leaves.
 
@@ -167,7 +169,7 @@ class RequestPipeline:
                 for name, parts in divided.items():
                     channel.push_rows(self.step, name, parts[server])
                 absent = self._slices.on(server) - set(gradients)
-                channel.commit(self.step, hparams, absent, omit_values=omit_values)
+                channel.commit(self.step, hparams, absent, omit_values=omit_values, last=last)
             first = first_of(replies)
             self.versions = {index: reply.result().version for index, reply in enumerate(replies)}
             return first, self._values

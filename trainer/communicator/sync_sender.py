@@ -189,6 +189,9 @@ class SyncSender:
     def drain(self) -> None:
         """Nothing is under way between steps."""
 
+    def leave(self) -> None:
+        """Nothing is left."""
+
     def stop(self) -> None:
         """No threads."""
 

@@ -10,6 +10,7 @@ In reading order::
     local_rows       rows of this process
     row_cache        pulled rows, readable for some steps
     state_dict       rows of this process in a state_dict
+    moved_weight     what is left of the weight of one of torch's own embeddings
     conversion       torch's own embeddings, replaced by ours
 
 The room imports no other room of ``trainer``.

@@ -379,6 +379,11 @@ class DistributedEmbedding(TableSettings):
             self.cache.clear()
 
     @property
+    def has_row_states(self) -> bool:
+        """Whether rows of this process have optimizer state."""
+        return isinstance(self.rows, LocalRows) and self.rows.have_states
+
+    @property
     def initial_rows(self) -> tuple[Tensor, Tensor] | None:
         """The rows in this process, or those that were when it was connected: ids, int64 [n], and
         values, [n, embedding_dim].
@@ -390,6 +395,16 @@ class DistributedEmbedding(TableSettings):
     @initial_rows.setter
     def initial_rows(self, rows: None) -> None:
         self._initial = rows
+
+    def __getattr__(self, name: str) -> Any:
+        """As of any module; a model that reads ``weight`` is told what to do."""
+        if name == "weight":
+            raise AttributeError(
+                f"{self.whose()} has no 'weight', for its rows need not be in this process: call "
+                "it to look rows up; for a penalty on all rows give its parameters weight_decay in "
+                "the optimizer"
+            )
+        return super().__getattr__(name)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own

@@ -145,7 +145,7 @@ class Executor:
                 if not failure:
                     runtime.pull_weights()
             finally:
-                runtime.close()
+                runtime.close(failure)
 
     def __enter__(self) -> Executor:
         return self

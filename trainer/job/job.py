@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.checkpoint import Claims, Saved
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.job.passes import Passes
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
 from transpiler.distribute import plan_parameters
@@ -40,7 +41,9 @@ class Job:
         compression: how gradients travel, by pattern of parameter names; None: as they are.
         models: that were registered, in order.
         optimizer: once it is distributed.
+        passes: over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
+        claims: the paths that it writes checkpoints to.
         tables: once the optimizer is distributed, where a model has embeddings of ours.
     """
 
@@ -53,7 +56,15 @@ class Job:
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
         self.saved: Saved | None = None
+        self.claims = Claims()
         self.tables: Tables | None = None
+        self.passes = Passes(role.trainer_id, self.agree)
+
+    def agree(self, topic: str, text: str) -> str | None:
+        """What the first trainer said about a topic; None while this one is not connected."""
+        if self.role.trainers == 1:
+            return text
+        return None if self.communicator is None else self.communicator.agree(topic, text)
 
     @property
     def communicator(self) -> Communicator | None:
@@ -95,8 +106,22 @@ class Job:
         raise NotImplementedError
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """The model's state_dict, whole; where the job is ``divided`` every trainer calls this."""
-        return {name: value for name, value in model.state_dict().items() if torch.is_tensor(value)}
+        """The model's state_dict as servers have it, whole; where the job is ``divided`` every
+        trainer calls this.
+        """
+        served = self.served()
+        names = {tensor: name for name, tensor in self.tensors().items()} if served else {}
+        return {
+            name: served.get(names.get(value, ""), value)
+            for name, value in model.state_dict(keep_vars=True).items()
+            if torch.is_tensor(value)
+        }
+
+    def served(self) -> dict[str, torch.Tensor]:
+        """The servers' values of those parameters that trainers step by themselves (the k-step
+        modes), by name.
+        """
+        return {} if self.communicator is None else self.communicator.served()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of every registered model, by name, without the proxy parameters

@@ -132,6 +132,16 @@ def test_where_no_memory_can_be_reserved_a_table_grows_by_copying(monkeypatch: p
     assert len(table) == 0 and not np.array_equal(read(table, ids[:5]), values[:5])
 
 
+def test_tables_leave_addresses_to_others(monkeypatch: pytest.MonkeyPatch):
+    """On a machine with much memory the many tables of a model fit into a process's addresses."""
+    monkeypatch.setattr(memory, "reservable", lambda: 2**44)
+    tables = [made(2) for _ in range(200)]
+    ids = random_ids(100)
+    for number, table in enumerate(tables):
+        table.assign(ids, np.full((len(ids), 2), number, np.float32))
+    assert all((read(table, ids) == number).all() for number, table in enumerate(tables))
+
+
 def test_a_scanned_table_is_loaded_on_any_number_of_servers():
     """Whole records travel: after loading, each id reads the same from its owner, and the next step
     does the same to it.
