@@ -99,6 +99,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     service/         the server's process, and its end of every stream
     testing/         fault injection, for tests
     client/          the trainer's end: control calls, streams, heartbeat
+    operations/      pserver save, reset
     launcher/        pserver launch, plan, status
     job/             everything that trainers share on one server; locks
     dense/           slices: merge, compression, optimizer blocks; pure
@@ -156,12 +157,14 @@ A server's job (``job/lifecycle.py``)::
 
     EMPTY --trainer 0 joins--> INSTALLING --its values arrive--> SERVING --all have left--> EMPTY
                                     |                               |
-                                    `---------- a failure ----------+--> FAILED --all gone--> EMPTY
+                                    `---------- a failure ----------+--> FAILED ------------> EMPTY
+                                                                             reset, or a later Join
 
 A trainer, as a server sees it (``job/membership.py``)::
 
-    (absent) --join--> JOINED --leave----------------> LEFT
-                          `----heartbeat timeout-----> LOST    (the job fails)
+    (absent) --join--> JOINED --finish--> JOINED, finished --leave--> LEFT
+                          |--leave----------------------------------> LEFT    (with success, or not)
+                          `----heartbeat timeout--------------------> LOST    (the job fails)
 
 A sync round (``job/sync_round.py``)::
 
@@ -243,17 +246,21 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     control.py                    dialling again
     dense/compression.py          error feedback
     dense/merge.py                merge order
+    dense/merge.py                sums of halves
     dense/slice_optimizer.py      chunks
     dense/slice_optimizer.py      ends of tensors
     dense/slice_update.py         what arrives
     finite.py                     one sum
+    job/announcements.py          whose end it is
     job/blocking_waits.py         trainers that wait for each other
     job/lane_executor.py          who updates
     job/lane_executor.py          answers begin early
+    job/lifecycle.py              kept values
     job/lifecycle.py              the job's lock
     job/locked_table.py           the table's lock
     job/membership.py             exactly once
     job/nonfinite_steps.py        NaN
+    job/observations.py           one moment
     job/snapshot.py               reading beside an update
     job/workers.py                torch's threads
     launcher/process.py           no orphans

@@ -35,7 +35,7 @@ from pserver.job.nonfinite_steps import NonFiniteSteps
 from pserver.job.outcome import Outcome
 from pserver.job.quiesce import Quiesce
 from pserver.job.step_checks import check_groups, check_written
-from pserver.job.sync_round import Contribution, Phase, SyncRound
+from pserver.job.sync_round import Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
 from transpiler.plan.plan import Lane
@@ -80,6 +80,7 @@ class LaneExecutor:
 
     Attributes:
         version: updates applied so far, counted in steps.
+        hparams: of the last step, by group.
         nonfinite: what becomes of steps with a NaN or an infinity, and how many were refused.
     """
 
@@ -103,6 +104,8 @@ class LaneExecutor:
         # what a step may assign, by slice
         self.variables = {name: update.value for name, update in updates.items()} | dict(held)
         self.version = 0
+        self._running = 0  # updates that have begun and not ended
+        self.hparams: Hparams = {}
         self._locks = locks
         self._members = members
         self._job = job
@@ -115,7 +118,7 @@ class LaneExecutor:
         self._sizes = [self._size(batch) for batch in self._batches]
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
         self.nonfinite = NonFiniteSteps(lane, job)
-        self._round = self._new_round()
+        self._round = SyncRound(self.lane.kind.outer_optimizer)
         self._groups = {update.group for update in updates.values()}.union(
             *(table.groups for table in tables.values())
         )
@@ -147,23 +150,18 @@ class LaneExecutor:
                     f"trainer {member.trainer}: expected step {watermark.applied + 1}, got step "
                     f"{step}"
                 )
-            who = f"step {step} of trainer {member.trainer}"
-            check_groups(who, contribution, self._groups)
+            check_groups(f"step {step} of trainer {member.trainer}", contribution, self._groups)
             check_written(
-                who,
-                member.trainer,
-                contribution,
-                self.updates,
-                self.variables,
-                self.lane.kind.waits_for_all,
+                step, member.trainer, contribution, self.updates, self.variables, self.lane.kind
             )
             again, watermark.taking = watermark.taking == step, step
+            self.hparams = contribution.hparams
             current = self._round
             if not again:
                 self.nonfinite.judge(contribution)
-            if self.lane.kind.waits_for_all and not again:
-                self._add(current, member, contribution)
-            if not self.lane.kind.waits_for_all and again:
+                if self.lane.kind.waits_for_all:
+                    self._add(current, member, contribution)
+            elif not self.lane.kind.waits_for_all:
                 # the same step runs in another thread, from an earlier stream
                 while watermark.applied < step:
                     self._job.check_running()
@@ -203,7 +201,8 @@ class LaneExecutor:
             if self.lane.staleness is not None:
                 bound = step - self.lane.staleness
                 self._wait(member, step, lambda: self._slowest() >= bound)
-            return watermark.outcome(self.version)
+            version = self.version if self.lane.kind.waits_for_all else watermark.version
+            return watermark.outcome(version or self.version)
 
     def _await_update(self, task: UpdateTask, name: str = "") -> None:
         """Waits for the update of a slice; without a name for all of them and the watermarks.
@@ -234,8 +233,11 @@ class LaneExecutor:
         held = tuple(name for name in assigned if name not in self.updates)
         updating = self._quiesce.updating()
         updating.__enter__()
+        with self._job.condition:
+            self._running += 1
 
         def on_end(failure: BaseException | None) -> None:
+            self._running -= 1
             if failure is None:
                 applied()
             updating.__exit__(None, None, None)
@@ -269,9 +271,9 @@ class LaneExecutor:
 
         def applied() -> None:
             self.version += 0 if contribution.skipped else 1
-            member.watermark(self.index).apply(
-                1, contribution.overflow, contribution.refused, contribution.nonfinite
-            )
+            watermark = member.watermark(self.index)
+            watermark.apply(1, contribution.overflow, contribution.refused, contribution.nonfinite)
+            watermark.version = self.version
 
         return self._run(self._new_task(update, applied, contribution.assignments))
 
@@ -309,11 +311,9 @@ class LaneExecutor:
                 self._job.condition.notify_all()
         with self._job.condition:
             self._wait(member, step, lambda: current.phase is not Phase.MERGING, current)
-        return (
-            Clipping(current, current.norms)
-            if current.norms
-            else self._apply(current, Phase.MERGED, {})
-        )
+        if current.norms:
+            return Clipping(current, current.norms)
+        return self._apply(current, Phase.MERGED, {})
 
     def _add(self, current: SyncRound, member: Member, contribution: Contribution) -> None:
         try:
@@ -385,10 +385,7 @@ class LaneExecutor:
             self._members.by_trainer[trainer].watermark(self.index).apply(
                 current.committed, current.overflow, current.refuses(trainer), current.nonfinite
             )
-        self._round = self._new_round()
-
-    def _new_round(self) -> SyncRound:
-        return SyncRound(goes_on_without=self.lane.kind.outer_optimizer)
+        self._round = SyncRound(self.lane.kind.outer_optimizer)
 
     def _or_fail(self, work: Callable[[], None]) -> None:
         """Calls ``work``; if it raises, the job fails: tensors may be half updated, or trainers
@@ -404,6 +401,12 @@ class LaneExecutor:
                 JobFailed(f"the server could not update: {type(error).__name__}: {error}")
             )
             raise
+
+    @property
+    def begun(self) -> int:
+        """Updates applied so far, and those under way."""
+        with self._job.condition:
+            return self.version + self._running
 
     # ---- reading slices ----
 

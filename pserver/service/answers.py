@@ -1,12 +1,14 @@
-"""The frame that ends an answer, and what it says of values that are not finite."""
+"""The frames that end an answer, and what they say of values that are not finite."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from pserver.errors import PServerError
 from pserver.finite import NonFiniteStep
 from pserver.job.outcome import Outcome
-from pserver.wire_pb2 import Done, NonFinite
+from pserver.transport.stream import Stream
+from pserver.wire_pb2 import Done, Failure, Frame, Kind, NonFinite
 
 
 def done_of(outcome: Outcome) -> Done:
@@ -28,3 +30,15 @@ def nonfinite_steps(
 ) -> tuple[NonFiniteStep, ...]:
     """The step, if values of some variables in it are not finite."""
     return (NonFiniteStep(trainer, step, tuple(sorted(variables))),) if variables else ()
+
+
+def tell(stream: Stream, error: PServerError) -> None:
+    """Sends an error to the peer, if it is still there."""
+    try:
+        stream.send(
+            Frame(
+                kind=Kind.FAILURE, failure=Failure(error=type(error).__name__, message=str(error))
+            )
+        )
+    except PServerError:
+        pass  # the peer is gone

@@ -27,6 +27,7 @@ from transpiler.files.tensor_file import write_tensors
 
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "memory"})
 _CONDITIONS = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
+_KINDS = (FileNotFoundError, FileExistsError, PermissionError, TimeoutError)
 _CHUNK = 1 << 22
 
 T = TypeVar("T")
@@ -107,8 +108,6 @@ class RemotePlace:
         """What a call to the store gives; drivers have exceptions of their own."""
         try:
             return call()
-        except OSError:
-            raise
         except Exception as error:
             raise _os_error(self, error) from error
 
@@ -250,11 +249,18 @@ class RemotePlace:
 
 
 def _os_error(place: RemotePlace, error: Exception) -> OSError:
-    return OSError(f"{place}: {type(error).__name__}: {shown(str(error))}")
+    """A driver's error as an OSError that names the place."""
+    kind, said = next((each for each in _KINDS if isinstance(error, each)), OSError), str(error)
+    if not isinstance(error, OSError):
+        said = f"{type(error).__name__}: {said}"
+    named = kind(f"{place}: {shown(said)}")
+    named.errno = getattr(error, "errno", None)
+    return named
 
 
 def _refused_condition(error: OSError) -> bool:
     """Whether a store has said that the object is another one."""
-    response = getattr(error.__cause__, "response", None) or {}
+    cause = error.__cause__ and error.__cause__.__cause__
+    response = getattr(cause, "response", None) or {}
     code = str(response.get("Error", {}).get("Code", ""))
     return isinstance(error, FileExistsError) or code in _CONDITIONS

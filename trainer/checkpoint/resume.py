@@ -7,6 +7,7 @@ any number of servers can go on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from trainer.optimizer import DistributedOptimizer
 
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
+
+log = logging.getLogger(__name__)
 
 
 def save(
@@ -165,7 +168,10 @@ def opened(
         ValueError: it is torn, or of another model or optimizer.
     """
     reader = checkpoint.reading(path)
-    found = Opened(reader, {}, {}, reader.meta)
+    meta = reader.meta
+    if "saved_by" in meta:  # `pserver save`, which also knows the groups of tables' own rules
+        meta = {**meta, "groups": meta["groups"][: len(optimizer.param_groups)]}
+    found = Opened(reader, {}, {}, meta)
     for name, tensor in reader.tensors().items():
         kind, _, rest = name.partition("/")
         if kind == "model":
@@ -177,9 +183,13 @@ def opened(
     _check(path, tensors, found, optimizer)
     _check_tables(path, found.meta, tables)
     if scheduler is not None and "scheduler" not in found.meta:
+        by = f" by {meta['saved_by']}, which does not know it" if "saved_by" in meta else ""
         raise ValueError(
-            f"{path}: expected a scheduler's state, got a checkpoint that was saved without one"
+            f"{path}: expected a scheduler's state, got a checkpoint that was saved without one{by}"
+            + (f"; load without it, and set it to step {meta['step']} yourself" if by else "")
         )
+    for thing in meta.get("unknown", ()):
+        log.warning("%s was written by %s and lacks %s", path, meta["saved_by"], thing)
     return found
 
 
