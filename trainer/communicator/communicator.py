@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.client.channel import Hparams
+from pserver.client.channel import Channel, Hparams
 from pserver.client.client import Client
 from pserver.client.replies import Joined, Reply
 from pserver.client.retrying_stream import Destination
@@ -223,15 +223,7 @@ class Communicator:
         queue took).
         """
         channels = [channel for client in self.clients for channel in client.every_channel]
-        total = {
-            "steps": float(self.step),
-            "bytes_out": float(sum(channel.bytes_out for channel in channels)),
-            "bytes_in": float(sum(channel.bytes_in for channel in channels)),
-            "reconnects": float(sum(channel.reconnects for channel in channels)),
-            "steps_merged": 0.0,
-            "steps_queued": 0.0,
-            "blocked_seconds": 0.0,
-        }
+        total = _counters(self.step, channels)
         for lane in self.lanes:
             for name, value in lane.metrics().items():
                 total[name] = total.get(name, 0.0) + value
@@ -471,6 +463,19 @@ class Communicator:
         """
         self._barriers += 1
         return self.clients[0].barrier(f"{self._barriers}: {name}", text)
+
+
+def _counters(steps: int, channels: Sequence[Channel]) -> dict[str, float]:
+    """The counters of a trainer, without those of its lanes."""
+    return {
+        "steps": float(steps),
+        "bytes_out": float(sum(channel.bytes_out for channel in channels)),
+        "bytes_in": float(sum(channel.bytes_in for channel in channels)),
+        "reconnects": float(sum(channel.reconnects for channel in channels)),
+        "steps_merged": 0.0,
+        "steps_queued": 0.0,
+        "blocked_seconds": 0.0,
+    }
 
 
 def _lookups(plan: Plan) -> Lookups | None:
