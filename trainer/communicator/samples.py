@@ -74,7 +74,8 @@ class _OnDevice(_Place):
 
 
 class Samples:
-    """The sampled elements of some live tensors, as they were noted last.  One thread uses it.
+    """The sampled elements of some live tensors, as they were noted last; :meth:`note` comes first.
+    One thread uses it.
 
     Args:
         tensors: any devices, dtypes and strides; their memory may be exchanged.
