@@ -23,8 +23,9 @@ In a job with servers, sync; file by file, in order:
     clips, unless the servers do.
  2. ``embedding/proxy_parameter.py``: tables give their pending row gradients, times the script's
     factors on ``proxy.grad``; ``communicator/tables.py`` collects them.
- 3. ``communicator/communicator.py``: cuts each gradient into the plan's slices and gives these to
-    the sender of their lane.
+ 3. ``communicator/written_values.py`` finds what the script has written into parameters: a part of
+    the step.  ``communicator/communicator.py`` cuts each gradient into the plan's slices and gives
+    these to the sender of their lane.
  4. ``communicator/sync_sender.py``: the slices leave at once, those of a GPU through pinned memory
     (``communicator/device_copy.py``).
  5. ``pserver/client``: frames on a stream of the lane, sent again after a broken connection.
@@ -135,6 +136,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    request_pipeline    one buffer there and back
                    parameter_slices    destinations
                    device_copy         what waits for what
+                   written_values      what a script writes
     executor/      collective_runtime  rendezvous again
     checkpoint/    export              an exported table
     sharding/      reads               reads outside a unit

@@ -22,7 +22,9 @@ from harness import Promise, Row
 from rich.console import Console
 from rich.table import Table
 
-GROUPS = ("transports", "blocks", "steps", "resources", "links", "tables", "ctr", "sharded")
+GROUPS = (
+    *("transports", "blocks", "steps", "writes", "resources", "links", "tables", "ctr", "sharded"),
+)
 PATIENCE_SECONDS = 240.0
 HERE = Path(__file__).parent
 OUTPUT = HERE.parent.parent / "build" / "bench.json"

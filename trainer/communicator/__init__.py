@@ -13,7 +13,14 @@ In reading order::
     kstep_senders      geo and diloco
     request_pipeline   messages that the script does not wait for
     nonfinite_steps    steps with a NaN or an infinity
+    merged_steps       closed steps that leave in one message
     parameter_slices   slices as parts of live tensors
+    written_values     what the script has written into parameters
+    samples            a few elements of every tensor: has anything been written?
+    landed_values      what last landed in a lane's parameters
+    async_landings     the same, where other trainers step meanwhile
+    pending_assignments
+                       what has been written, on its way to the servers
     device_copy        copies between a GPU and pinned memory
     state_transfer     values and optimizer states outside of steps
     initial_values     a warning where a trainer's own values differed

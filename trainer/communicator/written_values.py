@@ -104,7 +104,11 @@ class WrittenValues:
         step, landed = self._steps[lane], self._lanes[lane].landed
         counted, uncounted = self._suspects(lane)
         self._held_back.update(counted, uncounted)
-        suspects = [name for name in self._all_names(lane) if name in self._held_back]
+        suspects = (
+            [name for name in self._all_names(lane) if name in self._held_back]
+            if self._held_back
+            else []
+        )
         everything = self._compares_everything(step) and landed.holds(self._landing(lane))
         asked = suspects
         if everything and _is_regular(step):
@@ -216,8 +220,9 @@ class WrittenValues:
         """
         versions, tensors, numbers = self._versions, self._tensors, self._of_lane[lane]
         counted = [n for n in numbers if _version(tensors[n]) != versions[n]]
-        known = set(counted)
-        uncounted = self._samples.changed([n for n in numbers if n not in known])
+        uncounted = self._samples.changed(
+            [n for n in numbers if n not in counted] if counted else numbers
+        )
         for number in (*counted, *uncounted):
             self._check_form(number)
         return [self._names[n] for n in counted], [self._names[n] for n in uncounted]
