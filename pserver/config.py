@@ -76,6 +76,8 @@ class ServerConfig:
             raise ValueError(
                 f"data_port: {self.data_port} has no effect with transport {self.transport!r}"
             )
+        if not isinstance(self.once, bool):
+            raise TypeError(f"once: expected True or False, got {self.once!r}")
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
         for name in ("tls_certificate", "tls_key", "token_file"):

@@ -9,7 +9,9 @@
                        `--> wait for reasons --> SIGTERM --> SIGKILL --> report --> its status
 
 After a failure the other processes first have time to end by themselves, because one of them may
-know the reason better.
+know the reason better.  The report begins with the cause: a process that was killed, that is
+suspended, or that failed without being told of another's end, with its traceback.  Of each process
+that was told there is one line.
 
 Servers of a local cluster bind port 0 and print the port in their readiness line, so that two
 launches never use the same one.  In the collective mode there are no servers, and trainers get
@@ -123,6 +125,7 @@ class _Supervisor:
     Attributes:
         endpoints: by server, the endpoint that its readiness line names.
         ended: the processes that have ended, in this order.
+        suspended: those that neither ran nor ended when another failed.
         events: what happens, in order: a process (a server that is ready, or a process that has
             ended) or a signal's number.  ``put`` is safe in a signal handler.
     """
@@ -136,6 +139,7 @@ class _Supervisor:
     trainers: list[Process] = field(default_factory=list)
     endpoints: dict[Process, str] = field(default_factory=dict)
     ended: list[Process] = field(default_factory=list)
+    suspended: list[Process] = field(default_factory=list)
     events: queue.SimpleQueue[Process | int] = field(default_factory=queue.SimpleQueue)
 
     def run(self) -> int:
@@ -147,6 +151,9 @@ class _Supervisor:
             return 0
         except _Failed as failure:
             self._wait_for_reasons(str(failure))
+            self.suspended = [each for each in self._processes() if each.suspended]
+            for process in self.suspended:
+                process.stop(signal.SIGKILL)  # no other signal reaches it
             self._stop(signal.SIGTERM)
             return self._report()
         except _Interrupted as interrupted:
@@ -351,36 +358,59 @@ class _Supervisor:
             self._until(self._all_ended, REASON_SECONDS, failures=False)
 
     def _report(self) -> int:
-        """Shows the last lines of every process that failed; returns the first one's status."""
+        """Says of every process that failed why; returns the status of the first one's."""
         failed = self._failed()
+        for process in self.suspended:
+            self._say(
+                f"{process.name} was suspended (by SIGSTOP, or in a debugger) and sent no "
+                f"heartbeat; it was killed; its output is in {process.log}"
+            )
         for process in failed:
+            status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
+            if process.told and (self.suspended or process is not failed[0]):
+                self._say(f"{status}, told by others: {process.told} (see {process.log})")
+                continue
             log = f"the last lines of {process.log}:" if process.tail else f"{process.log} is empty"
-            status = f"{process.status}{_killer(process.status)}"
-            self._say(f"{process.name} failed with status {status}; {log}")
+            self._say(f"{status}; {log}")
             for line in process.tail:
                 self._say(f"    {line}")
+        for process in self._processes():
+            if process.killed and process not in self.suspended:
+                self._say(
+                    f"{process.name} had not ended {GRACE_SECONDS:g} s after it was told to, and "
+                    f"was killed; its output is in {process.log}"
+                )
         return failed[0].status or 1 if failed else 1
 
     def _failed(self) -> list[Process]:
         """The processes that failed by themselves, the likeliest cause first: those that a signal
-        killed, then trainers, then servers, each in the order in which they ended.
+        killed, those that nobody told of another's end, then the others; of each trainers, then
+        servers, in the order in which they ended.
         """
         failed = [process for process in self.ended if process.failed]
         return sorted(
-            failed, key=lambda process: ((process.status or 0) < 128, process in self.servers)
+            failed,
+            key=lambda process: (
+                (process.status or 0) < 128,
+                bool(process.told),
+                process in self.servers,
+            ),
         )
 
+    def _processes(self) -> tuple[Process, ...]:
+        return (*self.trainers, *self.servers)
+
     def _all_ended(self) -> bool:
-        return all(process.status is not None for process in (*self.trainers, *self.servers))
+        return all(process.status is not None for process in self._processes())
 
     def _stop(self, number: int) -> None:
         """Asks all processes to end; kills the rest after a grace, or when the user asks again."""
-        for process in (*self.trainers, *self.servers):
+        for process in self._processes():
             process.stop(number)
         with suppress(_Interrupted):
             if self._until(self._all_ended, GRACE_SECONDS, failures=False):
                 return
-        for process in (*self.trainers, *self.servers):
+        for process in self._processes():
             process.stop(signal.SIGKILL)
         self._until(self._all_ended, GRACE_SECONDS, failures=False)
 
