@@ -99,12 +99,14 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     service/         the server's process, and its end of every stream
     testing/         fault injection, for tests
     client/          the trainer's end: control calls, streams, heartbeat
+    operations/      pserver save, reset
     launcher/        pserver launch, plan, status
     job/             everything that trainers share on one server; locks
     dense/           slices: merge, compression, optimizer blocks; pure
     control          control calls over gRPC: service and client
     transport/       frames over Flight, gRPC, shared memory
-    checkpoint/      tensors and tables in a directory
+    checkpoint/      tensors and tables in a directory or behind a URL
+    storage/         places for files, on disks and behind URLs; one writer at a time
     command_line/    flags and settings
     table/           sparse tables: rows by id; pure but for the disk tier
     config errors malloc, and the generated wire_pb2, wire_pb2_grpc
@@ -155,12 +157,14 @@ A server's job (``job/lifecycle.py``)::
 
     EMPTY --trainer 0 joins--> INSTALLING --its values arrive--> SERVING --all have left--> EMPTY
                                     |                               |
-                                    `---------- a failure ----------+--> FAILED --all gone--> EMPTY
+                                    `---------- a failure ----------+--> FAILED ------------> EMPTY
+                                                                             reset, or a later Join
 
 A trainer, as a server sees it (``job/membership.py``)::
 
-    (absent) --join--> JOINED --leave----------------> LEFT
-                          `----heartbeat timeout-----> LOST    (the job fails)
+    (absent) --join--> JOINED --finish--> JOINED, finished --leave--> LEFT
+                          |--leave----------------------------------> LEFT    (with success, or not)
+                          `----heartbeat timeout--------------------> LOST    (the job fails)
 
 A sync round (``job/sync_round.py``)::
 
@@ -232,52 +236,59 @@ Notes
 
 Hard things are explained in a ``[Note: ...]``, in the docstring of the file that it is about::
 
-    checkpoint/checkpoint.py   what makes a checkpoint complete
-    checkpoint/manifest.py     chains of checkpoints
-    checkpoint/table_files.py  merging a chain
-    client/client.py           silence
-    client/retrying_stream.py  sending again
-    control.py                 dialling again
-    dense/compression.py       error feedback
-    dense/merge.py             merge order
-    dense/slice_optimizer.py   chunks
-    dense/slice_optimizer.py   ends of tensors
-    dense/slice_update.py      what arrives
-    job/blocking_waits.py      trainers that wait for each other
-    job/lane_executor.py       who updates
-    job/lane_executor.py       answers begin early
-    job/lifecycle.py           the job's lock
-    job/locked_table.py        the table's lock
-    job/membership.py          exactly once
-    job/snapshot.py            reading beside an update
-    job/workers.py             torch's threads
-    launcher/process.py        no orphans
-    launcher/process.py        who owns the terminal
-    malloc.py                  warm buffers
-    malloc.py                  holes
-    malloc.py                  one heap
-    service/server.py          draining
-    service/tensor_service.py  the later stream counts
-    table/deferred_updates.py  deferred updates
-    table/disk_tier.py         what RocksDB holds
-    table/disk_tier.py         whose directory
-    table/eviction.py          samples
-    table/ids.py               two hashes
-    table/index.py             the index
-    table/kernels.py           kept kernels
-    table/memory.py            reserved memory
-    table/memory.py            a record
-    table/tiered_table.py      two tiers
-    table/updater.py           rows that were always there
-    table/updater.py           a history that ends
-    transport/codec.py         the payload stands behind the header
-    transport/flight.py        ending an exchange
-    transport/grpc_stream.py   two threads a stream, on the accepting end
-    transport/sequenced.py     a loss shows
-    transport/shm.py           finding each other
-    transport/shm_ring.py      a segment may come from a stranger
-    transport/stream.py        who owns a payload
-    transport/stream.py        how a stream ends
+    checkpoint/checkpoint.py      what makes a checkpoint complete
+    checkpoint/checkpoint.py      one writer
+    checkpoint/manifest.py        chains of checkpoints
+    checkpoint/manifest_bytes.py  the checksum of the metadata
+    checkpoint/table_files.py     merging a chain
+    client/client.py              silence
+    client/retrying_stream.py     sending again
+    control.py                    dialling again
+    dense/compression.py          error feedback
+    dense/merge.py                merge order
+    dense/merge.py                sums of halves
+    dense/slice_optimizer.py      chunks
+    dense/slice_optimizer.py      ends of tensors
+    dense/slice_update.py         what arrives
+    job/announcements.py          whose end it is
+    job/blocking_waits.py         trainers that wait for each other
+    job/lane_executor.py          who updates
+    job/lane_executor.py          answers begin early
+    job/lifecycle.py              kept values
+    job/lifecycle.py              the job's lock
+    job/locked_table.py           the table's lock
+    job/membership.py             exactly once
+    job/observations.py           one moment
+    job/snapshot.py               reading beside an update
+    job/workers.py                torch's threads
+    launcher/process.py           no orphans
+    launcher/process.py           who owns the terminal
+    malloc.py                     warm buffers
+    malloc.py                     holes
+    malloc.py                     one heap
+    service/server.py             draining
+    service/tensor_service.py     the later stream counts
+    storage/remote_place.py       replacing an object
+    table/deferred_updates.py     deferred updates
+    table/disk_tier.py            what RocksDB holds
+    table/disk_tier.py            whose directory
+    table/eviction.py             samples
+    table/ids.py                  two hashes
+    table/index.py                the index
+    table/kernels.py              kept kernels
+    table/memory.py               reserved memory
+    table/memory.py               a record
+    table/tiered_table.py         two tiers
+    table/updater.py              rows that were always there
+    table/updater.py              a history that ends
+    transport/codec.py            the payload stands behind the header
+    transport/flight.py           ending an exchange
+    transport/grpc_stream.py      two threads a stream, on the accepting end
+    transport/sequenced.py        a loss shows
+    transport/shm.py              finding each other
+    transport/shm_ring.py         a segment may come from a stranger
+    transport/stream.py           who owns a payload
+    transport/stream.py           how a stream ends
 """
 
 from __future__ import annotations

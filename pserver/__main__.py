@@ -107,15 +107,50 @@ def run_status(arguments: argparse.Namespace) -> int:
 
     from pserver.launcher import status
 
-    endpoints = [endpoint.strip() for endpoint in arguments.endpoints.split(",")]
-    checked(lambda: [split_endpoint(endpoint) for endpoint in endpoints])
+    endpoints = _endpoints(arguments)
     console = Console()
     return status.show(
         endpoints, console if console.is_terminal else Console(width=WIDE), arguments.variables
     )
 
 
-COMMANDS = {"serve": run_serve, "launch": run_launch, "plan": run_plan, "status": run_status}
+def run_save(arguments: argparse.Namespace) -> int:
+    """``pserver save``; returns the exit status."""
+    # here, because they import gRPC, torch and rich, and --help does not need them
+    from rich.console import Console
+
+    from pserver.operations.save import save
+
+    save(_endpoints(arguments), arguments.path, Console())
+    return 0
+
+
+def run_reset(arguments: argparse.Namespace) -> int:
+    """``pserver reset``; returns the exit status."""
+    # here, because they import gRPC and rich, and --help does not need them
+    from rich.console import Console
+
+    from pserver.operations.reset import reset
+
+    return reset(_endpoints(arguments), Console())
+
+
+def _endpoints(arguments: argparse.Namespace) -> list[str]:
+    endpoints = [endpoint.strip() for endpoint in arguments.endpoints.split(",")]
+    checked(lambda: [split_endpoint(endpoint) for endpoint in endpoints])
+    if len(set(endpoints)) < len(endpoints):
+        raise UsageError(f"expected each endpoint once, got {arguments.endpoints}")
+    return endpoints
+
+
+COMMANDS = {
+    "serve": run_serve,
+    "launch": run_launch,
+    "plan": run_plan,
+    "status": run_status,
+    "save": run_save,
+    "reset": run_reset,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -53,6 +53,8 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
     "Join": ("join", wire.JoinRequest, wire.JoinReply),
     "Install": ("install", wire.InstallRequest, wire.InstallReply),
     "Heartbeat": ("heartbeat", wire.HeartbeatRequest, wire.HeartbeatReply),
+    "Announce": ("announce", wire.AnnounceRequest, wire.AnnounceReply),
+    "Finish": ("finish", wire.FinishRequest, wire.FinishReply),
     "Leave": ("leave", wire.LeaveRequest, wire.LeaveReply),
     "Barrier": ("barrier", wire.BarrierRequest, wire.BarrierReply),
     "Rendezvous": ("rendezvous", wire.RendezvousRequest, wire.RendezvousReply),
@@ -61,6 +63,8 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
     "Shrink": ("shrink", wire.ShrinkRequest, wire.ShrinkReply),
     "Status": ("status", wire.StatusRequest, wire.StatusReply),
     "Drain": ("drain", wire.DrainRequest, wire.DrainReply),
+    "Observe": ("observe", wire.ObserveRequest, wire.ObserveReply),
+    "Reset": ("reset", wire.ResetRequest, wire.ResetReply),
 }
 
 
@@ -73,6 +77,8 @@ class Controlled(Protocol):
     def join(self, request: wire.JoinRequest, /) -> wire.JoinReply: ...
     def install(self, request: wire.InstallRequest, /) -> wire.InstallReply: ...
     def heartbeat(self, request: wire.HeartbeatRequest, /) -> wire.HeartbeatReply: ...
+    def announce(self, request: wire.AnnounceRequest, /) -> wire.AnnounceReply: ...
+    def finish(self, request: wire.FinishRequest, /) -> wire.FinishReply: ...
     def leave(self, request: wire.LeaveRequest, /) -> wire.LeaveReply: ...
     def barrier(self, request: wire.BarrierRequest, /) -> wire.BarrierReply: ...
     def rendezvous(self, request: wire.RendezvousRequest, /) -> wire.RendezvousReply: ...
@@ -81,6 +87,8 @@ class Controlled(Protocol):
     def shrink(self, request: wire.ShrinkRequest, /) -> wire.ShrinkReply: ...
     def status(self, request: wire.StatusRequest, /) -> wire.StatusReply: ...
     def drain(self, request: wire.DrainRequest, /) -> wire.DrainReply: ...
+    def observe(self, request: wire.ObserveRequest, /) -> wire.ObserveReply: ...
+    def reset(self, request: wire.ResetRequest, /) -> wire.ResetReply: ...
 
 
 # ---- errors and statuses ----
@@ -306,6 +314,16 @@ class ControlClient:
         assert isinstance(reply, wire.HeartbeatReply)
         return reply
 
+    def announce(
+        self, request: wire.AnnounceRequest, timeout: float | None = None
+    ) -> wire.AnnounceReply:
+        """Says that a trainer has started; tried once."""
+        return self._call("Announce", request, wire.AnnounceReply, timeout, tries=1)
+
+    def finish(self, request: wire.FinishRequest, timeout: float | None = None) -> wire.FinishReply:
+        """Waits a second at most: see FinishReply."""
+        return self._call("Finish", request, wire.FinishReply, timeout)
+
     def leave(self, request: wire.LeaveRequest, timeout: float = LEAVE_SECONDS) -> wire.LeaveReply:
         """Leaves the job; does not wait long for a server that is gone."""
         return self._call("Leave", request, wire.LeaveReply, timeout)
@@ -341,6 +359,18 @@ class ControlClient:
     ) -> wire.StatusReply:
         """The server's state, its trainers, and what it holds."""
         return self._call("Status", request or wire.StatusRequest(), wire.StatusReply, timeout)
+
+    def observe(
+        self, request: wire.ObserveRequest, timeout: float | None = None
+    ) -> wire.ObserveReply:
+        """Begins, goes on with or ends reading what a job holds."""
+        return self._call("Observe", request, wire.ObserveReply, timeout)
+
+    def reset(
+        self, request: wire.ResetRequest | None = None, timeout: float | None = None
+    ) -> wire.ResetReply:
+        """Drops what a failed job has left."""
+        return self._call("Reset", request or wire.ResetRequest(), wire.ResetReply, timeout)
 
     def drain(
         self, request: wire.DrainRequest | None = None, timeout: float | None = None

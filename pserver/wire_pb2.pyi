@@ -118,17 +118,57 @@ class HeartbeatReply(_message.Message):
     error: str
     def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
+class AnnounceRequest(_message.Message):
+    __slots__ = ("trainer_id", "incarnation", "failure", "joined")
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    trainer_id: int
+    incarnation: str
+    failure: str
+    joined: bool
+    def __init__(self, trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., failure: _Optional[str] = ..., joined: _Optional[bool] = ...) -> None: ...
+
+class AnnounceReply(_message.Message):
+    __slots__ = ("heartbeat_timeout_seconds",)
+    HEARTBEAT_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    heartbeat_timeout_seconds: float
+    def __init__(self, heartbeat_timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class FinishRequest(_message.Message):
+    __slots__ = ("session", "wait")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    wait: bool
+    def __init__(self, session: _Optional[str] = ..., wait: _Optional[bool] = ...) -> None: ...
+
+class FinishReply(_message.Message):
+    __slots__ = ("over", "missing")
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    over: bool
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, over: _Optional[bool] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class LeaveRequest(_message.Message):
-    __slots__ = ("session", "failure")
+    __slots__ = ("session", "failure", "success")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_FIELD_NUMBER: _ClassVar[int]
     session: str
     failure: str
-    def __init__(self, session: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
+    success: bool
+    def __init__(self, session: _Optional[str] = ..., failure: _Optional[str] = ..., success: _Optional[bool] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("failure", "error")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    failure: str
+    error: str
+    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
     __slots__ = ("session", "name", "text")
@@ -237,7 +277,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +299,8 @@ class StatusReply(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     state: str
     fingerprint: str
     mode: str
@@ -273,7 +315,9 @@ class StatusReply(_message.Message):
     failure: str
     variables: _containers.MessageMap[str, VariableBytes]
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+    failed_seconds: float
+    kept_seconds: float
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ...) -> None: ...
 
 class VariableBytes(_message.Message):
     __slots__ = ("bytes_in", "bytes_out")
@@ -325,6 +369,52 @@ class DrainRequest(_message.Message):
 class DrainReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ObserveRequest(_message.Message):
+    __slots__ = ("session", "transports", "pause", "end")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    pause: bool
+    end: bool
+    def __init__(self, session: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., pause: _Optional[bool] = ..., end: _Optional[bool] = ...) -> None: ...
+
+class ObserveReply(_message.Message):
+    __slots__ = ("session", "transport", "data_port", "heartbeat_timeout_seconds", "program", "fingerprint", "versions", "step", "hparams", "failure")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    DATA_PORT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HPARAMS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    transport: str
+    data_port: int
+    heartbeat_timeout_seconds: float
+    program: _program_pb2.Program
+    fingerprint: str
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    step: int
+    hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
+    failure: str
+    def __init__(self, session: _Optional[str] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., program: _Optional[_Union[_program_pb2.Program, _Mapping]] = ..., fingerprint: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class ResetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    def __init__(self, state: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "scan", "request", "payload")

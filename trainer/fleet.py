@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from pserver.config import ServerConfig
-from pserver.service.server import serve
+from pserver.service.server import serve_job
 from trainer.embedding.conversion import distribute_embedding, moved
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import begin, distributed, end, is_present, present
@@ -138,7 +138,9 @@ def init(
     check(strategy, _kind(role))
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
-    begin(Job(role, strategy))
+    job = Job(role, strategy)
+    begin(job)
+    job.announce()
 
 
 def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> CollectiveJob:
@@ -285,8 +287,8 @@ def distributed_optimizer(
 
 
 def finish() -> None:
-    """Leaves the job, when the servers have applied all that this trainer sent.  The others go on
-    without it.
+    """Leaves the job, when the servers have applied all that this trainer sent, and every trainer
+    has finished.  Until then the others go on without it.
 
     Example::
 
@@ -295,13 +297,12 @@ def finish() -> None:
         fleet.finish()    # no job is left to leave: no effect
 
     Raises:
-        PServerError: a server was lost before it applied everything.
+        PServerError: the job has failed: a trainer did not finish, or a server was lost.
     """
     job = end()
-    if job is not None and job.optimizer is not None:
-        job.optimizer.close()
-    if isinstance(job, CollectiveJob):
-        job.close()
+    if job is not None:
+        job.claims.release()
+        job.finish()
 
 
 # ---- data ----
@@ -382,21 +383,23 @@ def init_server() -> None:
 
 
 def run_server() -> None:
-    """Serves at CURRENT_ENDPOINT until stopped by SIGTERM or SIGINT.
+    """Serves one job at CURRENT_ENDPOINT, and returns when it is done.
 
     Raises:
         RuntimeError: the process is a trainer.
-        SystemExit: the server could not start or failed.
+        PServerError: the job has failed; this is what ended it.
+        SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
+        OSError: it cannot listen there.
     """
     init_server()
     role = present().role
     connection = Connection.from_environment()
-    code = serve(
+    serve_job(
         ServerConfig(
             endpoint=role.current_endpoint,
             transport=connection.transport,
             heartbeat_timeout_seconds=connection.heartbeat_timeout_seconds,
+            start_timeout_seconds=connection.start_timeout_seconds,
+            once=True,
         )
     )
-    if code:
-        raise SystemExit(code)

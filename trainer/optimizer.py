@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.collective.dense_allreduce import DenseAllreduce
+from trainer.overflow import tell_scaler
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.ir.rules import hparams_of, rule_of
 from transpiler.plan.plan import Plan
@@ -144,13 +145,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, gradient in self._gradients().items()
             if parameter not in self._left
         }
-        # the scalar of a proxy parameter is a norm, whose value is not to be clamped
         if isinstance(self.grad_clip, ClipGradByValue):
-            gradients = {
-                parameter: gradient
-                for parameter, gradient in gradients.items()
-                if parameter in self.names
-            }
+            for parameter in gradients.keys() - self.names.keys():  # of tables: clamps their rows
+                gradients.pop(parameter).clamp_(self.grad_clip.min, self.grad_clip.max)
         if self.grad_clip is not None and gradients:
             results = apply(self.grad_clip.to_clip(), list(gradients.values()))
             for gradient, result in zip(gradients.values(), results, strict=True):
@@ -162,7 +159,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._inner.step()
             self.steps += 1
 
-    def _step_together(self, communicator: Communicator, overflow: bool) -> None:
+    def _step_together(self, communicator: Communicator, own: bool) -> None:
+        overflow = own
+        if self._left:
+            communicator.written.look_again()
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()
@@ -183,7 +183,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         done = communicator.finish_step()
         assert done is not None, "every lane is closed"
-        self.steps += 0 if overflow or done.overflow else 1
+        overflow = overflow or done.overflow
+        if overflow and not own:
+            tell_scaler(self)  # see [Note: whose overflow]
+        self.steps += 0 if overflow else 1
 
     def _step_allreduced(
         self, allreduce: DenseAllreduce, names: Sequence[str], overflow: bool
@@ -206,10 +209,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return overflow
 
     def _send_rows(self, communicator: Communicator) -> None:
-        clip = self.grad_clip if not communicator.plan.clips_on_servers else None
         for name, gradient in ({} if self._tables is None else self._tables.gradients()).items():
-            if isinstance(clip, ClipGradByValue):
-                gradient.rows.clamp_(clip.min, clip.max)
             communicator.send_rows(name, gradient)
 
     def _send_early(self) -> None:
@@ -343,8 +343,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return self._communicator.barrier(name, text)
         return {0: text} if text else {}
 
+    def finish(self) -> None:
+        """Leaves the servers when every trainer of the job has finished."""
+        if self._communicator is not None:
+            self._communicator.finish()
+
     def close(self, failure: str = "") -> None:
-        """Leaves the servers."""
+        """Leaves the servers, without waiting for the other trainers."""
         if self._communicator is not None:
             self._communicator.leave(failure)
 

@@ -7,6 +7,8 @@ In reading order::
     retrying_stream   below a channel: two threads, sending a request again, PROBE
     silence           below that: how long nothing has arrived
     replies           what comes back, as plain values
+    announcement      a trainer that has not joined yet says that it is there
+    observer          reads what a server holds, without taking part
 
 The trainer imports these five and no generated message.  This room imports transports, the control
 calls, errors and the pure gradient of rows; nothing of the server's service, job or tables.

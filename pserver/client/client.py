@@ -23,7 +23,9 @@ The calls, in their order::
     at any time, on tables:          lookup(ids), scan(table, cursor), mark_saved(table), load(rows)
     at any time:                     barrier, rendezvous, agree, shrink, table_status
 
+    finish(), all_finished()     no further step; the trainers agree that the job is done
     leave()                      says BYE on every channel, then Leave
+    tell(failure)                at any time: this trainer ends
 
 A channel has one request at a time; what sends it again after a broken connection is
 :mod:`pserver.client.retrying_stream`.
@@ -61,6 +63,7 @@ from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     BarrierRequest,
+    FinishRequest,
     Frame,
     HeartbeatRequest,
     Hello,
@@ -188,6 +191,11 @@ class Client:
             self.tables = Channel(open_stream, self._table_destination, timeout, str(self))
         self._joined = True
         return Joined.from_message(self._reply)
+
+    @property
+    def heartbeat_timeout_seconds(self) -> float:
+        """The server's own, from :meth:`join` on."""
+        return self._heartbeat_timeout
 
     @property
     def every_channel(self) -> list[Channel]:
@@ -334,27 +342,88 @@ class Client:
 
     def check(self) -> None:
         """Raises what ended the connection, if something did."""
-        if self._failure is not None:
-            raise self._failure
-        for channel in self.every_channel:
-            if channel.failure is not None:
-                raise channel.failure
+        if (failure := self.failure) is not None:
+            raise failure
 
-    def leave(self, failure: str = "") -> None:
+    @property
+    def failure(self) -> PServerError | None:
+        """What ended the connection, if something did."""
+        failures = (self._failure, *(channel.failure for channel in self.every_channel))
+        return next((failure for failure in failures if failure is not None), None)
+
+    def finish(self) -> None:
+        """Says that this trainer takes no further step; the others then step without it.
+
+        Raises:
+            PServerError: what ended the job.
+        """
+        try:
+            self._control.finish(FinishRequest(session=self._reply.session))
+        except PServerError:
+            self.check()  # the heartbeat knows better why
+            raise
+
+    def all_finished(self) -> None:
+        """Waits until every trainer of the job has said so.
+
+        Raises:
+            PServerError: what ended the job.
+        """
+        missing: Sequence[int] = ()
+
+        def text() -> str:
+            names = ", ".join(map(str, missing))
+            return f"this trainer has finished, and waits for trainer {names} (so says {self})"
+
+        for _ in poll(log, text):
+            request = FinishRequest(session=self._reply.session, wait=True)
+            try:
+                reply = self._control.finish(request)
+            except PServerError:
+                self.check()  # the heartbeat knows better why
+                raise
+            if reply.over:
+                return
+            missing = reply.missing
+            self.check()
+
+    def tell(self, failure: str, timeout: float) -> None:
+        """Says that this trainer ends, and why; and nothing else, so that any thread may call it,
+        whatever the others are doing.
+
+        Args:
+            timeout: in seconds.
+        """
+        if self._reply.session:
+            request = LeaveRequest(session=self._reply.session, failure=failure)
+            with suppress(PServerError):
+                self._control.leave(request, timeout)
+
+    def leave(self, failure: str = "") -> PServerError | None:
         """Says goodbye, or why this trainer cannot go on, and ends the threads; never raises, once
         is enough.
+
+        Returns:
+            What had ended the job before, if the server says so.
         """
         if self._closing.is_set():
-            return
+            return None
         self._closing.set()
         for channel in self.every_channel:
             channel.close(abruptly=bool(failure))
+        told = None
         try:
             if self._reply.session:
-                self._control.leave(LeaveRequest(session=self._reply.session, failure=failure))
+                request = LeaveRequest(
+                    session=self._reply.session, failure=failure, success=not failure
+                )
+                reply = self._control.leave(request)
+                if reply.failure:
+                    told = from_wire(reply.error, f"{self}: {reply.failure}")
         except PServerError as error:
             log.warning("could not say goodbye to %s: %s", self, error)
         self._control.close()
+        return told
 
     # ---- the heartbeat ----
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from pserver.config import ServerConfig, check_seconds
+from pserver.config import ServerConfig, check_seconds, refuse_url
 
 NAMES = frozenset(field.name for field in dataclasses.fields(ServerConfig))
 VARIABLES = {
@@ -19,6 +19,8 @@ VARIABLES = {
     "PSERVER_HEARTBEAT_TIMEOUT": "heartbeat_timeout_seconds",
     "PSERVER_START_TIMEOUT": "start_timeout_seconds",
 }
+
+KINDS: dict[str, type] = {"keep_failed_seconds": float}  # of settings whose default is None
 
 T = TypeVar("T")
 
@@ -81,6 +83,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _from_file(path: str) -> dict[str, Any]:
     """The settings in a TOML file; an unknown key is an error."""
     try:
+        refuse_url("a file", path)
         with open(path, "rb") as file:
             settings = tomllib.load(file)
     except (OSError, ValueError) as error:
@@ -92,10 +95,10 @@ def _from_file(path: str) -> dict[str, Any]:
         )
     for name, value in settings.items():
         default = getattr(ServerConfig(), name)
-        kind = str if default is None else type(default)
+        kind = KINDS.get(name, str if default is None else type(default))
         if type(value) is not kind and not (kind is float and type(value) is int):
+            like = default or ("TEXT" if kind is str else kind())
             raise UsageError(
-                f"--config {path}: {name}: expected a value like {default or 'TEXT'!r}, got "
-                f"{value!r}"
+                f"--config {path}: {name}: expected a value like {like!r}, got {value!r}"
             )
     return settings

@@ -2,7 +2,9 @@
 
 In reading order::
 
-    job                the control calls, joining, installing, leaving
+    job                the control calls, installing, files
+    attendance         announcing, joining, finishing, leaving; how a job ends
+    announcements      trainers that have not joined yet
     lifecycle          the job's states, its failure, and the job's lock
     job_identity       which trainers belong to the job
     membership         trainers, their watermarks and timeouts

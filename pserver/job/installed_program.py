@@ -47,6 +47,7 @@ class InstalledProgram:
             directory for temporary files.
 
     Attributes:
+        program: the server's.
         plan: the plan that the program was made for.
         slices: the slices that this server holds.
         lanes: the lane executors, by the lane's index in the plan.
@@ -59,6 +60,7 @@ class InstalledProgram:
     ) -> None:
         deployment = program.deployment
         assert deployment is not None and deployment.server_index is not None, "a pserver program"
+        self.program = program
         self.plan, self._server = deployment.plan, deployment.server_index
         self.slices = SliceStore(program)
         self._members = members

@@ -33,7 +33,7 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.quiesce import Quiesce
 from pserver.job.step_checks import check_groups, check_written
-from pserver.job.sync_round import Contribution, Phase, SyncRound
+from pserver.job.sync_round import Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
 from transpiler.plan.plan import Lane
@@ -50,7 +50,8 @@ class Outcome:
     """What a committed step has led to.
 
     Attributes:
-        version: updates that this server has applied so far, counted in steps.
+        version: updates of the lane that this server has applied, up to this step's, counted in
+            steps.
         committed: how many trainers' gradients are in this update.
         overflow: a trainer saw a gradient that is not finite, so nothing was applied.
     """
@@ -93,6 +94,7 @@ class LaneExecutor:
 
     Attributes:
         version: updates applied so far, counted in steps.
+        hparams: of the last step, by group.
     """
 
     def __init__(
@@ -115,6 +117,8 @@ class LaneExecutor:
         # what a step may assign, by slice
         self.variables = {name: update.value for name, update in updates.items()} | dict(held)
         self.version = 0
+        self._running = 0  # updates that have begun and not ended
+        self.hparams: Hparams = {}
         self._locks = locks
         self._members = members
         self._job = job
@@ -157,17 +161,12 @@ class LaneExecutor:
                     f"trainer {member.trainer}: expected step {watermark.applied + 1}, got step "
                     f"{step}"
                 )
-            who = f"step {step} of trainer {member.trainer}"
-            check_groups(who, contribution, self._groups)
+            check_groups(f"step {step} of trainer {member.trainer}", contribution, self._groups)
             check_written(
-                who,
-                member.trainer,
-                contribution,
-                self.updates,
-                self.variables,
-                self.lane.kind.waits_for_all,
+                step, member.trainer, contribution, self.updates, self.variables, self.lane.kind
             )
             again, watermark.taking = watermark.taking == step, step
+            self.hparams = contribution.hparams
             current = self._round
             if self.lane.kind.waits_for_all and not again:
                 self._add(current, member, contribution)
@@ -211,7 +210,8 @@ class LaneExecutor:
             if self.lane.staleness is not None:
                 bound = step - self.lane.staleness
                 self._wait(member, step, lambda: self._slowest() >= bound)
-            return Outcome(self.version, watermark.committed, watermark.overflow)
+            version = self.version if self.lane.kind.waits_for_all else watermark.version
+            return Outcome(version or self.version, watermark.committed, watermark.overflow)
 
     def _await_update(self, task: UpdateTask, name: str = "") -> None:
         """Waits for the update of a slice; without a name for all of them and the watermarks.
@@ -242,8 +242,11 @@ class LaneExecutor:
         held = tuple(name for name in assigned if name not in self.updates)
         updating = self._quiesce.updating()
         updating.__enter__()
+        with self._job.condition:
+            self._running += 1
 
         def on_end(failure: BaseException | None) -> None:
+            self._running -= 1
             if failure is None:
                 applied()
             updating.__exit__(None, None, None)
@@ -277,7 +280,9 @@ class LaneExecutor:
 
         def applied() -> None:
             self.version += 0 if contribution.overflow else 1
-            member.watermark(self.index).apply(1, contribution.overflow)
+            watermark = member.watermark(self.index)
+            watermark.apply(1, contribution.overflow)
+            watermark.version = self.version
 
         return self._run(self._new_task(update, applied, contribution.assignments))
 
@@ -407,6 +412,12 @@ class LaneExecutor:
                 JobFailed(f"the server could not update: {type(error).__name__}: {error}")
             )
             raise
+
+    @property
+    def begun(self) -> int:
+        """Updates applied so far, and those under way."""
+        with self._job.condition:
+            return self.version + self._running
 
     # ---- reading slices ----
 

@@ -50,15 +50,23 @@ class Quiesce:
         """While it lasts no step changes anything, and no other pause begins: a save that is asked
         again over another connection waits for the one under way.
         """
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def pause(self) -> None:
+        """Begins what :meth:`paused` does; :meth:`resume` ends it."""
         with self._job.condition:
             while self._paused:
                 self._job.condition.wait(WAKE_SECONDS)
             self._paused = True
             while self._running:
                 self._job.condition.wait(WAKE_SECONDS)
-        try:
-            yield
-        finally:
-            with self._job.condition:
-                self._paused = False
-                self._job.condition.notify_all()
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        with self._job.condition:
+            self._paused = False
+            self._job.condition.notify_all()

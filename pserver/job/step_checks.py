@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from pserver.errors import Refused, Unprepared
 from pserver.job.sync_round import Contribution
+from transpiler.plan.modes import Mode
 
 
 def check_groups(who: str, contribution: Contribution, groups: Collection[int]) -> None:
@@ -23,35 +24,35 @@ def check_groups(who: str, contribution: Contribution, groups: Collection[int]) 
 
 
 def check_written(
-    who: str,
+    step: int,
     trainer: int,
     contribution: Contribution,
     updated: Collection[str],
-    held: Collection[str],
-    waits_for_all: bool,
+    known: Collection[str],
+    mode: Mode,
 ) -> None:
     """Returns if what a step says of its script's writing is of the form that its lane takes.
 
     Args:
-        who: for messages: "step 3 of trainer 1".
         updated: the slices that the lane updates.
-        held: the slices that nobody updates.
-        waits_for_all: a step of the lane waits for all trainers.
+        known: those, and the slices that nobody updates.
+        mode: of the lane.
 
     Raises:
         Unprepared: there is no such slice here.
         Refused: the lane waits for all, and the values are not trainer 0's, or come without their
             checksum; or it waits for nobody, and there is a checksum.
     """
-    unknown = {name for name in contribution.written if name not in updated and name not in held}
+    who = f"step {step} of trainer {trainer}"
+    unknown = contribution.written.keys() - set(known)
     if unknown:
         raise Unprepared(f"{who}: {min(unknown)!r} cannot be written in this lane of this server")
-    if contribution.written and not waits_for_all:
+    if contribution.written and not mode.waits_for_all:
         raise Refused(
             f"{who}: expected no checksums in a lane whose steps wait for nobody, got one of "
             f"{min(contribution.written)!r}"
         )
-    if not waits_for_all or not contribution.assignments:
+    if not mode.waits_for_all or not contribution.assignments:
         return
     if trainer != 0:
         raise Refused(

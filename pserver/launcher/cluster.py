@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.config import TRANSPORT_CHOICES, check_seconds, split_endpoint
+from pserver.config import TRANSPORT_CHOICES, check_seconds, refuse_url, split_endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,9 @@ class Cluster:
     def __post_init__(self) -> None:
         if not Path(self.script).is_file():
             raise ValueError(f"expected a script to run, and there is no file {self.script!r}")
+        refuse_url("--log-dir", self.log_dir)
+        if self.data_dir is not None:
+            refuse_url("--data-dir", self.data_dir)
         if self.transport not in (None, *TRANSPORT_CHOICES):
             raise ValueError(
                 f"--transport: expected one of {', '.join(TRANSPORT_CHOICES)}, got "

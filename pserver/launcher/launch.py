@@ -27,6 +27,7 @@ import random
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +40,12 @@ from typing import TextIO
 from pserver.config import split_endpoint
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.process import Group, Process, Terminal
+from pserver.launcher.report import by_cause, sentences
+from pserver.launcher.rescue import KEEP_SECONDS, rescue
 
 SERVE = (sys.executable, "-m", "pserver", "serve")
+LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
+TELL_SECONDS = 10.0  # for other hosts' servers to be told
 READY = re.compile(r"pserver ready at (\S+)")
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
@@ -150,10 +155,12 @@ class _Supervisor:
             self._wait_for_servers()
             return 0
         except _Failed as failure:
+            self._tell_other_hosts()
             self._wait_for_reasons(str(failure))
             self.suspended = [each for each in self._processes() if each.suspended]
             for process in self.suspended:
                 process.stop(signal.SIGKILL)  # no other signal reaches it
+            self._rescue()
             self._stop(signal.SIGTERM)
             return self._report()
         except _Interrupted as interrupted:
@@ -176,6 +183,7 @@ class _Supervisor:
                 ("--heartbeat-timeout", self.cluster.heartbeat_timeout_seconds),
                 ("--start-timeout", self.cluster.start_timeout_seconds),
                 ("--data-dir", self.cluster.data_dir),
+                ("--keep-failed", KEEP_SECONDS if self._rescues else 0),
             ):
                 command += [] if value is None else [flag, str(value)]
             self.servers.append(self._start("server", number, command, {}))
@@ -344,6 +352,29 @@ class _Supervisor:
 
     # ---- ending ----
 
+    def _tell_other_hosts(self) -> None:
+        """The servers of other hosts learn of trainers that failed here, joined or not."""
+        here = dict(zip(self.trainers, self.cluster.here(self.cluster.trainers), strict=False))
+        words = [
+            f"{number}=its process ended with status {trainer.status}"
+            for trainer, number in here.items()
+            if trainer.failed
+        ]
+        if self.cluster.host is not None and self.cluster.servers and words:
+            with suppress(subprocess.TimeoutExpired):
+                command = [*LAST_WORD, ",".join(self.cluster.servers), *words]
+                subprocess.run(command, timeout=TELL_SECONDS, check=False)
+
+    @property
+    def _rescues(self) -> bool:
+        """Whether a failed job's values are saved: all its servers are here, and have a place."""
+        return self.cluster.data_dir is not None and self.cluster.host is None
+
+    def _rescue(self) -> None:
+        """Saves what the servers of a failed job hold, if all of them are still there."""
+        if self._rescues and self.trainers and all(each.status is None for each in self.servers):
+            self._say(rescue(list(self.endpoints.values()), str(self.cluster.data_dir)))
+
     def _wait_for_reasons(self, message: str) -> None:
         """Gives the other processes time to end by themselves: one of them may know the reason
         better.
@@ -359,43 +390,11 @@ class _Supervisor:
 
     def _report(self) -> int:
         """Says of every process that failed why; returns the status of the first one's."""
-        failed = self._failed()
-        for process in self.suspended:
-            self._say(
-                f"{process.name} was suspended (by SIGSTOP, or in a debugger) and sent no "
-                f"heartbeat; it was killed; its output is in {process.log}"
-            )
-        for process in failed:
-            status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
-            if process.told and (self.suspended or process is not failed[0]):
-                self._say(f"{status}, told by others: {process.told} (see {process.log})")
-                continue
-            log = f"the last lines of {process.log}:" if process.tail else f"{process.log} is empty"
-            self._say(f"{status}; {log}")
-            for line in process.tail:
-                self._say(f"    {line}")
-        for process in self._processes():
-            if process.killed and process not in self.suspended:
-                self._say(
-                    f"{process.name} had not ended {GRACE_SECONDS:g} s after it was told to, and "
-                    f"was killed; its output is in {process.log}"
-                )
+        failed = by_cause(self.ended, self.servers)
+        killed = [each for each in self._processes() if each.killed and each not in self.suspended]
+        for line in sentences(failed, self.suspended, killed, GRACE_SECONDS):
+            self._say(line)
         return failed[0].status or 1 if failed else 1
-
-    def _failed(self) -> list[Process]:
-        """The processes that failed by themselves, the likeliest cause first: those that a signal
-        killed, those that nobody told of another's end, then the others; of each trainers, then
-        servers, in the order in which they ended.
-        """
-        failed = [process for process in self.ended if process.failed]
-        return sorted(
-            failed,
-            key=lambda process: (
-                (process.status or 0) < 128,
-                bool(process.told),
-                process in self.servers,
-            ),
-        )
 
     def _processes(self) -> tuple[Process, ...]:
         return (*self.trainers, *self.servers)
@@ -416,11 +415,3 @@ class _Supervisor:
 
     def _say(self, text: str) -> None:
         print(f"pserver launch: {text}", file=sys.stderr, flush=True)
-
-
-def _killer(status: int | None) -> str:
-    """The signal that a status of 128 and more stands for, as part of a sentence."""
-    number = (status or 0) - 128
-    if number not in {each.value for each in signal.Signals}:
-        return ""
-    return f" (killed by {signal.Signals(number).name})"

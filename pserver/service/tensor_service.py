@@ -34,6 +34,7 @@ from pserver.job.membership import Member
 from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
 from pserver.service.gradient_assembler import GradientAssembler
+from pserver.service.reading_service import ReadingService
 from pserver.service.table_service import TABLES, TableService
 from pserver.service.working_streams import WorkingStreams
 from pserver.table.gradient import RowGradient
@@ -57,7 +58,12 @@ def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
     member: Member | None = None
     stream = numbered = SequencedStream(stream, job.traffic)
     try:
-        member, hello = _greet(stream, job)
+        hello = _hello(stream)
+        observation = job.observations.find(hello.session)
+        if observation is not None:
+            ReadingService(numbered, job, observation).serve()
+            return
+        member = _greet(hello, job)
         TensorService(numbered, job, member, hello, working).serve()
     except Unreachable as error:
         log.warning("the stream of %s broke: %s", _name(member, stream), error)
@@ -72,22 +78,26 @@ def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
         stream.close()
 
 
-def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
+def _hello(stream: Stream) -> Hello:
     received = _next_frame(stream)
     if received is None:
         raise Unreachable("it ended before HELLO")
     header, _ = received
     if header.kind != Kind.HELLO:
         raise Refused(f"expected HELLO as the first frame, got {_kind(header)}")
-    member = job.member(header.hello.session)
-    if member.trainer != header.hello.trainer_id:
+    return header.hello
+
+
+def _greet(hello: Hello, job: Job) -> Member:
+    member = job.member(hello.session)
+    if member.trainer != hello.trainer_id:
         raise Refused(
             f"the session of HELLO belongs to trainer {member.trainer}, not to trainer "
-            f"{header.hello.trainer_id}"
+            f"{hello.trainer_id}"
         )
     if job.program is not None:
-        job.program.lane(header.hello.lane)  # refused here, before it gets a watermark
-    return member, header.hello
+        job.program.lane(hello.lane)  # refused here, before it gets a watermark
+    return member
 
 
 def _next_frame(stream: Stream) -> tuple[Frame, memoryview] | None:
@@ -336,10 +346,10 @@ class TensorService:
 
     def _pull(self, header: Frame) -> None:
         self._job.lifecycle.check_running()
-        installed = self._job.installed()
-        names = [part.name for part in header.parts] or list(installed.slices.values)
-        outcome = Outcome(installed.version, 0)
-        self._answer(names, lambda: outcome, header.step)
+        names = [part.name for part in header.parts] or list(self._job.installed().slices.values)
+        executor = self._executor()
+        # asked when all values have been read: none of them is of a later version
+        self._answer(names, lambda: Outcome(executor.begun, 0), header.step)
 
     def _checksums(self, header: Frame) -> None:
         self._job.lifecycle.check_running()
@@ -348,7 +358,7 @@ class TensorService:
             tensor = self._read(name)
             if tensor is not None:
                 found[name] = checksum(tensor)
-        done = Done(version=self._job.installed().version, checksums=found)
+        done = Done(version=self._executor().begun, checksums=found)
         self._check_place()
         self._stream.send(Frame(kind=Kind.DONE, step=header.step, done=done))
 

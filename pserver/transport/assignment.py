@@ -49,6 +49,16 @@ class Assignment:
         self.write(copy)
         return copy
 
+    def followed_by(self, later: Assignment) -> Assignment:
+        """Both assignments of one slice as one; where they meet the later one counts."""
+        if later.elements is None:
+            return later
+        if self.elements is None:
+            return Assignment(later.written(self.values))
+        stays = ~torch.isin(self.elements, later.elements)
+        elements, order = torch.cat([self.elements[stays], later.elements]).sort()
+        return Assignment(torch.cat([self.values[stays], later.values])[order], elements)
+
     def parts(self, name: str) -> list[tuple[str, Tensor]]:
         """The named arrays that it travels as.
 

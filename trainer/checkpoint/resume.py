@@ -7,6 +7,7 @@ any number of servers can go on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from trainer.optimizer import DistributedOptimizer
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
 
+log = logging.getLogger(__name__)
+
 
 def save(
     path: str,
@@ -28,22 +31,25 @@ def save(
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
     passes: int = 0,
+    claims: checkpoint.Claims | None = None,
 ) -> checkpoint.Saved:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
     tables chunk by chunk.
 
     Args:
-        path: the checkpoint's directory.
+        path: the checkpoint's directory, or its URL.
         tensors: parameters and buffers, by name.
         scheduler: whose state is written too.
         tables: of the job, if it has some.
         base: the checkpoint that this one continues: of tables it has what changed since.
         passes: over the data that the job has begun.
+        claims: the paths that this job writes to.
 
     Returns:
         The checkpoint, as the base of a later one.
 
     Raises:
+        InUse: another job writes there.
         OSError: the directory cannot be written; the checkpoint that was there stays.
         ValueError: ``base`` was removed or replaced.
     """
@@ -72,7 +78,7 @@ def save(
     if scheduler is not None:
         meta["scheduler"] = _packed(scheduler.state_dict())
     names = [] if tables is None else tables.names()
-    with checkpoint.writing(path, base) as writer:
+    with checkpoint.writing(path, base, claims) as writer:
         writer.tensors(named)
         for name in names:
             assert tables is not None
@@ -162,7 +168,10 @@ def opened(
         ValueError: it is torn, or of another model or optimizer.
     """
     reader = checkpoint.reading(path)
-    found = Opened(reader, {}, {}, reader.meta)
+    meta = reader.meta
+    if "saved_by" in meta:  # `pserver save`, which also knows the groups of tables' own rules
+        meta = {**meta, "groups": meta["groups"][: len(optimizer.param_groups)]}
+    found = Opened(reader, {}, {}, meta)
     for name, tensor in reader.tensors().items():
         kind, _, rest = name.partition("/")
         if kind == "model":
@@ -174,9 +183,13 @@ def opened(
     _check(path, tensors, found, optimizer)
     _check_tables(path, found.meta, tables)
     if scheduler is not None and "scheduler" not in found.meta:
+        by = f" by {meta['saved_by']}, which does not know it" if "saved_by" in meta else ""
         raise ValueError(
-            f"{path}: expected a scheduler's state, got a checkpoint that was saved without one"
+            f"{path}: expected a scheduler's state, got a checkpoint that was saved without one{by}"
+            + (f"; load without it, and set it to step {meta['step']} yourself" if by else "")
         )
+    for thing in meta.get("unknown", ()):
+        log.warning("%s was written by %s and lacks %s", path, meta["saved_by"], thing)
     return found
 
 

@@ -261,7 +261,7 @@ class GeoSender(KStepSender):
         own.
         """
         self.drain()
-        values = self._pipeline.pull()
+        values = self._pipeline.pull().values
         for name, value in values.items():
             self._slices.write(name, value)
         self._slices.flush_buffers()

@@ -18,9 +18,7 @@ from pserver.client.retrying_stream import Destination
 from pserver.dense.slice_optimizer import slice_state
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.parameter_slices import ParameterSlices
-from transpiler.ir.graph import Ref
-from transpiler.ir.rules import RULES
-from transpiler.ir.table_ops import updates_rows
+from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan
 from transpiler.program import Program
 
@@ -50,7 +48,7 @@ class StateTransfer:
         self._slices = slices
         self._tensors = tensors
         self._optimizer = optimizer
-        self._states = [_states(program) for program in programs]
+        self._states = [slice_states(program.blocks) for program in programs]
         # what arrives in new tensors: optimizer states, or values beside the live ones
         self._wanted: frozenset[str] = frozenset()
         self._collected: dict[str, torch.Tensor] = {}
@@ -201,18 +199,3 @@ class StateTransfer:
                     placement.shape
                 )
         return states
-
-
-def _states(program: Program) -> dict[str, dict[str, str]]:
-    """Slice name -> state name -> variable name, as a server's program has them."""
-    found: dict[str, dict[str, str]] = {}
-    for op in (
-        op
-        for block in program.blocks[1:]
-        for op in block.ops
-        if op.type in RULES and not updates_rows(op)
-    ):
-        refs = {key: value.name for key, value in op.arguments.items() if isinstance(value, Ref)}
-        param = refs.pop("param")
-        found[param] = {key: name for key, name in refs.items() if key != "grad"}
-    return found

@@ -3,6 +3,7 @@
 In reading order::
 
     job              role, models, optimizer, connection: a job with servers, or alone
+    arrival          a trainer that has not joined yet
     collective_job   a job without servers
     hybrid_job       a job without servers whose model is divided
     current          the job that this process takes part in

@@ -143,6 +143,10 @@ class CollectiveJob(Job):
             else LockstepBatches(mine, self.role.trainers, self.role.trainer_id)
         )
 
+    def finish(self) -> None:
+        """The same as :meth:`close`."""
+        self.close()
+
     def close(self) -> None:
         """Leaves; the models are plain modules again."""
         for hook in self._hooks:

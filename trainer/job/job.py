@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.checkpoint import Claims, Saved
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.job.arrival import Arrival
 from trainer.job.passes import Passes
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
@@ -43,6 +44,7 @@ class Job:
         optimizer: once it is distributed.
         passes: over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
+        claims: the paths that it writes checkpoints to.
         tables: once the optimizer is distributed, where a model has embeddings of ours.
     """
 
@@ -55,8 +57,30 @@ class Job:
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
         self.saved: Saved | None = None
+        self.claims = Claims()
         self.tables: Tables | None = None
         self.passes = Passes(role.trainer_id, self.agree)
+        self._arrival: Arrival | None = None
+
+    def announce(self) -> None:
+        """Says to the servers that this trainer has started; nothing in other roles."""
+        if self.role.role is Role.TRAINER and not Connection.from_environment().plan_only:
+            self._arrival = Arrival(self.role)
+
+    def finish(self) -> None:
+        """Leaves when every trainer has finished.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        self._arrived()
+        if self.optimizer is not None:
+            self.optimizer.finish()
+
+    def _arrived(self) -> None:
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            arrival.joined()
 
     def agree(self, topic: str, text: str) -> str | None:
         """What the first trainer said about a topic; None while this one is not connected."""
@@ -165,8 +189,10 @@ class Job:
             distributed.inner,
             start_rows=start_rows,
             options=options_of(strategy),
+            incarnation="" if self._arrival is None else self._arrival.incarnation,
         )
         communicator.start()
+        self._arrived()
         if plan.averaged:
             log.info("training collectively, beside: %s", ", ".join(plan.averaged))
             communicator.dense_allreduce = DenseAllreduce(

@@ -82,8 +82,11 @@ def _tell(optimizer: DistributedOptimizer, barrier: str, failure: BaseException)
         "file": "",
     }
     if isinstance(failure, OSError):
-        said |= {"errno": failure.errno, "file": str(failure.filename or "")}
-        said["message"] = failure.strerror or str(failure)
+        said |= {
+            "errno": failure.errno,
+            "message": failure.strerror or str(failure),
+            "file": str(failure.filename or ""),
+        }
     try:
         optimizer.barrier(barrier, json.dumps(said))
     except Exception as error:

@@ -35,6 +35,7 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
             Without an earlier one everything is written.
 
     Raises:
+        InUse (an OSError): another job writes checkpoints to this path.
         OSError: the directory cannot be written; the checkpoint that was there stays.
         ValueError: ``delta``, and the checkpoint before was removed or replaced.
 
@@ -57,7 +58,14 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
             base = job.saved if delta else None
             tensors = job.tensors() | job.served()
             job.saved = resume.save(
-                path, tensors, optimizer, scheduler, _store(job), base, job.passes.count
+                path,
+                tensors,
+                optimizer,
+                scheduler,
+                _store(job),
+                base,
+                job.passes.count,
+                job.claims,
             )
 
 
@@ -101,6 +109,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
                 assert store is not None, "it has names"
                 store.mark_saved(name)
             job.saved = found.reader.saved
+            job.claims.saw(job.saved)
     return optimizer.steps
 
 

@@ -2,7 +2,8 @@
 
 In reading order::
 
-    serialize.py       protobuf messages, and files (Program.to_proto, from_proto, save, load)
+    serialize.py       protobuf messages (Program.to_proto, from_proto)
+    program_file.py    files (Program.save, load)
     plan_message.py    plans, deployments and hyper-parameters as messages
     table_message.py   tables as messages
     canonical.py       the bytes under a fingerprint (Program.fingerprint)
