@@ -88,6 +88,8 @@ class ServerConfig:
             raise ValueError(
                 f"data_port: {self.data_port} has no effect with transport {self.transport!r}"
             )
+        if not isinstance(self.once, bool):
+            raise TypeError(f"once: expected True or False, got {self.once!r}")
         for name in ("data_dir", "program"):
             if getattr(self, name) is not None:
                 refuse_url(name, getattr(self, name))

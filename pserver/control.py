@@ -115,6 +115,11 @@ def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
     raise AssertionError("abort returns")  # it raises
 
 
+def about(endpoint: str, text: str) -> str:
+    """A sentence about an endpoint, which it names once."""
+    return text if text.startswith(endpoint) else f"{endpoint}: {text}"
+
+
 def from_rpc_error(error: grpc.RpcError, endpoint: str, call: str) -> PServerError:
     """The error for a failed call to ``endpoint``.
 
@@ -122,7 +127,7 @@ def from_rpc_error(error: grpc.RpcError, endpoint: str, call: str) -> PServerErr
     """
     status, details = error.code(), error.details() or "no details"
     if name := _named(error):
-        return from_wire(name, f"{endpoint}: {details}")
+        return from_wire(name, about(endpoint, details))
     if status is grpc.StatusCode.UNAVAILABLE:
         return Unreachable(f"{endpoint} does not answer {call}: {details}")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -262,7 +267,7 @@ class ControlClient:
             try:
                 channel = self._dialled.present(seconds)
             except Unreachable as error:
-                reason = str(error)
+                reason = str(error).removeprefix(f"{self.endpoint}: ")
                 continue
             try:
                 reply = health_pb2_grpc.HealthStub(channel).Check(
@@ -273,6 +278,7 @@ class ControlClient:
                 reason = "it is up, but shutting down"
             except grpc.RpcError as error:
                 reason = str(from_rpc_error(error, self.endpoint, "a health check"))
+                reason = reason.removeprefix(self.endpoint).lstrip(": ")
                 self._dialled.drop(channel)
         raise Unreachable(f"no server at {self.endpoint} within {timeout_seconds:g} s: {reason}")
 

@@ -52,6 +52,7 @@ from trainer.job.table_admin import shrink, table_status
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from transpiler.clip import GradClip
+from transpiler.plan.setting import check_flag
 from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy
 
@@ -128,6 +129,7 @@ def init(
             "role_maker: expected CloudRoleMaker() or UserDefinedRoleMaker(...), got "
             f"{type(role_maker).__name__}"
         )
+    check_flag("is_collective", is_collective)
     role = role_maker or CloudRoleMaker()
     Connection.from_environment()  # a wrong variable is told also where nothing reads it
     if is_collective or role.role is Role.COLLECTIVE:

@@ -12,6 +12,7 @@ from trainer.executor.executor import Executor
 from trainer.executor.feed import Feed, close_names
 from transpiler.collective import broadcast_program, parallel_program
 from transpiler.ir.graph import Role
+from transpiler.plan.setting import check_flag
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_trainer_program
 
@@ -60,13 +61,12 @@ class ParallelExecutor:
         num_trainers: int = 1,
         trainer_id: int = 0,
     ) -> None:
+        check_flag("ParallelExecutor: use_cuda", use_cuda)
         program = default_trainer_program() if main_program is None else main_program
         if not isinstance(program, Program):
             raise TypeError(
                 f"ParallelExecutor: main_program: expected a Program, got {type(program).__name__}"
             )
-        if not isinstance(use_cuda, bool):
-            raise TypeError(f"ParallelExecutor: use_cuda: expected True or False, got {use_cuda!r}")
         _check_numbers(program, num_trainers, trainer_id)
         _check_loss(program, loss_name)
         self._program = parallel_program(program)

@@ -36,6 +36,7 @@ from transpiler.plan.lane_plan import uniform
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Deployment, Lane, Plan
 from transpiler.plan.planner import plan_parameters
+from transpiler.plan.setting import check_flag
 from transpiler.program import Program
 from transpiler.program_planner import plan_program
 from transpiler.tracing.default_programs import (
@@ -351,12 +352,13 @@ class DistributeTranspiler:
             The program, with this trainer's deployment.
 
         Raises:
+            TypeError: ``wait_port`` is neither True nor False.
             ValueError: ``transpile`` has not been called.
         """
-        made = self._transpiled()
+        made, waits = self._transpiled(), check_flag("wait_port", wait_port)
         return replace(
             made.main,
-            deployment=replace(made.deployment, wait_port=wait_port and self.config.wait_port),
+            deployment=replace(made.deployment, wait_port=waits and self.config.wait_port),
         )
 
     def get_pserver_program(self, endpoint: str) -> Program:

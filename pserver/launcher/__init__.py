@@ -7,6 +7,7 @@ In reading order::
     process   one process: its output, its end, the group that dies with ``launch``
     last_word tells other hosts' servers of trainers that died here
     rescue    saves what a failed job has left
+    report    what ``launch`` says of a failed job
     plan      ``pserver plan``
     status    ``pserver status``
 

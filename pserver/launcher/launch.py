@@ -9,7 +9,9 @@
                        `--> wait for reasons --> SIGTERM --> SIGKILL --> report --> its status
 
 After a failure the other processes first have time to end by themselves, because one of them may
-know the reason better.
+know the reason better.  The report begins with the cause: a process that was killed, that is
+suspended, or that failed without being told of another's end, with its traceback.  Of each process
+that was told there is one line.
 
 Servers of a local cluster bind port 0 and print the port in their readiness line, so that two
 launches never use the same one.  In the collective mode there are no servers, and trainers get
@@ -38,6 +40,7 @@ from typing import TextIO
 from pserver.config import split_endpoint
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.process import Group, Process, Terminal
+from pserver.launcher.report import by_cause, sentences
 from pserver.launcher.rescue import KEEP_SECONDS, rescue
 
 SERVE = (sys.executable, "-m", "pserver", "serve")
@@ -127,6 +130,7 @@ class _Supervisor:
     Attributes:
         endpoints: by server, the endpoint that its readiness line names.
         ended: the processes that have ended, in this order.
+        suspended: those that neither ran nor ended when another failed.
         events: what happens, in order: a process (a server that is ready, or a process that has
             ended) or a signal's number.  ``put`` is safe in a signal handler.
     """
@@ -140,6 +144,7 @@ class _Supervisor:
     trainers: list[Process] = field(default_factory=list)
     endpoints: dict[Process, str] = field(default_factory=dict)
     ended: list[Process] = field(default_factory=list)
+    suspended: list[Process] = field(default_factory=list)
     events: queue.SimpleQueue[Process | int] = field(default_factory=queue.SimpleQueue)
 
     def run(self) -> int:
@@ -152,6 +157,9 @@ class _Supervisor:
         except _Failed as failure:
             self._tell_other_hosts()
             self._wait_for_reasons(str(failure))
+            self.suspended = [each for each in self._processes() if each.suspended]
+            for process in self.suspended:
+                process.stop(signal.SIGKILL)  # no other signal reaches it
             self._rescue()
             self._stop(signal.SIGTERM)
             return self._report()
@@ -381,46 +389,29 @@ class _Supervisor:
             self._until(self._all_ended, REASON_SECONDS, failures=False)
 
     def _report(self) -> int:
-        """Shows the last lines of every process that failed; returns the first one's status."""
-        failed = self._failed()
-        for process in failed:
-            log = f"the last lines of {process.log}:" if process.tail else f"{process.log} is empty"
-            status = f"{process.status}{_killer(process.status)}"
-            self._say(f"{process.name} failed with status {status}; {log}")
-            for line in process.tail:
-                self._say(f"    {line}")
+        """Says of every process that failed why; returns the status of the first one's."""
+        failed = by_cause(self.ended, self.servers)
+        killed = [each for each in self._processes() if each.killed and each not in self.suspended]
+        for line in sentences(failed, self.suspended, killed, GRACE_SECONDS):
+            self._say(line)
         return failed[0].status or 1 if failed else 1
 
-    def _failed(self) -> list[Process]:
-        """The processes that failed by themselves, the likeliest cause first: those that a signal
-        killed, then trainers, then servers, each in the order in which they ended.
-        """
-        failed = [process for process in self.ended if process.failed]
-        return sorted(
-            failed, key=lambda process: ((process.status or 0) < 128, process in self.servers)
-        )
+    def _processes(self) -> tuple[Process, ...]:
+        return (*self.trainers, *self.servers)
 
     def _all_ended(self) -> bool:
-        return all(process.status is not None for process in (*self.trainers, *self.servers))
+        return all(process.status is not None for process in self._processes())
 
     def _stop(self, number: int) -> None:
         """Asks all processes to end; kills the rest after a grace, or when the user asks again."""
-        for process in (*self.trainers, *self.servers):
+        for process in self._processes():
             process.stop(number)
         with suppress(_Interrupted):
             if self._until(self._all_ended, GRACE_SECONDS, failures=False):
                 return
-        for process in (*self.trainers, *self.servers):
+        for process in self._processes():
             process.stop(signal.SIGKILL)
         self._until(self._all_ended, GRACE_SECONDS, failures=False)
 
     def _say(self, text: str) -> None:
         print(f"pserver launch: {text}", file=sys.stderr, flush=True)
-
-
-def _killer(status: int | None) -> str:
-    """The signal that a status of 128 and more stands for, as part of a sentence."""
-    number = (status or 0) - 128
-    if number not in {each.value for each in signal.Signals}:
-        return ""
-    return f" (killed by {signal.Signals(number).name})"

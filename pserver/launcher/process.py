@@ -33,6 +33,12 @@ from types import TracebackType
 from typing import TextIO
 
 TAIL_LINES = 20
+TRACE_LINES = 200  # of a traceback, and of what follows it
+_TRACE = "Traceback (most recent call last):"
+# a line of a process that another process's end has ended
+_TOLD = re.compile(
+    r"^(pserver\.errors\.(JobFailed|TrainerLost|ServerLost|Draining): |pserver: the job failed: )"
+)
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 _GUARD = """
 import os, signal, sys
@@ -128,9 +134,11 @@ class Process:
     Attributes:
         name: "trainer 0".
         log: the file that holds its output.
-        tail: its last lines.
+        tail: its last lines; from its last traceback on, where there is one.
+        told: the line in which it says that another process has ended it; "" where there is none.
         status: None while it runs; then its exit status, or 128 + the signal that killed it.
         stopped: ``launch`` asked it to end, so that its status says nothing about the job.
+        killed: it did not, and ``launch`` killed it.
     """
 
     def __init__(
@@ -146,9 +154,10 @@ class Process:
         line: Callable[[Process, str], None] | None = None,
         ended: Callable[[Process], None],
     ) -> None:
-        self.name, self.log, self.tail = name, log, deque[str](maxlen=TAIL_LINES)
+        self.name, self.log, self.told = name, log, ""
+        self._last, self._trace = deque[str](maxlen=TAIL_LINES), list[str]()
         self.status: int | None = None
-        self.stopped = False
+        self.stopped = self.killed = False
         self._terminal, self._owns, self._line, self._ended = terminal, owns_terminal, line, ended
         self._output, child_side = pty.openpty() if owns_terminal else os.pipe()
         if owns_terminal:
@@ -174,9 +183,24 @@ class Process:
         """Whether it ended by itself, with another status than 0."""
         return self.status not in (None, 0) and not self.stopped
 
+    @property
+    def tail(self) -> Sequence[str]:
+        """See the class."""
+        return self._trace or list(self._last)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it runs no more, but has not ended: a SIGSTOP, or a debugger."""
+        try:
+            stat = Path(f"/proc/{self._popen.pid}/stat").read_text(encoding="utf-8")
+        except OSError:  # it has ended, or the system has no such files
+            return False
+        return self.status is None and stat.rpartition(")")[2].split()[0] in ("T", "t")
+
     def stop(self, number: int) -> None:
         """Sends a signal that asks it to end."""
         if self.status is None:
+            self.killed = self.stopped and number == signal.SIGKILL
             self.stopped = True
             self._popen.send_signal(number)
 
@@ -210,9 +234,21 @@ class Process:
 
     def _take(self, raw: bytes) -> None:
         text = _CONTROL.sub("", raw.decode(errors="replace")).rstrip("\r").rpartition("\r")[2]
-        self.tail.append(text)
+        self._remember(text)
         self._file.write(text + "\n")
         if not self._owns:
             self._terminal.line(self.name, text)
         if self._line is not None:
             self._line(self, text)
+
+    def _remember(self, text: str) -> None:
+        """Keeps the lines that a report may need."""
+        if text == _TRACE and not any("exception" in line for line in list(self._last)[-2:]):
+            self._trace = [text]  # not one of a chain of exceptions
+        elif self._trace and len(self._trace) < TRACE_LINES:
+            self._trace.append(text)
+        if _TOLD.match(text):
+            self.told = text
+        elif text == _TRACE:
+            self.told = ""
+        self._last.append(text)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from pserver.control import ControlClient
+from pserver.control import ControlClient, about
 from pserver.errors import PServerError
 from pserver.wire_pb2 import StatusReply, StatusRequest, TableStatus, TrainerStatus
 
@@ -50,7 +50,7 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
             f"{endpoint}: {name}: {size(b.bytes_in)} / {size(b.bytes_out)}" for name, b in busiest
         ]
         if reply.failure or reply.state == "failed":
-            errors.append(f"{endpoint}: {failure_line(reply)}")
+            errors.append(about(endpoint, failure_line(reply)))
     console.print(table)
     for line in (*lines, *errors):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

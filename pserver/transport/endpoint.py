@@ -38,10 +38,18 @@ def reach(host: str, port: int, timeout_seconds: float) -> str:
         with socket.create_connection((host, port), timeout=timeout_seconds) as connection:
             return str(connection.getpeername()[0])
     except OSError as error:
-        raise Unreachable(
-            f"no answer at {spell(host, port)} within {timeout_seconds:g} s: "
-            f"{error.strerror or error}"
-        ) from error
+        raise Unreachable(f"{spell(host, port)}: {_reason(error, timeout_seconds)}") from error
+
+
+def _reason(error: OSError, timeout_seconds: float) -> str:
+    """Why nothing could be reached, in words."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused: no process listens there"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout_seconds:.3g} s"
+    if isinstance(error, socket.gaierror):
+        return f"the name cannot be resolved: {error.strerror}"
+    return error.strerror or str(error)
 
 
 def is_here(host: str) -> bool:

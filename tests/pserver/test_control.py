@@ -4,6 +4,7 @@ answer.
 
 from __future__ import annotations
 
+import io
 import logging
 import socket
 import threading
@@ -17,10 +18,11 @@ import pytest
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from rich.console import Console
 
 from pserver import errors
 from pserver import wire_pb2 as wire
-from pserver.control import CALLS, ControlClient, ControlServer
+from pserver.control import CALLS, ControlClient, ControlServer, about
 from pserver.errors import (
     Busy,
     Draining,
@@ -30,6 +32,7 @@ from pserver.errors import (
     TimedOut,
     Unreachable,
 )
+from pserver.launcher.status import show
 from pserver.transport import grpc_stream
 
 SECONDS = 10.0
@@ -323,3 +326,28 @@ def test_many_waiting_calls_do_not_keep_others_out(client: ControlClient, job: F
         assert isinstance(client.status(timeout=5.0), wire.StatusReply)
         release.set()
         assert all(call.result(timeout=SECONDS).passed for call in waiting)
+
+
+def test_a_refused_connection_is_called_that() -> None:
+    """By a wait for a server, by a call and by ``pserver status``; the endpoint is named once."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
+    client = ControlClient(endpoint, 0.5)
+    said = []
+    for call in (lambda: client.wait_ready(0.3), lambda: client.status(wire.StatusRequest())):
+        with pytest.raises(Unreachable) as raised:
+            call()
+        said.append(str(raised.value))
+    shown = io.StringIO()
+
+    assert show([endpoint], Console(file=shown, width=160)) == 1
+    said.append(shown.getvalue().splitlines()[-1])
+    for words in said:
+        assert "connection refused: no process listens there" in words
+        assert words.count(endpoint) == 1 and "health check" not in words
+
+
+def test_a_server_that_names_itself_is_not_named_twice() -> None:
+    """What a server says about its endpoint stands as it is."""
+    assert about("a:1", "no such table") == "a:1: no such table"
+    assert about("a:1", "a:1: no such table") == "a:1: no such table"

@@ -34,6 +34,7 @@ from pserver.errors import FingerprintMismatch
 from trainer.collective.buckets import FixedReducer, buckets
 from trainer.collective.parallel_env import current_peers, naming_trainers
 from trainer.collective.rendezvous import Peers
+from transpiler.plan.setting import check_flag
 
 # between looks for lost trainers, while a reduction is waited for
 LOOK_SECONDS = timedelta(seconds=1)
@@ -87,6 +88,7 @@ class DataParallel(DistributedDataParallel):
         find_unused_parameters: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        check_flag("find_unused_parameters", find_unused_parameters)
         _check(layers, strategy, comm_buffer_size, last_comm_buffer_size)
         peers = current_peers()
         group = group if group is not None else dist.group.WORLD
@@ -102,7 +104,7 @@ class DataParallel(DistributedDataParallel):
             super().__init__(
                 layers,
                 process_group=group,
-                find_unused_parameters=bool(find_unused_parameters),
+                find_unused_parameters=find_unused_parameters,
                 # one copy less, which pays for the hook's own pass over them
                 gradient_as_bucket_view=True,
             )
@@ -277,7 +279,7 @@ class DataParallel(DistributedDataParallel):
             prefix, keep_vars: as torch has them.
         """
         whole: dict[str, Any] = self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
-        if not include_sublayers:
+        if not check_flag("include_sublayers", include_sublayers):
             own = (*self.module._parameters, *self.module._buffers)
             whole = {
                 name: value for name, value in whole.items() if name.removeprefix(prefix) in own
@@ -306,7 +308,7 @@ class DataParallel(DistributedDataParallel):
             ValueError: ``use_structured_name`` is False.
             RuntimeError: a name is missing or unknown, or has another shape.
         """
-        if not use_structured_name:
+        if not check_flag("use_structured_name", use_structured_name):
             raise ValueError(
                 "use_structured_name=False: parameters have no other names than those of "
                 "state_dict()"

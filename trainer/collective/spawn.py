@@ -30,6 +30,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from pserver.errors import JobFailed, Lost
 from trainer.collective.parallel_env import cause_of, fail, leave_parallel_env
 from trainer.role import World
+from transpiler.plan.setting import check_flag
 
 SETTLE_SECONDS = 3.0
 GRACE_SECONDS = 5.0
@@ -76,6 +77,7 @@ def spawn(
             "spawn: expected no other options than daemon and start_method, got "
             f"{', '.join(unknown)}"
         )
+    check_flag("join", join)
     method = options.get("start_method", "spawn")
     if method not in START_METHODS:
         raise ValueError(
@@ -88,7 +90,7 @@ def spawn(
         tuple(args),
         nprocs if nprocs > 0 else _default_count(),
         method,
-        bool(options.get("daemon", False)),
+        check_flag("daemon", options.get("daemon", False)),
     )
     if not join:
         return spawned

@@ -29,6 +29,7 @@ from trainer.role import Connection
 from transpiler.ir.graph import Role, Storage
 from transpiler.lower import Kernel
 from transpiler.plan.plan import Deployment
+from transpiler.plan.setting import check_flag
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program
 
@@ -64,7 +65,7 @@ class Executor:
 
     def __init__(self, device: str | torch.device | None = None, compile: bool = False) -> None:
         self._device = None if device is None else checked_device(device)
-        self._compile = bool(compile)
+        self._compile = check_flag("compile", compile)
         # by the program's id; the reference says whether the id is still that program's
         self._loaded: dict[int, tuple[weakref.ref[Program], LoadedProgram]] = {}
         # what startup programs bound, for programs that hold no values of their own

@@ -13,6 +13,7 @@ from trainer.checkpoint.export import export as _export
 from trainer.job.current import distributed, present
 from trainer.job.job import Job
 from trainer.job.joint_call import jointly
+from transpiler.plan.setting import check_flag
 
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
@@ -46,6 +47,7 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
         ...  # in a later run, after the same fleet.distributed_optimizer:
         step = fleet.load("checkpoint", scheduler=scheduler)
     """
+    check_flag("delta", delta)
     job = _whole(present())
     optimizer = distributed(job)
     optimizer.flush()

@@ -123,16 +123,21 @@ def check_keys(
     return checked
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """The value of an argument that is True or False.
+
+    Raises:
+        TypeError: it is something else, which Python would take for one of the two.
+    """
+    return value if isinstance(value, bool) else refuse_type(name, "True or False", value)
+
+
 # ---- kinds ----
 
 
 def flag() -> Kind:
     """True or False."""
-
-    def check(name: str, value: Any) -> bool:
-        return value if isinstance(value, bool) else refuse_type(name, "True or False", value)
-
-    return Kind("bool", "", check)
+    return Kind("bool", "", check_flag)
 
 
 def _is_int(value: Any) -> bool:

@@ -52,6 +52,67 @@ def test_a_trainer_that_fails_ends_the_job_with_its_status_and_its_last_lines(
     assert gone(*map(int, re.findall(r"pid (\d+)", out)))
 
 
+TOLD = """
+import os, sys, time
+print("warning: the stream of trainer 1 broke", flush=True)
+if os.environ["TRAINER_ID"] == "1":
+    def load():
+        raise RuntimeError("no such column")
+    try:
+        {}["key"]
+    except KeyError:
+        load()
+print("Traceback (most recent call last):")
+sys.exit("pserver.errors.JobFailed: trainer 1 ended the job: RuntimeError: no such column")
+"""
+
+
+def test_the_cause_comes_first_with_its_traceback(run: type[Run]) -> None:
+    """Whoever ended first: then one line for each process that was told of it."""
+    status, _, err = run(TOLD).end()
+    lines = [line.removeprefix("pserver launch: ") for line in err.splitlines()]
+
+    assert status == 1
+    assert lines[0].startswith("trainer 1 failed with status 1; the last lines of")
+    assert lines[1] == "    Traceback (most recent call last):" and "KeyError: 'key'" in err
+    at = lines.index("    RuntimeError: no such column")
+    assert "    During handling of the above exception, another exception occurred:" in lines[:at]
+    assert lines[at + 1].startswith(
+        "trainer 0 failed with status 1, told by others: pserver.errors.JobFailed: trainer 1 ended"
+    )
+    assert err.count("Traceback") == 2 and "the stream of trainer 1 broke" not in err
+
+
+def test_a_suspended_process_has_its_line(
+    run: type[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named as what the others have lost, before what they say, and killed."""
+    script = """
+import os, signal, sys, time
+if os.environ["TRAINER_ID"] == "1":
+    print("pid", os.getpid(), flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+sys.exit("pserver.errors.TrainerLost: trainer 1 has sent no heartbeat for 5 s")
+"""
+    monkeypatch.setenv("STOPPED", str(tmp_path / "stopped"))
+    one = run(script.replace("sys.argv[1]", "os.environ['STOPPED']"))
+    pid = int(one.wait_for("trainer-1.log", r"pid (\d+)"))
+    end = time.monotonic() + DEADLINE
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    Path(os.environ["STOPPED"]).touch()
+    status, _, err = one.end()
+    lines = err.splitlines()
+
+    assert status == 1 and gone(pid)
+    assert "trainer 1 was suspended (by SIGSTOP, or in a debugger)" in lines[0]
+    assert "trainer 0 failed with status 1, told by others: pserver.errors.TrainerL" in lines[1]
+    assert len(lines) == 2
+
+
 def test_a_server_that_stays_after_the_job_is_asked_to_end(run: type[Run]) -> None:
     """Servers that no trainer ever joined get SIGTERM, and the job's status is still 0."""
     one = run("", server="print('pid', __import__('os').getpid(), flush=True)")

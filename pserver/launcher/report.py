@@ -1,0 +1,69 @@
+"""What ``launch`` says of a failed job: the cause first, then one line for each process that was
+told of it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Iterator, Sequence
+
+from pserver.launcher.process import Process
+
+
+def by_cause(ended: Sequence[Process], servers: Collection[Process]) -> list[Process]:
+    """The processes that failed by themselves, the likeliest cause first: those that a signal
+    killed, those that nobody told of another's end, then the others; of each trainers, then
+    servers, in the order in which they ended.
+
+    Args:
+        ended: in this order.
+    """
+    return sorted(
+        (process for process in ended if process.failed),
+        key=lambda process: (
+            (process.status or 0) < 128,
+            bool(process.told),
+            process in servers,
+        ),
+    )
+
+
+def sentences(
+    failed: Sequence[Process],
+    suspended: Sequence[Process],
+    killed: Sequence[Process],
+    grace_seconds: float,
+) -> Iterator[str]:
+    """The report, line by line.
+
+    Args:
+        failed: by cause; see :func:`by_cause`.
+        suspended: neither ran nor ended when another process failed.
+        killed: had not ended ``grace_seconds`` after they were told to.
+    """
+    for process in suspended:
+        yield (
+            f"{process.name} was suspended (by SIGSTOP, or in a debugger) and sent no heartbeat; "
+            f"it was killed; its output is in {process.log}"
+        )
+    for process in failed:
+        status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
+        if process.told and (suspended or process is not failed[0]):
+            yield f"{status}, told by others: {process.told} (see {process.log})"
+            continue
+        log = f"the last lines of {process.log}:" if process.tail else f"{process.log} is empty"
+        yield f"{status}; {log}"
+        yield from (f"    {line}" for line in process.tail)
+    for process in killed:
+        yield (
+            f"{process.name} had not ended {grace_seconds:g} s after it was told to, and was "
+            f"killed; its output is in {process.log}"
+        )
+
+
+def _killer(status: int | None) -> str:
+    """The signal that a status of 128 and more stands for, as part of a sentence."""
+    number = (status or 0) - 128
+    if number not in {each.value for each in signal.Signals}:
+        return ""
+    return f" (killed by {signal.Signals(number).name})"
