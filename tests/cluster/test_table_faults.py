@@ -100,7 +100,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def survivors(lasting: Processes) -> list[tuple[Started, str]]:
     """A server that outlives every job of this file, and may write files."""
-    return lasting.servers(1, DEADLINE, "--data-dir", str(lasting.path / "data"))
+    return lasting.servers(
+        1, DEADLINE, "--data-dir", str(lasting.path / "data"), "--keep-failed", "0"
+    )
 
 
 def start(
