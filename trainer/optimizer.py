@@ -90,6 +90,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The user's optimizer."""
         return self._inner
 
+    def trained(self) -> dict[str, torch.Tensor]:
+        """The parameters of the groups, by name, without the proxy parameters of tables."""
+        every = (p for group in self.param_groups for p in group["params"])
+        return {self.names[p]: p for p in every if p in self.names}
+
     # ---- steps ----
 
     @torch.no_grad()
@@ -107,6 +112,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._communicator is not None and self._communicator.changes is not None:
+            self._communicator.changes.check()
         overflow = self._unscale()
         if self._communicator is None:
             self._step_alone(overflow)

@@ -43,6 +43,7 @@ from transpiler.plan.plan import Deployment, Placement, Plan
 from transpiler.program import Program
 
 if TYPE_CHECKING:
+    from trainer.communicator.gradient_changes import GradientChanges
     from trainer.communicator.lookups import Lookups
     from trainer.embedding.embedding import RowSource
 
@@ -70,6 +71,7 @@ class Communicator:
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
+        changes: what notices that the script changes gradients, where that is to be said.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Communicator:
         self.trainer_id = deployment.trainer_id
         self.step = 0
         self.dense_allreduce: DenseAllreduce | None = None
+        self.changes: GradientChanges | None = None
         self._plan_only = connection.plan_only
         self._options = options or SendOptions()
         self._tensors = tensors
@@ -191,6 +194,8 @@ class Communicator:
                 client.leave(failure)
             if self.dense_allreduce is not None:
                 self.dense_allreduce.close(failure)
+            if self.changes is not None:
+                self.changes.close()
 
     def _abandoned(self) -> None:
         """Leaves at the end of a process that has not: after an exception, or without
