@@ -276,7 +276,7 @@ def distributed_optimizer(
 
 def finish() -> None:
     """Leaves the job, when the servers have applied all that this trainer sent.  The others go on
-    without it.
+    without it.  Where there is no job it has no effect, so that a ``finally`` may call it.
 
     Example::
 
