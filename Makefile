@@ -11,7 +11,9 @@
 #   check-equalities   every optimizer, clip and schedule, on 1 to 3 servers, eagerly and as a program, against plain torch
 #   check-pairs        every model with every optimizer, against plain torch
 #   check-faults       every fault of the network in every mode over every transport
+#   check-sharding     every model at every level of sharding, and in the directions for which it has parts
 #   check-examples     every example in every mode, as processes
+#   check-checkpoints  every optimizer with a table, saved and loaded on 0 to 3 servers
 #   check-history      SEEDS=2000 random histories: is every step applied exactly once?
 #   check-sample       SAMPLE=100 of all their combinations, others for each state of the source
 #
@@ -20,7 +22,7 @@
 # TORCH_INDEX_URL, where set, is a further index to look for torch in: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
 
 .DELETE_ON_ERROR:
-CHECKS = check-equalities check-pairs check-faults check-examples
+CHECKS = check-equalities check-pairs check-sharding check-faults check-examples check-checkpoints
 .PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-wheel clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))

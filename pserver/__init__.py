@@ -24,7 +24,7 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 
     trainer                                server
     -------                                ------
-    client/   begin, GRADIENT..., COMMIT
+    client/   begin, GRADIENT..., ASSIGN..., COMMIT
                  |
     transport/   v
               frames  ===================>  transport/   a thread for each stream
@@ -59,10 +59,11 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
     ``service/tensor_service.py``, which answers all frames of this stream.
 5.  GRADIENT: ``service/gradient_assembler.py`` names the destination of each part, and
     ``codec.scatter`` copies the bytes there, once.  Row gradients (ROWS) go to
-    ``transport/array_assembler.py``.
+    ``transport/array_assembler.py``, what a script has written into its parameters (ASSIGN) to
+    ``transport/assignment.py``.
 6.  COMMIT: the assemblers check that every gradient is whole, and decompress it
     (``dense/compression.py``).  The result is a ``Contribution``: gradients, row gradients,
-    hyper-parameters, overflow.  A step that never comes to its COMMIT leaves no trace.
+    hyper-parameters, overflow, assignments.  A step that never comes to its COMMIT leaves no trace.
 7.  ``job/lane_executor.py``, ``commit``: the trainer's watermark (``job/membership.py``) tells
     whether the step is new, in progress, or applied already.  A new step continues:
 
@@ -74,9 +75,9 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 
 8.  ``job/update_task.py`` holds the update's batches.  ``job/workers.py`` runs them for a large
     step, this thread for a small one.  ``job/quiesce.py`` keeps a save from running meanwhile.
-9.  A batch merges (``dense/merge.py``: the mean in trainer order) and runs the optimizer blocks
-    (``dense/slice_update.py``, ``dense/slice_optimizer.py``).  For tables it is
-    ``job/locked_table.py``, then ``table/sparse_table.py``.
+9.  A batch assigns what scripts have written, merges (``dense/merge.py``: the mean in trainer
+    order) and runs the optimizer blocks (``dense/slice_update.py``, ``dense/slice_optimizer.py``).
+    For tables it is ``job/locked_table.py``, then ``table/sparse_table.py``.
 10. When the last batch is done, the watermarks move and the version counts up, under the job's
     lock.
 11. The stream's thread sends each slice as soon as it has its new value: ``InstalledProgram.read``
@@ -98,12 +99,14 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     service/         the server's process, and its end of every stream
     testing/         fault injection, for tests
     client/          the trainer's end: control calls, streams, heartbeat
+    operations/      pserver save, reset
     launcher/        pserver launch, plan, status
     job/             everything that trainers share on one server; locks
     dense/           slices: merge, compression, optimizer blocks; pure
     control          control calls over gRPC: service and client
     transport/       frames over Flight, gRPC, shared memory
-    checkpoint/      tensors and tables in a directory
+    checkpoint/      tensors and tables in a directory or behind a URL
+    storage/         places for files, on disks and behind URLs; one writer at a time
     command_line/    flags and settings
     table/           sparse tables: rows by id; pure but for the disk tier
     config errors malloc, and the generated wire_pb2, wire_pb2_grpc
@@ -119,6 +122,7 @@ The threads of a server::
 
     main                    waits for a signal, a Drain call, or the end of the job
     pserver clock           Job.tick: heartbeat timeout, start timeout
+    probes                  PROBE on streams whose requests take long
     control_N               a pool: one control call each; one more for each grpc stream
     exchange ..., Flight's  one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
@@ -153,12 +157,14 @@ A server's job (``job/lifecycle.py``)::
 
     EMPTY --trainer 0 joins--> INSTALLING --its values arrive--> SERVING --all have left--> EMPTY
                                     |                               |
-                                    `---------- a failure ----------+--> FAILED --all gone--> EMPTY
+                                    `---------- a failure ----------+--> FAILED ------------> EMPTY
+                                                                             reset, or a later Join
 
 A trainer, as a server sees it (``job/membership.py``)::
 
-    (absent) --join--> JOINED --leave----------------> LEFT
-                          `----heartbeat timeout-----> LOST    (the job fails)
+    (absent) --join--> JOINED --finish--> JOINED, finished --leave--> LEFT
+                          |--leave----------------------------------> LEFT    (with success, or not)
+                          `----heartbeat timeout--------------------> LOST    (the job fails)
 
 A sync round (``job/sync_round.py``)::
 
@@ -186,6 +192,7 @@ Words
 
 ::
 
+    assignment      what a script has written into a slice; a step carries it to the server
     barrier         a wait until every trainer that has not left has reached it; by name
     block           an optimizer block of a pserver program: it updates one slice
     channel         a trainer's connection to one server for one lane, over streams one by one
@@ -229,51 +236,58 @@ Notes
 
 Hard things are explained in a ``[Note: ...]``, in the docstring of the file that it is about::
 
-    checkpoint/checkpoint.py   what makes a checkpoint complete
-    checkpoint/manifest.py     chains of checkpoints
-    checkpoint/table_files.py  merging a chain
-    client/client.py           silence
-    client/retrying_stream.py  sending again
-    dense/compression.py       error feedback
-    dense/merge.py             merge order
-    dense/slice_optimizer.py   chunks
-    dense/slice_optimizer.py   ends of tensors
-    dense/slice_update.py      what arrives
-    job/blocking_waits.py      trainers that wait for each other
-    job/lane_executor.py       who updates
-    job/lane_executor.py       answers begin early
-    job/lifecycle.py           the job's lock
-    job/locked_table.py        the table's lock
-    job/membership.py          exactly once
-    job/snapshot.py            reading beside an update
-    job/workers.py             torch's threads
-    launcher/process.py        no orphans
-    launcher/process.py        who owns the terminal
-    malloc.py                  warm buffers
-    malloc.py                  holes
-    malloc.py                  one heap
-    service/server.py          draining
-    service/tensor_service.py  the later stream counts
-    table/deferred_updates.py  deferred updates
-    table/disk_tier.py         what RocksDB holds
-    table/disk_tier.py         whose directory
-    table/eviction.py          samples
-    table/ids.py               two hashes
-    table/index.py             the index
-    table/kernels.py           kept kernels
-    table/memory.py            reserved memory
-    table/memory.py            a record
-    table/tiered_table.py      two tiers
-    table/updater.py           rows that were always there
-    table/updater.py           a history that ends
-    transport/codec.py         the payload stands behind the header
-    transport/flight.py        ending an exchange
-    transport/grpc_stream.py   two threads a stream, on the accepting end
-    transport/sequenced.py     a loss shows
-    transport/shm.py           finding each other
-    transport/shm_ring.py      a segment may come from a stranger
-    transport/stream.py        who owns a payload
-    transport/stream.py        how a stream ends
+    checkpoint/checkpoint.py      what makes a checkpoint complete
+    checkpoint/checkpoint.py      one writer
+    checkpoint/manifest.py        chains of checkpoints
+    checkpoint/manifest_bytes.py  the checksum of the metadata
+    checkpoint/table_files.py     merging a chain
+    client/client.py              silence
+    client/retrying_stream.py     sending again
+    control.py                    dialling again
+    dense/compression.py          error feedback
+    dense/merge.py                merge order
+    dense/slice_optimizer.py      chunks
+    dense/slice_optimizer.py      ends of tensors
+    dense/slice_update.py         what arrives
+    job/announcements.py          whose end it is
+    job/blocking_waits.py         trainers that wait for each other
+    job/lane_executor.py          who updates
+    job/lane_executor.py          answers begin early
+    job/lifecycle.py              kept values
+    job/lifecycle.py              the job's lock
+    job/locked_table.py           the table's lock
+    job/membership.py             exactly once
+    job/observations.py           one moment
+    job/snapshot.py               reading beside an update
+    job/workers.py                torch's threads
+    launcher/process.py           no orphans
+    launcher/process.py           who owns the terminal
+    malloc.py                     warm buffers
+    malloc.py                     holes
+    malloc.py                     one heap
+    service/server.py             draining
+    service/tensor_service.py     the later stream counts
+    storage/remote_place.py       replacing an object
+    table/deferred_updates.py     deferred updates
+    table/disk_tier.py            what RocksDB holds
+    table/disk_tier.py            whose directory
+    table/eviction.py             samples
+    table/ids.py                  two hashes
+    table/index.py                the index
+    table/kernels.py              kept kernels
+    table/memory.py               reserved memory
+    table/memory.py               a record
+    table/tiered_table.py         two tiers
+    table/updater.py              rows that were always there
+    table/updater.py              a history that ends
+    transport/codec.py            the payload stands behind the header
+    transport/flight.py           ending an exchange
+    transport/grpc_stream.py      two threads a stream, on the accepting end
+    transport/sequenced.py        a loss shows
+    transport/shm.py              finding each other
+    transport/shm_ring.py         a segment may come from a stranger
+    transport/stream.py           who owns a payload
+    transport/stream.py           how a stream ends
 """
 
 from __future__ import annotations

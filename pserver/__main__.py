@@ -7,6 +7,7 @@ typed ends the process with exit status 2, any other error with 1, both with one
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 import sys
@@ -44,7 +45,19 @@ def run_launch(arguments: argparse.Namespace) -> int:
             "expected both --servers and --trainers, as numbers or as lists of HOST:PORT; or "
             "--nccl2 with --trainers"
         )
-    return launch.launch(checked(lambda: _cluster(arguments)), os.environ)
+    found = checked(lambda: _cluster(arguments))
+    if found.devices is not None:
+        found = checked(lambda: _on_gpus(found, found.devices or ()))
+    return launch.launch(found, os.environ)
+
+
+def _on_gpus(found: cluster.Cluster, devices: Sequence[str]) -> cluster.Cluster:
+    # here, because torch takes a second to import
+    from torch.cuda import device_count
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = cluster.visible_devices(devices, device_count(), visible)
+    return dataclasses.replace(found, devices=named)
 
 
 def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
@@ -69,6 +82,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.data_dir,
         arguments.log_dir,
         devices,
+        arguments.start_timeout,
     )
 
 
@@ -93,15 +107,50 @@ def run_status(arguments: argparse.Namespace) -> int:
 
     from pserver.launcher import status
 
-    endpoints = [endpoint.strip() for endpoint in arguments.endpoints.split(",")]
-    checked(lambda: [split_endpoint(endpoint) for endpoint in endpoints])
+    endpoints = _endpoints(arguments)
     console = Console()
     return status.show(
         endpoints, console if console.is_terminal else Console(width=WIDE), arguments.variables
     )
 
 
-COMMANDS = {"serve": run_serve, "launch": run_launch, "plan": run_plan, "status": run_status}
+def run_save(arguments: argparse.Namespace) -> int:
+    """``pserver save``; returns the exit status."""
+    # here, because they import gRPC, torch and rich, and --help does not need them
+    from rich.console import Console
+
+    from pserver.operations.save import save
+
+    save(_endpoints(arguments), arguments.path, Console())
+    return 0
+
+
+def run_reset(arguments: argparse.Namespace) -> int:
+    """``pserver reset``; returns the exit status."""
+    # here, because they import gRPC and rich, and --help does not need them
+    from rich.console import Console
+
+    from pserver.operations.reset import reset
+
+    return reset(_endpoints(arguments), Console())
+
+
+def _endpoints(arguments: argparse.Namespace) -> list[str]:
+    endpoints = [endpoint.strip() for endpoint in arguments.endpoints.split(",")]
+    checked(lambda: [split_endpoint(endpoint) for endpoint in endpoints])
+    if len(set(endpoints)) < len(endpoints):
+        raise UsageError(f"expected each endpoint once, got {arguments.endpoints}")
+    return endpoints
+
+
+COMMANDS = {
+    "serve": run_serve,
+    "launch": run_launch,
+    "plan": run_plan,
+    "status": run_status,
+    "save": run_save,
+    "reset": run_reset,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,10 +6,15 @@ Flags and environment variables are read in ``__main__`` (and a trainer's role i
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
+from typing import Any
 
 HEARTBEAT_TIMEOUT_SECONDS = 20.0
 START_TIMEOUT_SECONDS = 300.0
+MOST_SECONDS = 1e6  # of any timeout: what every clock and every wait can count to
+KEEP_FAILED_SECONDS = 600.0
 TRANSPORT_CHOICES = ("auto", "shm", "flight", "grpc")
 
 
@@ -27,12 +32,16 @@ class ServerConfig:
             to trainers.
         transport: "auto" offers every transport, and each trainer's preference decides; any other
             name is the only transport offered.
-        data_dir: the directory for the files of Save and Load; None refuses both calls.
+        data_dir: the directory for the files of Save and Load, on this machine; None refuses both
+            calls.
         heartbeat_timeout_seconds: seconds without a heartbeat after which a trainer is declared
             lost.  A larger number tolerates longer pauses of a whole process (a suspended virtual
             machine), and the others wait that much longer for a trainer that is dead.
         start_timeout_seconds: how long after the first trainer the last one may join.
         once: the server ends when its first job has ended, with exit status 0, or 1 if it failed.
+        keep_failed_seconds: how long the values of a failed job are kept from jobs with another
+            fingerprint; None: 600, or with ``once`` 0.  With ``once`` and a number above 0 the
+            process goes on for so long after a failure.
         program: a file that ``Program.save`` wrote: the server installs it when it starts and does
             not wait for trainer 0.
         threads: torch's threads for updates; 0 leaves torch's own choice.
@@ -50,6 +59,7 @@ class ServerConfig:
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
     once: bool = False
+    keep_failed_seconds: float | None = None
     program: str | None = None
     threads: int = 0
     tls_certificate: str | None = None
@@ -57,7 +67,10 @@ class ServerConfig:
     token_file: str | None = None
 
     def __post_init__(self) -> None:
-        split_endpoint(self.endpoint)
+        try:
+            split_endpoint(self.endpoint)
+        except ValueError as error:
+            raise ValueError(f"endpoint: {error}") from None
         if not 0 <= self.data_port <= 65535:
             raise ValueError(f"data_port: expected 0 to 65535, got {self.data_port}")
         if self.transport not in TRANSPORT_CHOICES:
@@ -65,14 +78,19 @@ class ServerConfig:
                 f"transport: expected one of {', '.join(TRANSPORT_CHOICES)}, got {self.transport!r}"
             )
         for name in ("heartbeat_timeout_seconds", "start_timeout_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(
-                    f"{name}: expected a number of seconds above 0, got {getattr(self, name)}"
-                )
+            check_seconds(name, getattr(self, name))
+        if self.keep_failed_seconds is not None and not self.keep_failed_seconds >= 0:
+            raise ValueError(
+                "keep_failed_seconds: expected a number of seconds of 0 or more, got "
+                f"{self.keep_failed_seconds}"
+            )
         if self.data_port and self.transport not in ("auto", "flight"):
             raise ValueError(
                 f"data_port: {self.data_port} has no effect with transport {self.transport!r}"
             )
+        for name in ("data_dir", "program"):
+            if getattr(self, name) is not None:
+                refuse_url(name, getattr(self, name))
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
         for name in ("tls_certificate", "tls_key", "token_file"):
@@ -80,6 +98,35 @@ class ServerConfig:
                 raise ValueError(
                     f"{name}: this version has no TLS and no tokens yet; remove the setting"
                 )
+
+    @property
+    def kept_failed_seconds(self) -> float:
+        """The number that counts, where ``keep_failed_seconds`` may be None."""
+        if self.keep_failed_seconds is None:
+            return 0.0 if self.once else KEEP_FAILED_SECONDS
+        return self.keep_failed_seconds
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """A timeout, if it is one.
+
+    Args:
+        name: what the user has written it with: a flag, a variable, a field.
+        value: a number, or a text that holds one.
+
+    Raises:
+        ValueError: it is no number, not above 0, or no finite one.
+    """
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if isinstance(value, bool) or not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(
+            f"{name}: expected a number of seconds above 0 and up to {MOST_SECONDS:.0f}, got "
+            f"{value!r}"
+        )
+    return seconds
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -89,8 +136,22 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
         ValueError: it is not HOST:PORT with a port of 0 to 65535.
     """
     host, separator, port = endpoint.strip().rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(
             f"expected an endpoint HOST:PORT with a port of 0 to 65535, got {endpoint!r}"
         )
     return host.strip("[]"), int(port)
+
+
+def refuse_url(name: str, path: str) -> None:
+    """Returns if a path is one on this machine.
+
+    ``transpiler.files.local_path`` says the same; importing it brings torch, and ``pserver --help``
+    answers at once.
+
+    Raises:
+        ValueError: it is a URL.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.\-]+:/", path):
+        shown = re.sub(r"://[^/@\s]*@", "://***@", path)
+        raise ValueError(f"{name}: expected a path on this machine, got the URL {shown!r}")

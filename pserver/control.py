@@ -22,6 +22,7 @@ from pserver import wire_pb2 as wire
 from pserver.config import split_endpoint
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable, from_wire
 from pserver.polling import poll
+from pserver.transport.dialled_channel import DialledChannel
 from pserver.transport.endpoint import check_free, spell
 from pserver.transport.grpc_stream import OPTIONS, POOL_THREADS, SERVICE, Exchanges
 
@@ -32,8 +33,19 @@ MAX_DETAILS = 4000  # characters of a message: gRPC drops a reply whose metadata
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries
 LEAVE_SECONDS = 3.0
 FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
-RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
-
+# calls that a server answers at once: one without an answer for a third of its timeout is asked
+# again over a new connection
+PROMPT_CALLS = frozenset({"Join", "Leave", "Rendezvous", "Status", "Drain"})
+TRIES = 3
+# of a connection that no error of ours has come over: it broke, or brought what is no message
+BROKEN = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -41,6 +53,8 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
     "Join": ("join", wire.JoinRequest, wire.JoinReply),
     "Install": ("install", wire.InstallRequest, wire.InstallReply),
     "Heartbeat": ("heartbeat", wire.HeartbeatRequest, wire.HeartbeatReply),
+    "Announce": ("announce", wire.AnnounceRequest, wire.AnnounceReply),
+    "Finish": ("finish", wire.FinishRequest, wire.FinishReply),
     "Leave": ("leave", wire.LeaveRequest, wire.LeaveReply),
     "Barrier": ("barrier", wire.BarrierRequest, wire.BarrierReply),
     "Rendezvous": ("rendezvous", wire.RendezvousRequest, wire.RendezvousReply),
@@ -49,6 +63,8 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
     "Shrink": ("shrink", wire.ShrinkRequest, wire.ShrinkReply),
     "Status": ("status", wire.StatusRequest, wire.StatusReply),
     "Drain": ("drain", wire.DrainRequest, wire.DrainReply),
+    "Observe": ("observe", wire.ObserveRequest, wire.ObserveReply),
+    "Reset": ("reset", wire.ResetRequest, wire.ResetReply),
 }
 
 
@@ -61,6 +77,8 @@ class Controlled(Protocol):
     def join(self, request: wire.JoinRequest, /) -> wire.JoinReply: ...
     def install(self, request: wire.InstallRequest, /) -> wire.InstallReply: ...
     def heartbeat(self, request: wire.HeartbeatRequest, /) -> wire.HeartbeatReply: ...
+    def announce(self, request: wire.AnnounceRequest, /) -> wire.AnnounceReply: ...
+    def finish(self, request: wire.FinishRequest, /) -> wire.FinishReply: ...
     def leave(self, request: wire.LeaveRequest, /) -> wire.LeaveReply: ...
     def barrier(self, request: wire.BarrierRequest, /) -> wire.BarrierReply: ...
     def rendezvous(self, request: wire.RendezvousRequest, /) -> wire.RendezvousReply: ...
@@ -69,6 +87,8 @@ class Controlled(Protocol):
     def shrink(self, request: wire.ShrinkRequest, /) -> wire.ShrinkReply: ...
     def status(self, request: wire.StatusRequest, /) -> wire.StatusReply: ...
     def drain(self, request: wire.DrainRequest, /) -> wire.DrainReply: ...
+    def observe(self, request: wire.ObserveRequest, /) -> wire.ObserveReply: ...
+    def reset(self, request: wire.ResetRequest, /) -> wire.ResetReply: ...
 
 
 # ---- errors and statuses ----
@@ -198,11 +218,20 @@ def _answering(method: Any) -> Any:
 
 
 class ControlClient:
-    """Control calls to one server, on a connection of its own.  Any thread may call.
+    """Control calls to one server, on a connection of their own.  Any thread may call.
 
     Each call ends within its timeout.  While the server cannot be reached the call is tried again:
     every control call may safely arrive twice.  Only Heartbeat is tried once, because a late one
     says nothing.
+
+    [Note: dialling again]  A connection can die without a word: packets are dropped, and nothing
+    arrives any more, not even an error.  No call can tell that from a server that takes long.  The
+    heartbeat can: where one stays unanswered and the next, over a connection that was dialled for
+    it, is answered, the old connection is dead.  The new one takes its place, and the calls that
+    wait on the old one are asked again, each with its whole timeout: the server is alive.
+    Before there is a heartbeat, a call that servers answer at once (PROMPT_CALLS) is asked again
+    over a new connection after a third of its timeout.
+    A name is resolved each time that a connection is dialled: a server that has moved is found.
 
     Args:
         endpoint: HOST:PORT.
@@ -210,16 +239,14 @@ class ControlClient:
     """
 
     def __init__(self, endpoint: str, timeout_seconds: float) -> None:
-        host, port = split_endpoint(endpoint)
         self.endpoint = endpoint
         self._timeout = timeout_seconds
-        self._channel = grpc.insecure_channel(spell(host, port), options=OPTIONS + RECONNECT)
-        self._calls = {
-            name: self._channel.unary_unary(
-                f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString
-            )
-            for name, (_, request, reply) in CALLS.items()
-        }
+        self._dialled = DialledChannel(*split_endpoint(endpoint))
+
+    @property
+    def redials(self) -> int:
+        """Connections that a heartbeat has put in the place of a dead one."""
+        return self._dialled.redials
 
     def wait_ready(self, timeout_seconds: float) -> None:
         """Returns when the server is up and serves.  A wait of more than a few seconds is logged
@@ -228,21 +255,25 @@ class ControlClient:
         Raises:
             Unreachable: it was not, within ``timeout_seconds``.
         """
-        check = health_pb2_grpc.HealthStub(self._channel).Check
         reason = ""
         text = f"waiting for the server at {self.endpoint} (for up to {timeout_seconds:g} s)"
         for waited in poll(log, lambda: text, timeout_seconds, FIRST_PAUSE):
+            seconds = min(max(timeout_seconds - waited, 0.001), 1.0)
             try:
-                reply = check(
-                    health_pb2.HealthCheckRequest(service=SERVICE),
-                    timeout=min(timeout_seconds - waited, 1.0),
-                    wait_for_ready=True,
+                channel = self._dialled.present(seconds)
+            except Unreachable as error:
+                reason = str(error)
+                continue
+            try:
+                reply = health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(service=SERVICE), timeout=seconds
                 )
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
                 reason = "it is up, but shutting down"
             except grpc.RpcError as error:
                 reason = str(from_rpc_error(error, self.endpoint, "a health check"))
+                self._dialled.drop(channel)
         raise Unreachable(f"no server at {self.endpoint} within {timeout_seconds:g} s: {reason}")
 
     def join(self, request: wire.JoinRequest, timeout: float | None = None) -> wire.JoinReply:
@@ -256,10 +287,36 @@ class ControlClient:
         return self._call("Install", request, wire.InstallReply, timeout)
 
     def heartbeat(
-        self, request: wire.HeartbeatRequest, timeout: float | None = None
+        self, request: wire.HeartbeatRequest, timeout: float | None = None, anew: bool = False
     ) -> wire.HeartbeatReply:
-        """Sends a heartbeat; tried once."""
-        return self._call("Heartbeat", request, wire.HeartbeatReply, timeout, tries=1)
+        """Sends a heartbeat; tried once.
+
+        Args:
+            anew: over a connection that is dialled for it; when it has been answered, that is the
+                client's: see [Note: dialling again].
+        """
+        if not anew:
+            return self._call("Heartbeat", request, wire.HeartbeatReply, timeout, tries=1)
+        seconds = self._timeout if timeout is None else timeout
+        fresh = self._dialled.dial(seconds)
+        try:
+            reply = self._ask(fresh, "Heartbeat", request, seconds)
+        except grpc.RpcError as error:
+            fresh.close()
+            raise from_rpc_error(error, self.endpoint, "Heartbeat") from error
+        self._dialled.replace(fresh)
+        assert isinstance(reply, wire.HeartbeatReply)
+        return reply
+
+    def announce(
+        self, request: wire.AnnounceRequest, timeout: float | None = None
+    ) -> wire.AnnounceReply:
+        """Says that a trainer has started; tried once."""
+        return self._call("Announce", request, wire.AnnounceReply, timeout, tries=1)
+
+    def finish(self, request: wire.FinishRequest, timeout: float | None = None) -> wire.FinishReply:
+        """Waits a second at most: see FinishReply."""
+        return self._call("Finish", request, wire.FinishReply, timeout)
 
     def leave(self, request: wire.LeaveRequest, timeout: float = LEAVE_SECONDS) -> wire.LeaveReply:
         """Leaves the job; does not wait long for a server that is gone."""
@@ -297,6 +354,18 @@ class ControlClient:
         """The server's state, its trainers, and what it holds."""
         return self._call("Status", request or wire.StatusRequest(), wire.StatusReply, timeout)
 
+    def observe(
+        self, request: wire.ObserveRequest, timeout: float | None = None
+    ) -> wire.ObserveReply:
+        """Begins, goes on with or ends reading what a job holds."""
+        return self._call("Observe", request, wire.ObserveReply, timeout)
+
+    def reset(
+        self, request: wire.ResetRequest | None = None, timeout: float | None = None
+    ) -> wire.ResetReply:
+        """Drops what a failed job has left."""
+        return self._call("Reset", request or wire.ResetRequest(), wire.ResetReply, timeout)
+
     def drain(
         self, request: wire.DrainRequest | None = None, timeout: float | None = None
     ) -> wire.DrainReply:
@@ -305,7 +374,9 @@ class ControlClient:
 
     def close(self) -> None:
         """Ends the connection; harmless when called twice."""
-        self._channel.close()
+        self._dialled.close()
+
+    # ---- one call: see [Note: dialling again] ----
 
     def _call(
         self,
@@ -315,24 +386,51 @@ class ControlClient:
         timeout: float | None,
         tries: int = 10**9,
     ) -> Reply:
-        """One call, tried again while the server is UNAVAILABLE and has not said why itself."""
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        """One call, tried again while the connection breaks and the server has not said why."""
+        seconds = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
         pause = FIRST_PAUSE
         while True:
+            left = max(deadline - time.monotonic(), 0.001)
+            patience = left if name not in PROMPT_CALLS else min(left, seconds / TRIES)
+            tries -= 1
+            channel = None
             try:
-                reply = self._calls[name](request, timeout=max(deadline - time.monotonic(), 0.001))
-            except grpc.RpcError as error:
-                tries -= 1
-                failure = from_rpc_error(error, self.endpoint, name)
-                again = error.code() is grpc.StatusCode.UNAVAILABLE and not _named(error)
+                channel = self._dialled.present(patience)
+                reply = self._ask(channel, name, request, patience)
+            except (Unreachable, grpc.RpcError, ValueError) as error:
+                if channel is not None and tries and self._dialled.replaced(channel):
+                    deadline = time.monotonic() + seconds
+                    continue
+                failure, again = self._failure(error, name)
+                if again and channel is not None:
+                    self._dialled.drop(channel)
                 if not again or not tries or time.monotonic() + pause >= deadline:
                     raise failure from error
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-            except ValueError as error:  # grpcio's word for a closed channel
-                raise Unreachable(
-                    f"{self.endpoint}: {name} after the connection was closed"
-                ) from error
             else:
                 assert isinstance(reply, kind)
                 return reply
+
+    def _ask(self, channel: grpc.Channel, name: str, request: Message, timeout: float) -> Message:
+        """One try of the call of that name."""
+        _, asked, answered = CALLS[name]
+        call = channel.unary_unary(
+            f"/{SERVICE}/{name}", asked.SerializeToString, answered.FromString
+        )
+        reply: Message = call(request, timeout=timeout)
+        return reply
+
+    def _failure(self, error: Exception, name: str) -> tuple[PServerError, bool]:
+        """The error that a try has ended with, and whether another try may help."""
+        again = not self._dialled.closed
+        if isinstance(error, Unreachable):
+            return error, again
+        if isinstance(error, ValueError):  # grpcio's word for a closed channel
+            text = f"{self.endpoint}: {name} after the connection was closed"
+            return Unreachable(text), again
+        assert isinstance(error, grpc.RpcError)
+        late = name in PROMPT_CALLS and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        again = again and (late or (error.code() in BROKEN and not _named(error)))
+        return from_rpc_error(error, self.endpoint, name), again

@@ -4,8 +4,10 @@
 
     PServerError
     |-- Unreachable            a server does not answer
-    |-- Lost                   a peer of a running job sent no heartbeat for the heartbeat timeout
+    |-- Lost                   a peer of a running job sent no heartbeat for the heartbeat timeout,
+    |   |                      or is going
     |   |-- ServerLost
+    |   |   `-- Draining       the server is shutting down
     |   `-- TrainerLost
     |-- TimedOut               a wait reached its timeout, though heartbeats went on
     |-- JobFailed              another process of the job ended it, and said why
@@ -13,8 +15,8 @@
     |   |-- Busy               the server has another job
     |   |-- FingerprintMismatch    two processes of a job run different programs
     |   `-- Unprepared         not yet installed, or no such variable here
-    |-- CorruptFrame           bytes that are not a frame, or a frame that contradicts the plan
-    `-- Draining               the server is shutting down
+    `-- CorruptFrame           bytes that are not a frame, or a frame that contradicts the plan
+        `-- GarbledStream      bytes that are not a frame came to a server
 
 A mistake in what the user wrote is a ``ValueError`` or a ``TypeError``.  On the wire an error is
 the name of its class and one sentence.
@@ -46,7 +48,7 @@ class Lost(PServerError):
 
 
 class ServerLost(Lost):
-    """A server has not answered a heartbeat for longer than the heartbeat timeout."""
+    """A server has not answered a heartbeat for longer than the heartbeat timeout, or is going."""
 
 
 class TrainerLost(Lost):
@@ -97,7 +99,13 @@ class CorruptFrame(PServerError):
     status = "DATA_LOSS"
 
 
-class Draining(PServerError):
+class GarbledStream(CorruptFrame):
+    """Bytes that are not a frame came to a server: the stream ends, and the trainer asks again over
+    another.
+    """
+
+
+class Draining(ServerLost):
     """The server is shutting down."""
 
     status = "UNAVAILABLE"

@@ -26,6 +26,8 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROWS: _ClassVar[Kind]
     LOOKUP: _ClassVar[Kind]
     SCAN: _ClassVar[Kind]
+    ASSIGN: _ClassVar[Kind]
+    CHECKSUM: _ClassVar[Kind]
 UNKNOWN: Kind
 HELLO: Kind
 VALUE: Kind
@@ -42,6 +44,8 @@ PROBE: Kind
 ROWS: Kind
 LOOKUP: Kind
 SCAN: Kind
+ASSIGN: Kind
+CHECKSUM: Kind
 
 class JoinRequest(_message.Message):
     __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "transports", "server_index")
@@ -114,39 +118,92 @@ class HeartbeatReply(_message.Message):
     error: str
     def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
+class AnnounceRequest(_message.Message):
+    __slots__ = ("trainer_id", "incarnation", "failure", "joined")
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    trainer_id: int
+    incarnation: str
+    failure: str
+    joined: bool
+    def __init__(self, trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., failure: _Optional[str] = ..., joined: _Optional[bool] = ...) -> None: ...
+
+class AnnounceReply(_message.Message):
+    __slots__ = ("heartbeat_timeout_seconds",)
+    HEARTBEAT_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    heartbeat_timeout_seconds: float
+    def __init__(self, heartbeat_timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class FinishRequest(_message.Message):
+    __slots__ = ("session", "wait")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    wait: bool
+    def __init__(self, session: _Optional[str] = ..., wait: _Optional[bool] = ...) -> None: ...
+
+class FinishReply(_message.Message):
+    __slots__ = ("over", "missing")
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    over: bool
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, over: _Optional[bool] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class LeaveRequest(_message.Message):
-    __slots__ = ("session", "failure")
+    __slots__ = ("session", "failure", "success")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_FIELD_NUMBER: _ClassVar[int]
     session: str
     failure: str
-    def __init__(self, session: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
+    success: bool
+    def __init__(self, session: _Optional[str] = ..., failure: _Optional[str] = ..., success: _Optional[bool] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("failure", "error")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    failure: str
+    error: str
+    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("session", "name")
+    __slots__ = ("session", "name", "text")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     session: str
     name: str
-    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    text: str
+    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("passed",)
+    __slots__ = ("passed", "texts")
+    class TextsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     PASSED_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     passed: bool
-    def __init__(self, passed: _Optional[bool] = ...) -> None: ...
+    texts: _containers.ScalarMap[int, str]
+    def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class RendezvousRequest(_message.Message):
-    __slots__ = ("session", "address")
+    __slots__ = ("session", "address", "topic")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
     session: str
     address: str
-    def __init__(self, session: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    topic: str
+    def __init__(self, session: _Optional[str] = ..., address: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class RendezvousReply(_message.Message):
     __slots__ = ("address",)
@@ -220,7 +277,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +299,8 @@ class StatusReply(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     state: str
     fingerprint: str
     mode: str
@@ -256,7 +315,9 @@ class StatusReply(_message.Message):
     failure: str
     variables: _containers.MessageMap[str, VariableBytes]
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+    failed_seconds: float
+    kept_seconds: float
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ...) -> None: ...
 
 class VariableBytes(_message.Message):
     __slots__ = ("bytes_in", "bytes_out")
@@ -308,6 +369,52 @@ class DrainRequest(_message.Message):
 class DrainReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ObserveRequest(_message.Message):
+    __slots__ = ("session", "transports", "pause", "end")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    pause: bool
+    end: bool
+    def __init__(self, session: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., pause: _Optional[bool] = ..., end: _Optional[bool] = ...) -> None: ...
+
+class ObserveReply(_message.Message):
+    __slots__ = ("session", "transport", "data_port", "heartbeat_timeout_seconds", "program", "fingerprint", "versions", "step", "hparams", "failure")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    DATA_PORT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HPARAMS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    transport: str
+    data_port: int
+    heartbeat_timeout_seconds: float
+    program: _program_pb2.Program
+    fingerprint: str
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    step: int
+    hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
+    failure: str
+    def __init__(self, session: _Optional[str] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., program: _Optional[_Union[_program_pb2.Program, _Mapping]] = ..., fingerprint: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class ResetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    def __init__(self, state: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "scan", "request", "payload")
@@ -382,7 +489,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -397,19 +504,30 @@ class Commit(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class WrittenEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     HPARAMS_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     OMIT_VALUES_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
     overflow: bool
     omit_values: bool
     metadata: _containers.ScalarMap[str, str]
     scale: _containers.ScalarMap[str, float]
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    written: _containers.ScalarMap[str, int]
+    last: bool
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class GroupHparams(_message.Message):
     __slots__ = ("group", "values")
@@ -427,18 +545,27 @@ class GroupHparams(_message.Message):
     def __init__(self, group: _Optional[int] = ..., values: _Optional[_Mapping[str, _program_pb2.Hparam]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("version", "committed", "overflow", "cursor", "metadata")
+    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums")
+    class ChecksumsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     version: int
     committed: int
     overflow: bool
     cursor: int
     metadata: str
-    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
+    checksums: _containers.ScalarMap[str, int]
+    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Norms(_message.Message):
     __slots__ = ("squared",)

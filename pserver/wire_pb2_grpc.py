@@ -49,6 +49,16 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.HeartbeatReply.FromString,
                 _registered_method=True)
+        self.Announce = channel.unary_unary(
+                '/pserver.ParameterServer/Announce',
+                request_serializer=pserver_dot_wire__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.AnnounceReply.FromString,
+                _registered_method=True)
+        self.Finish = channel.unary_unary(
+                '/pserver.ParameterServer/Finish',
+                request_serializer=pserver_dot_wire__pb2.FinishRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.FinishReply.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/pserver.ParameterServer/Leave',
                 request_serializer=pserver_dot_wire__pb2.LeaveRequest.SerializeToString,
@@ -89,6 +99,16 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.DrainRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/pserver.ParameterServer/Observe',
+                request_serializer=pserver_dot_wire__pb2.ObserveRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.ObserveReply.FromString,
+                _registered_method=True)
+        self.Reset = channel.unary_unary(
+                '/pserver.ParameterServer/Reset',
+                request_serializer=pserver_dot_wire__pb2.ResetRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.ResetReply.FromString,
+                _registered_method=True)
         self.Exchange = channel.stream_stream(
                 '/pserver.ParameterServer/Exchange',
                 request_serializer=pserver_dot_wire__pb2.Frame.SerializeToString,
@@ -112,6 +132,18 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Announce(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Finish(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,6 +197,18 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reset(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Exchange(self, request_iterator, context):
         """The tensor stream over grpcio.  Arrow Flight carries the same frames in DoExchange, each header
         in `app_metadata` and the payload as the single uint8 column of a record batch.
@@ -190,6 +234,16 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=pserver_dot_wire__pb2.HeartbeatRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.HeartbeatReply.SerializeToString,
+            ),
+            'Announce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=pserver_dot_wire__pb2.AnnounceRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.AnnounceReply.SerializeToString,
+            ),
+            'Finish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Finish,
+                    request_deserializer=pserver_dot_wire__pb2.FinishRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.FinishReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -230,6 +284,16 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=pserver_dot_wire__pb2.DrainRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.DrainReply.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
+                    request_deserializer=pserver_dot_wire__pb2.ObserveRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.ObserveReply.SerializeToString,
+            ),
+            'Reset': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reset,
+                    request_deserializer=pserver_dot_wire__pb2.ResetRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.ResetReply.SerializeToString,
             ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
@@ -318,6 +382,60 @@ class ParameterServer:
             '/pserver.ParameterServer/Heartbeat',
             pserver_dot_wire__pb2.HeartbeatRequest.SerializeToString,
             pserver_dot_wire__pb2.HeartbeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Announce',
+            pserver_dot_wire__pb2.AnnounceRequest.SerializeToString,
+            pserver_dot_wire__pb2.AnnounceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Finish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Finish',
+            pserver_dot_wire__pb2.FinishRequest.SerializeToString,
+            pserver_dot_wire__pb2.FinishReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -534,6 +652,60 @@ class ParameterServer:
             '/pserver.ParameterServer/Drain',
             pserver_dot_wire__pb2.DrainRequest.SerializeToString,
             pserver_dot_wire__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Observe',
+            pserver_dot_wire__pb2.ObserveRequest.SerializeToString,
+            pserver_dot_wire__pb2.ObserveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Reset',
+            pserver_dot_wire__pb2.ResetRequest.SerializeToString,
+            pserver_dot_wire__pb2.ResetReply.FromString,
             options,
             channel_credentials,
             insecure,

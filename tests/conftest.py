@@ -17,7 +17,7 @@ import torch
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 
-pytest_plugins = ["tests.support.tiers", "tests.support.checks"]
+pytest_plugins = ["tests.support.tiers", "tests.support.checks", "tests.support.stores"]
 
 EXIT_SECONDS = 60.0
 CLUSTER_VARIABLES = (
@@ -95,7 +95,8 @@ def servers() -> Iterator[Callable[[int], str]]:
 
         def endpoints(count: int) -> str:
             while len(running) < count:
-                running.append(stack.enter_context(Server(ServerConfig())))
+                config = ServerConfig(keep_failed_seconds=0.0)
+                running.append(stack.enter_context(Server(config)))
             return ",".join(server.endpoint for server in running[:count])
 
         yield endpoints

@@ -18,6 +18,7 @@ from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, PServerError
 from pserver.table.gradient import RowGradient
 from pserver.testing.stream_faults import Injector, Point, injected
+from pserver.transport.assignment import Assignment, checksum
 from pserver.wire_pb2 import Kind
 from tests.support.protocol import Transcript, written
 from tests.support.transcript import compare
@@ -146,6 +147,36 @@ def test_push(request: pytest.FixtureRequest) -> None:
         trainer.client.leave()
 
     compare(request, "protocol/push.txt", after_title(transcript))
+
+
+def test_assign(request: pytest.FixtureRequest) -> None:
+    """A step that carries what the script has written: all of b, two elements of w; the trainer
+    finds out by their checksums that it has.
+    """
+    with server() as endpoint, written(Transcript()) as transcript:
+        trainer = Trainer(endpoint, plan_of()).start()
+        transcript.title("the checksums of what the server has")
+        held = trainer.channel.checksums(["w", "b"]).result(SECONDS).checksums
+        assert held == {"w": checksum(torch.ones(2, 3)), "b": checksum(torch.zeros(3))}
+        transcript.title("a step that assigns b and two elements of w")
+        assignments = {
+            "w": Assignment(torch.tensor([7.0, 8.0]), torch.tensor([1, 4])),
+            "b": Assignment(torch.tensor([1.0, 2.0, 3.0])),
+        }
+        after = torch.tensor([[1.0, 7, 1], [1, 8, 1]])
+        answer = trainer.channel.begin()
+        trainer.channel.assign(1, assignments)
+        trainer.channel.push(1, GRADIENTS.items())
+        trainer.channel.commit(
+            1,
+            {0: HPARAMS},
+            written={"w": checksum(after), "b": checksum(assignments["b"].values)},
+        )
+        answer.result(SECONDS)
+        trainer.client.leave()
+
+    assert torch.equal(trainer.values["w"], after - 0.5 * GRADIENTS["w"])
+    compare(request, "protocol/assign.txt", after_title(transcript))
 
 
 def test_norms(request: pytest.FixtureRequest) -> None:

@@ -70,6 +70,7 @@ The rooms
 A room imports those above it, and none below it::
 
     role  row_optimizers  serving   root files that import no room
+    overflow                        root: an overflow elsewhere, told to this GradScaler
     collective                      trainers among themselves: rendezvous, groups, all-reduce
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
     communicator                    the connections to the servers, one sender for each lane
@@ -118,6 +119,7 @@ The essays
 
 Each stands in its file; code that relies on one says ``See [Note: ...]``::
 
+    overflow                           whose overflow
     collective/    process_groups      no timeout on progress
                    membership          who is lost
                    data_parallel       errors in backward
@@ -125,6 +127,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    dense_allreduce     one layout
     embedding/     embedding           how a table trains
                    proxy_parameter     a scalar gradient for rows; steps without servers
+                   proxy_gradient      clamps of a norm
                    row_cache           staleness of a cached row; four to a set
                    moved_weight        references to a moved weight
     communicator/  async_sender        how far ahead
@@ -136,9 +139,10 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    device_copy         what waits for what
     executor/      collective_runtime  rendezvous again
     checkpoint/    export              an exported table
-    sharding/      units               units
+    sharding/      reads               reads outside a unit
+                   units               units
     hybrid/        mesh                two meshes
-    job/           data_shard          equal numbers of batches
+    job/           part                equal numbers of batches
 """
 
 from typing import TYPE_CHECKING

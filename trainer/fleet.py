@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from pserver.config import ServerConfig
-from pserver.service.server import serve
+from pserver.service.server import serve_job
 from trainer.embedding.conversion import distribute_embedding, moved
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import begin, distributed, end, is_present, present
@@ -52,7 +52,7 @@ from trainer.job.table_admin import shrink, table_status
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from transpiler.clip import GradClip
-from transpiler.strategy.from_strategy import SUPPORTED, lanes_of
+from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy
 
 __all__ = [
@@ -118,8 +118,8 @@ def init(
         strategy: the default for ``distributed_optimizer``.
 
     Raises:
-        ValueError: a required variable is missing or wrong, or a switch of the strategy has no
-            effect in this version.
+        ValueError: a required variable is missing or wrong, or settings of the strategy cannot act
+            in this job; the message names all of them.
         RuntimeError: a job is under way: call ``finish()`` first.
         PServerError: another trainer of a collective job has not come up.
     """
@@ -129,17 +129,20 @@ def init(
             f"{type(role_maker).__name__}"
         )
     role = role_maker or CloudRoleMaker()
+    Connection.from_environment()  # a wrong variable is told also where nothing reads it
     if is_collective or role.role is Role.COLLECTIVE:
         begin(_collective(role, strategy))
         return
-    _check_strategy(strategy)
+    check(strategy, _kind(role))
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
-    begin(Job(role, strategy))
+    job = Job(role, strategy)
+    begin(job)
+    job.announce()
 
 
 def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> CollectiveJob:
-    if strategy is not None and any(
+    if isinstance(strategy, DistributedStrategy) and any(
         name.startswith("hybrid_configs.") for name in strategy.unsupported(())
     ):
         from trainer.job.hybrid_job import HybridJob
@@ -148,16 +151,21 @@ def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> Collec
     return CollectiveJob(role, strategy)
 
 
-def _check_strategy(strategy: DistributedStrategy | None) -> None:
-    if strategy is None:
+def _kind(role: RoleMaker) -> str:
+    return "alone" if role.role is Role.SINGLE else "servers"
+
+
+def _check_late(strategy: DistributedStrategy | None, job: Job) -> None:
+    """Refuses a strategy of ``distributed_optimizer`` that comes too late to act."""
+    check(strategy, _kind(job.role))
+    if strategy is None or strategy is job.strategy:
         return
-    if not isinstance(strategy, DistributedStrategy):
-        raise TypeError(f"strategy: expected a DistributedStrategy, got {type(strategy).__name__}")
-    unsupported = strategy.unsupported(SUPPORTED)
-    lanes_of(strategy)
-    if unsupported:
+    asked = strategy.a_sync_configs["embeddings"]
+    if asked and (job.strategy is None or asked != job.strategy.a_sync_configs["embeddings"]):
         raise ValueError(
-            f"strategy.{unsupported[0]}: has no effect in this version; leave it at its default"
+            f"a_sync_configs['embeddings']={list(asked)!r}: fleet.distributed_model moves "
+            "embeddings, by the strategy of fleet.init, and has been called without these; give "
+            "the strategy to fleet.init(strategy=...)"
         )
 
 
@@ -234,7 +242,8 @@ def distributed_optimizer(
     Args:
         optimizer: any element-wise optimizer of torch.optim, over parameters of the registered
             models.
-        strategy: None takes that of ``init``; without one the job is sync.
+        strategy: None takes that of ``init``; without one the job is sync.  What acts earlier
+            ("embeddings", ``hybrid_configs``) belongs into that of ``init``.
         grad_clip: ``ClipGradByValue``, ``ClipGradByNorm`` or ``ClipGradByGlobalNorm`` of
             ``transpiler``, applied to the merged gradient.
         compression: how gradients travel, by pattern of parameter names, the first that matches:
@@ -246,7 +255,7 @@ def distributed_optimizer(
 
     Raises:
         ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered
-            model.
+            model, or settings of the strategy cannot act here.
         PServerError: a server cannot be reached, or refuses the job.
     """
     if grad_clip is not None and not isinstance(grad_clip, GradClip):
@@ -262,21 +271,23 @@ def distributed_optimizer(
         job.strategy = strategy or job.strategy
         job.optimizer = job.distribute(optimizer, grad_clip, compression)
         return job.optimizer
-    _check_strategy(strategy)
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
+    _check_late(strategy, job)
     job.strategy, job.compression = strategy or job.strategy, compression
     names = {tensor: name for name, tensor in job.tensors().items()}
     overlap = job.strategy is not None and job.strategy.a_sync_configs["overlap"]
     job.optimizer = DistributedOptimizer(
         optimizer, names, job.connect, grad_clip, overlap, job.find_tables()
     )
+    job.passes.ask()
     return job.optimizer
 
 
 def finish() -> None:
-    """Leaves the job, when the servers have applied all that this trainer sent.  The others go on
-    without it.  Where there is no job it has no effect, so that a ``finally`` may call it.
+    """Leaves the job, when the servers have applied all that this trainer sent, and every trainer
+    has finished.  Until then the others go on without it.  Where there is
+    no job it has no effect, so that a ``finally`` may call it.
 
     Example::
 
@@ -285,21 +296,20 @@ def finish() -> None:
         fleet.finish()    # no job is left to leave: no effect
 
     Raises:
-        PServerError: a server was lost before it applied everything.
+        PServerError: the job has failed: a trainer did not finish, or a server was lost.
     """
     job = end()
-    if job is not None and job.optimizer is not None:
-        job.optimizer.close()
-    if isinstance(job, CollectiveJob):
-        job.close()
+    if job is not None:
+        job.claims.release()
+        job.finish()
 
 
 # ---- data ----
 
 
 def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
-    """This trainer's part of one epoch: the same split in every process, in another order at each
-    call where the loader shuffles.
+    """This trainer's part of the data: the same split in every process, in another order at each
+    iteration where the loader shuffles.  Every trainer calls this equally often.
 
     Example::
 
@@ -308,19 +318,23 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
             print(x)
 
     Args:
-        loader: a DataLoader, or any iterable of batches.
-        seed: of the shuffling; None: 0 where the loader shuffles, and otherwise its own order.
+        loader: a DataLoader, or any iterable of batches; docs/data.md says how each kind is
+            divided.
+        seed: of the shuffling; None: 0 (or that of the loader's generator) where the loader
+            shuffles, and otherwise its own order.
 
     Returns:
-        An iterable of batches, equally many on every trainer; no sample is in two parts.
+        An iterable of batches, equally many on every trainer; no sample is in two parts.  Each
+        iteration is a pass of its own.
 
     Raises:
-        ValueError: there are fewer samples than trainers.
+        ValueError: a sampler gives one rank's part only.  When it is iterated over: there are
+            fewer samples, or batches, than trainers; or the trainers have drawn different orders.
     """
     job = present()
     if isinstance(job, CollectiveJob):
         return job.shard(loader, seed)
-    return _shard(loader, job.role.trainers, job.role.trainer_id, seed)
+    return _shard(loader, job.role.trainers, job.role.trainer_id, seed, job.passes)
 
 
 # ---- the original's life-cycle calls ----
@@ -368,21 +382,23 @@ def init_server() -> None:
 
 
 def run_server() -> None:
-    """Serves at CURRENT_ENDPOINT until stopped by SIGTERM or SIGINT.
+    """Serves one job at CURRENT_ENDPOINT, and returns when it is done.
 
     Raises:
         RuntimeError: the process is a trainer.
-        SystemExit: the server could not start or failed.
+        PServerError: the job has failed; this is what ended it.
+        SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
+        OSError: it cannot listen there.
     """
     init_server()
     role = present().role
     connection = Connection.from_environment()
-    code = serve(
+    serve_job(
         ServerConfig(
             endpoint=role.current_endpoint,
             transport=connection.transport,
             heartbeat_timeout_seconds=connection.heartbeat_timeout_seconds,
+            start_timeout_seconds=connection.start_timeout_seconds,
+            once=True,
         )
     )
-    if code:
-        raise SystemExit(code)

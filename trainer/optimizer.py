@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.collective.dense_allreduce import DenseAllreduce
+from trainer.overflow import tell_scaler
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.ir.rules import hparams_of, rule_of
 from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
     from trainer.communicator.communicator import Communicator
+    from trainer.communicator.gradient_changes import GradientChanges
     from trainer.communicator.tables import Tables
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
@@ -68,6 +70,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.steps = 0  # taken by the job, those before a resumed checkpoint included
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
+        self._changes: GradientChanges | None = None
         self._communicator = connect(self)
         if overlap:
             self._send_early()
@@ -89,6 +92,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def inner(self) -> torch.optim.Optimizer:
         """The user's optimizer."""
         return self._inner
+
+    def watch(self, changes: GradientChanges | None) -> None:
+        """Warns, from now on, where the script changes gradients that ``changes`` watches."""
+        if self._changes is not None:
+            self._changes.close()
+        self._changes = changes
 
     def trained(self) -> dict[str, torch.Tensor]:
         """The parameters of the groups, by name, without the proxy parameters of tables."""
@@ -112,8 +121,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._communicator is not None and self._communicator.changes is not None:
-            self._communicator.changes.check()
+        if self._changes is not None:
+            self._changes.check()
         overflow = self._unscale()
         if self._communicator is None:
             self._step_alone(overflow)
@@ -151,13 +160,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, gradient in self._gradients().items()
             if parameter not in self._left
         }
-        # the scalar of a proxy parameter is a norm, whose value is not to be clamped
         if isinstance(self.grad_clip, ClipGradByValue):
-            gradients = {
-                parameter: gradient
-                for parameter, gradient in gradients.items()
-                if parameter in self.names
-            }
+            for parameter in gradients.keys() - self.names.keys():  # of tables: clamps their rows
+                gradients.pop(parameter).clamp_(self.grad_clip.min, self.grad_clip.max)
         if self.grad_clip is not None and gradients:
             results = apply(self.grad_clip.to_clip(), list(gradients.values()))
             for gradient, result in zip(gradients.values(), results, strict=True):
@@ -169,7 +174,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._inner.step()
             self.steps += 1
 
-    def _step_together(self, communicator: Communicator, overflow: bool) -> None:
+    def _step_together(self, communicator: Communicator, own: bool) -> None:
+        overflow = own
+        if self._left:
+            communicator.written.look_again()
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()
@@ -190,7 +198,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         done = communicator.finish_step()
         assert done is not None, "every lane is closed"
-        self.steps += 0 if overflow or done.overflow else 1
+        overflow = overflow or done.overflow
+        if overflow and not own:
+            tell_scaler(self)  # see [Note: whose overflow]
+        self.steps += 0 if overflow else 1
 
     def _step_allreduced(
         self, allreduce: DenseAllreduce, names: Sequence[str], overflow: bool
@@ -213,10 +224,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return overflow
 
     def _send_rows(self, communicator: Communicator) -> None:
-        clip = self.grad_clip if not communicator.plan.clips_on_servers else None
         for name, gradient in ({} if self._tables is None else self._tables.gradients()).items():
-            if isinstance(clip, ClipGradByValue):
-                gradient.rows.clamp_(clip.min, clip.max)
             communicator.send_rows(name, gradient)
 
     def _send_early(self) -> None:
@@ -337,13 +345,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._communicator is not None:
             self._communicator.flush()
 
-    def barrier(self, name: str) -> None:
-        """Waits for every trainer that has not left."""
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+        """
         if self._communicator is not None:
-            self._communicator.barrier(name)
+            return self._communicator.barrier(name, text)
+        return {0: text} if text else {}
+
+    def finish(self) -> None:
+        """Leaves the servers when every trainer of the job has finished."""
+        self.watch(None)
+        if self._communicator is not None:
+            self._communicator.finish()
 
     def close(self, failure: str = "") -> None:
-        """Leaves the servers."""
+        """Leaves the servers, without waiting for the other trainers."""
+        self.watch(None)
         if self._communicator is not None:
             self._communicator.leave(failure)
 

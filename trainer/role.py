@@ -15,6 +15,7 @@ from pserver.config import (
     HEARTBEAT_TIMEOUT_SECONDS,
     START_TIMEOUT_SECONDS,
     TRANSPORT_CHOICES,
+    check_seconds,
     split_endpoint,
 )
 
@@ -109,8 +110,8 @@ class World:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> World:
-        """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: a world of one without the
-        first two, otherwise all five.
+        """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: a world of one without them,
+        otherwise all five.
 
         Raises:
             ValueError: one of them is missing, or holds something else than it should; the message
@@ -124,7 +125,7 @@ class World:
             given = ", ".join(name for name in TORCHRUN if name not in missing)
             raise ValueError(
                 f"{', '.join(missing)}: not set, and a trainer of a collective job ({given} set) "
-                "needs it"
+                f"needs {'it' if len(missing) == 1 else 'them'}; to train alone, unset {given}"
             )
         rank, size, local_rank, port = (
             _number(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
@@ -156,9 +157,11 @@ class World:
 
 
 def is_collective(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the environment makes this process one of torchrun's: RANK and WORLD_SIZE are set."""
+    """Whether the environment makes this process one of torchrun's: some of its variables are set.
+    All must be: see :meth:`World.from_environment`.
+    """
     environ = os.environ if environ is None else environ
-    return bool(environ.get("RANK") and environ.get("WORLD_SIZE"))
+    return any(environ.get(name) for name in TORCHRUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,18 +282,26 @@ class UserDefinedRoleMaker:
         )
 
 
+# by the word of TRAINING_ROLE
+_ROLES = {name: Role[name] for name in ("TRAINER", "WORKER", "PSERVER", "SERVER")}
+
+
 def from_environment(environ: Mapping[str, str]) -> RoleMaker:
     """See :class:`CloudRoleMaker`."""
     word = environ.get("TRAINING_ROLE")
-    if word not in (None, "TRAINER", "PSERVER"):
-        raise ValueError(f"TRAINING_ROLE: expected TRAINER or PSERVER, got {word!r}")
-    without_servers = word is None or (word == "TRAINER" and not environ.get("PSERVER_ENDPOINTS"))
+    if word not in (None, *_ROLES):
+        raise ValueError(
+            f"TRAINING_ROLE: expected TRAINER (also WORKER) or PSERVER (also SERVER), got {word!r}"
+        )
+    role = _ROLES.get(word or "")
+    without_servers = role is None or (
+        role is Role.TRAINER and not environ.get("PSERVER_ENDPOINTS")
+    )
     if without_servers and is_collective(environ):
         world = World.from_environment(environ)
         return RoleMaker(Role.COLLECTIVE, trainer_id=world.rank, trainers=world.size)
-    if word is None:
+    if role is None:
         return RoleMaker(Role.SINGLE)
-    role = Role(word)
     return RoleMaker(
         role=role,
         trainer_id=_integer(environ, "TRAINER_ID") if role is Role.TRAINER else 0,
@@ -330,10 +341,4 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name, "")
-    try:
-        seconds = float(text) if text else default
-    except ValueError:
-        seconds = -1.0
-    if not seconds > 0:
-        raise ValueError(f"{name}: expected a number of seconds above 0, got {text!r}")
-    return seconds
+    return check_seconds(name, text) if text else default

@@ -14,12 +14,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from pserver.storage.single_file import read
 
 POOLINGS = ("sum", "mean", "sqrtn")
 
@@ -223,6 +225,7 @@ def load_embedding(
     """The table of module ``name`` in a file that ``fleet.export`` wrote.
 
     Args:
+        path: of the file, or its URL.
         unknown: what ids without a row read where any int64 is an id: their "initial" values, or
             "zeros".
 
@@ -254,9 +257,8 @@ def load_embedding(
 
 
 def _read(path: str) -> Mapping[str, Any]:
-    if Path(path).suffix == ".safetensors":
-        import safetensors.torch  # only where such a file is read
-
-        return safetensors.torch.load_file(path)
-    found: Mapping[str, Any] = torch.load(path, weights_only=True, mmap=True)
-    return found
+    with read(path) as file:
+        if file.suffix == ".safetensors":
+            return safetensors.torch.load_file(file)
+        found: Mapping[str, Any] = torch.load(file, weights_only=True, mmap=True)
+        return found

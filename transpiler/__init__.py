@@ -108,6 +108,7 @@ The rooms, in reading order
 
 Each room and each file imports only those above it::
 
+    files/                  paths that are no URLs, files that appear whole
     optim/                  optimizers that torch does not have, as torch.optim classes
     ir/                     the data of programs, the op catalogue, update rules, tables
     clip.py                 gradient clipping, as settings and as kernels

@@ -196,58 +196,66 @@ class DistributeTranspilerConfig:
         return Lane(ASYNC.name, merge=AUTO) if said is False else Lane(SYNC.name)
 
     def _check_combination(self, sync_mode: bool | None) -> None:
-        """Raises where two fields contradict each other; ``sync_mode`` is None where neither the
+        """Raises where fields contradict each other; ``sync_mode`` is None where neither the
         configuration nor ``transpile`` was given one.
         """
-        for one, other in _EXCLUDE:
-            if getattr(self, one) and getattr(self, other):
-                raise ValueError(f"{one}=True contradicts {other}=True: switch one of them off")
-        for name in ("half_async", "geo_sgd_mode", "enable_dc_asgd", "runtime_split_send_recv"):
-            if getattr(self, name) and sync_mode:
-                raise ValueError(f"{name}=True contradicts sync_mode=True: assign sync_mode=False")
+        found = [
+            f"{one}=True contradicts {other}=True: switch one of them off"
+            for one, other in _EXCLUDE
+            if getattr(self, one) and getattr(self, other)
+        ]
+        found += [
+            f"{name}=True contradicts sync_mode=True: assign sync_mode=False"
+            for name in ("half_async", "geo_sgd_mode", "enable_dc_asgd", "runtime_split_send_recv")
+            if getattr(self, name) and sync_mode
+        ]
         if (
             self.geo_sgd_need_push_nums != FIELDS["geo_sgd_need_push_nums"].default
             and not self.geo_sgd_mode
         ):
-            raise ValueError(
+            found.append(
                 f"geo_sgd_need_push_nums={self.geo_sgd_need_push_nums} has no effect with "
                 "geo_sgd_mode=False: switch it on"
             )
         if (
             self.runtime_split_send_recv
             and sync_mode is None
-            and not any(getattr(self, name) for name in _NOT_SYNC)
+            and not any(getattr(self, name) for name in (*_NOT_SYNC, "geo_sgd_mode"))
         ):
-            raise ValueError(
+            found.append(
                 "runtime_split_send_recv=True contradicts sync_mode=True, its default: assign "
                 "sync_mode=False"
             )
+        if found:
+            raise ValueError("; ".join(found))
 
     def check_effects(self) -> None:
-        """Raises where a field has no effect in this mode, or the mode lacks one.
+        """Raises where fields have no effect in this mode, or the mode lacks one.
 
         Raises:
-            ValueError: naming the field.
+            ValueError: naming all of these fields.
         """
-        for name, field in FIELDS.items():
-            if self.mode not in field.modes and getattr(self, name) != field.default:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no effect with mode={self.mode!r}: leave "
-                    f"it at {field.default!r}"
-                )
+        found = [
+            f"{name}={getattr(self, name)!r} has no effect with mode={self.mode!r}, but with "
+            f"{' or '.join(map(repr, field.modes))}: leave it at {field.default!r}"
+            for name, field in FIELDS.items()
+            if self.mode not in field.modes and getattr(self, name) != field.default
+        ]
         if self.mode in FIELDS["collective_mode"].modes and self.collective_mode is None:
-            raise ValueError(
+            found.append(
                 "collective_mode=None: expected 'grad_allreduce' or 'local_sgd' with "
                 "mode='collective'"
             )
         if not self.has_servers and not self.sync_mode:
-            raise ValueError(
+            found.append(
                 f"sync_mode=False contradicts mode={self.mode!r}: trainers without servers step "
                 "together"
             )
         inner = self.hierarchical_allreduce_inter_nranks
-        if inner and not self.use_hierarchical_allreduce:
-            raise ValueError(
+        if inner and not self.use_hierarchical_allreduce and not self.has_servers:
+            found.append(
                 f"hierarchical_allreduce_inter_nranks={inner} has no effect with "
                 "use_hierarchical_allreduce=False: switch it on"
             )
+        if found:
+            raise ValueError("; ".join(found))

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transpiler import program_pb2
-from transpiler.formats import serialize
+from transpiler.files.local_path import local_path
+from transpiler.formats import program_file, serialize
 from transpiler.formats.canonical import canonical
 from transpiler.formats.svg import draw
 from transpiler.formats.text import text
@@ -102,13 +103,18 @@ class Program:
     def save(self, path: str | Path) -> None:
         """Saves the program and the values that this process holds, to one safetensors file.
 
-        The values are those of persistent variables and tables.  The file appears complete or not
-        at all.
+        The values are those of parameters, buffers, optimizer states and tables: a program that is
+        loaded goes on to the bit.  The hyper-parameters are those of the program's ops.  The file
+        appears complete or not at all.
 
         Raises:
             OSError: the directory does not exist or cannot be written.
+            ValueError: the path is a URL, or there is optimizer state that a program's file cannot
+                hold: on servers, or of a table's rows.
         """
-        serialize.save(self._blocks, self.deployment, self.storage, Path(path))
+        program_file.save(
+            self._blocks, self.deployment, self.storage, local_path(path, "Program.save")
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Program:
@@ -116,17 +122,19 @@ class Program:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: the file holds no program, or one with an op that is not in the catalogue.
+            ValueError: the file holds no program, or one with an op that is not in the catalogue;
+                or the path is a URL.
         """
-        return cls(*serialize.load(Path(path)))
+        return cls(*program_file.load(local_path(path, "Program.load")))
 
     def draw(self, path: str | Path) -> None:
         """Draws the program as an SVG file; no system package is needed.
 
         Raises:
             OSError: the file cannot be written.
+            ValueError: the path is a URL.
         """
-        draw(self._blocks, self.deployment, Path(path))
+        draw(self._blocks, self.deployment, local_path(path, "Program.draw"))
 
     def __str__(self) -> str:
         return text(self._blocks, self.deployment)

@@ -1,12 +1,13 @@
-"""Checkpoints: tensors, tables and metadata in a directory, atomically replaced.
+"""Checkpoints: tensors, tables and metadata in a directory or behind a URL, atomically replaced.
 
 In reading order::
 
-    checkpoint    save, load, and a writer and a reader that work part by part
-    manifest      ``checkpoint.json``, chains of checkpoints, which old files stay
-    table_files   a table's rows as files; merging the rows of a chain
+    checkpoint      save, load, and a writer and a reader that work part by part
+    manifest        ``checkpoint.json``, chains of checkpoints, which old files stay
+    manifest_bytes  its bytes, and the checksum that they carry of themselves
+    table_files     a table's rows as files; merging the rows of a chain
 
 Servers (``pserver.job.job_files``) and trainers (``trainer.checkpoint``) use it.
 
-May import: torch, numpy, safetensors and the standard library; nothing of ``pserver``.
+May import: ``pserver.storage``, torch, numpy, safetensors and the standard library.
 """

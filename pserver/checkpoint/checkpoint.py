@@ -1,6 +1,6 @@
-"""Tensors, tables and their metadata on a disk: a reader gets a whole checkpoint, or an error.
+"""Tensors, tables and their metadata in files: a reader gets a whole checkpoint, or an error.
 
-A checkpoint is a directory::
+A checkpoint is a directory, or a prefix behind a URL::
 
     checkpoint.json                      format, metadata, and each other file's size and checksum
     tensors-0f3a9c....safetensors        the tensors
@@ -14,6 +14,13 @@ whole directories cannot do that: a directory that is not empty cannot be replac
 Every file is flushed to the disk before the rename that refers to it, and the directory before and
 after it.  The next save removes the files that a stopped save has left.
 
+[Note: one writer]  Two jobs that save to one path would each remove the other's files.  In a
+directory a writer holds the kernel's lock (pserver/storage/path_lock.py), a job from its first save
+to its end; the second one raises at once.  Behind a URL there is no lock, and no rename either: the
+files of each save have names of their own, and ``checkpoint.json`` is replaced last, if it still is
+the one that this job has last seen there, and that was there when the save began.  See
+[Note: replacing an object] in pserver/storage/remote_place.py.
+
 A checkpoint may hold only what changed of its tables since another one, its base: see [Note: chains
 of checkpoints] in pserver/checkpoint/manifest.py.
 """
@@ -23,20 +30,24 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 
 from pserver.checkpoint import manifest, table_files
 from pserver.checkpoint.manifest import Base, Manifest
+from pserver.checkpoint.manifest_bytes import identity_of
 from pserver.checkpoint.table_files import Chunk, Layer
+from pserver.storage.path_lock import PathLock
+from pserver.storage.place import Place, place_at, relative
+from transpiler.files.local_path import shown
+
+MOST_LOCKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +55,64 @@ class Saved:
     """A checkpoint that was written.  A delta names it as its base.
 
     Attributes:
-        path: its directory.
+        path: its directory, or its URL.
         identity: no other checkpoint has the same.
     """
 
     path: str
     identity: str
+
+    def __repr__(self) -> str:
+        return f"Saved({shown(self.path)!r}, {self.identity!r})"
+
+
+class Claims:
+    """The paths that a job writes to, which no other job does meanwhile: see [Note: one writer].
+
+    Locks are held until :meth:`release`, of the paths that were used last.
+    """
+
+    def __init__(self) -> None:
+        self._locks: OrderedDict[Place, PathLock] = OrderedDict()
+        self._seen: dict[Place, str] = {}
+
+    def hold(self, place: Place) -> None:
+        """Keeps other writers out of a place, where it can.
+
+        Raises:
+            InUse: there is one.
+            OSError: the disk is full, or refuses.
+        """
+        lock = self._locks.pop(place, None)
+        if lock is None or not lock.holds():
+            lock = place.lock()
+        if lock is not None:
+            self._locks[place] = lock
+        while len(self._locks) > MOST_LOCKS:
+            self._locks.popitem(last=False)[1].release()
+
+    def begin(self, place: Place) -> bytes | None:
+        """The manifest that a save there will replace.
+
+        Raises:
+            InUse: it is not the one that this job has last seen there.
+        """
+        before = manifest.present(place)
+        expected = self._seen.get(place)
+        found = None if before is None else identity_of(before)
+        if expected is not None and place not in self._locks and found not in (None, expected):
+            raise manifest.two_writers(place)
+        return before
+
+    def saw(self, saved: Saved) -> None:
+        """Notes a checkpoint that this job has read or written."""
+        self._seen[place_at(saved.path)] = saved.identity
+
+    def release(self) -> None:
+        """Lets other jobs in."""
+        while self._locks:
+            self._locks.popitem()[1].release()
+        self._seen.clear()
 
 
 def save(
@@ -57,10 +120,8 @@ def save(
 ) -> Saved:
     """Writes a checkpoint of tensors, in place of the one that may be there.
 
-    One process at a time writes to a directory.
-
     Args:
-        path: the checkpoint's directory.
+        path: the checkpoint's directory, or its URL.
         tensors: by name, on any device and of any dtype and strides.
         meta: values that JSON can hold, by key.
 
@@ -69,6 +130,7 @@ def save(
 
     Raises:
         TypeError: ``meta`` holds something that is not JSON.
+        InUse: another job writes there.
         OSError: the disk is full, or refuses.  The old checkpoint is still the one that ``load``
             gives.
     """
@@ -93,7 +155,9 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[st
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str], base: Saved | None = None) -> Iterator[Writer]:
+def writing(
+    path: str | os.PathLike[str], base: Saved | None = None, claims: Claims | None = None
+) -> Iterator[Writer]:
     """Writes a checkpoint part by part.  Until :meth:`Writer.commit` returns, a reader finds the
     checkpoint that was there before.
 
@@ -101,15 +165,26 @@ def writing(path: str | os.PathLike[str], base: Saved | None = None) -> Iterator
         path: the checkpoint's directory.  With a base it may be the base's own.
         base: the checkpoint that this one continues: the chunks of tables then hold the rows that
             have changed since, and "removed" ids.
+        claims: the job's; without them the path is this writer's for as long as it writes.
 
     Raises:
-        ValueError: the base is missing, or was replaced; nothing is written.
+        InUse: another job writes there.
+        ValueError: the base is missing, was replaced, or is in another store; nothing is written.
     """
-    writer = Writer(Path(path).resolve(), base)
+    place, own = place_at(path), Claims()
+    named = None if base is None else _named(place, base)
+    claimed = own if claims is None else claims
     try:
-        yield writer
+        claimed.hold(place)
+        writer = Writer(place, named, claimed.begin(place))
+        try:
+            yield writer
+        finally:
+            writer.close()
+            if writer.saved is not None:
+                claimed.saw(writer.saved)
     finally:
-        writer.close()
+        own.release()
 
 
 def reading(path: str | os.PathLike[str]) -> Reader:
@@ -120,7 +195,7 @@ def reading(path: str | os.PathLike[str]) -> Reader:
         ValueError: there is one, and a file of it, or of one that it continues, is missing, torn or
             changed.
     """
-    links = list(manifest.chain(manifest.read(Path(path).resolve())))
+    links = list(manifest.chain(manifest.read(place_at(path))))
     for link in links:
         manifest.check(link)
     return Reader(links)
@@ -132,8 +207,8 @@ def saved_in(path: str | os.PathLike[str]) -> Saved:
     Raises:
         FileNotFoundError: there is none.
     """
-    found = manifest.read(Path(path).resolve())
-    return Saved(str(found.directory), found.identity)
+    found = manifest.read(place_at(path))
+    return Saved(found.place.path, found.identity)
 
 
 def compact(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Saved:
@@ -162,16 +237,20 @@ class Writer:
     """Writes one checkpoint.  One thread uses it, inside :func:`writing`.
 
     Args:
-        directory: of the checkpoint.
+        place: of the checkpoint.
         base: the checkpoint that this one continues.
+        before: the manifest that is there.
+
+    Attributes:
+        saved: once it is committed.
     """
 
-    def __init__(self, directory: Path, base: Saved | None) -> None:
-        self._directory = directory
-        self._base = None if base is None else _named(directory, base)
+    def __init__(self, place: Place, base: Base | None, before: bytes | None) -> None:
+        self._place, self._base, self._before = place, base, before
         self._files: dict[str, Any] = {}
         self._tables: dict[str, list[str]] = {}
         self._content: bytes | None = None
+        self.saved: Saved | None = None
 
     def tensors(self, named: Mapping[str, torch.Tensor]) -> None:
         """Adds tensors, by name, on any device and of any dtype and strides.
@@ -179,19 +258,10 @@ class Writer:
         Raises:
             OSError: the disk is full, or refuses.
         """
-        data = self._directory / f"tensors-{secrets.token_hex(8)}.safetensors"
-        self._files[data.name] = None
-        partial = self._directory / f"{manifest.PARTIAL}{secrets.token_hex(8)}"
-        partial.mkdir(parents=True)
-        try:
-            # in a directory of its own, because safetensors first writes under a name of its own
-            safetensors.torch.save_file(_detached(named), partial / data.name)
-            os.replace(partial / data.name, data)
-        finally:
-            shutil.rmtree(partial)
-        data.chmod(0o644)  # like the manifest: safetensors makes files that only their owner reads
-        manifest.flush(data)
-        self._files[data.name] = {"size": data.stat().st_size, "blake2b": manifest.checksum(data)}
+        name = f"tensors-{secrets.token_hex(8)}.safetensors"
+        self._files[name] = None
+        size, checksum = self._place.write_tensors(name, _detached(named))
+        self._files[name] = {"size": size, "blake2b": checksum}
 
     def chunks(self, table: str, chunks: Iterable[Mapping[str, np.ndarray]]) -> int:
         """Adds a table, one chunk at a time.
@@ -208,13 +278,12 @@ class Writer:
             OSError: the disk is full, or refuses.
         """
         if table in self._tables:
-            raise ValueError(f"{self._directory}: expected each table once, got {table!r} again")
-        self._directory.mkdir(parents=True, exist_ok=True)
+            raise ValueError(f"{self._place}: expected each table once, got {table!r} again")
         self._tables[table] = []
         named = 0
         for chunk in chunks:
             if table_files.rows(chunk):
-                name, self._files[name] = table_files.write(self._directory, chunk)
+                name, self._files[name] = table_files.write(self._place, chunk)
                 self._tables[table].append(name)
                 named += self._files[name]["ids"]
         return named
@@ -225,20 +294,24 @@ class Writer:
         Raises:
             TypeError: ``meta`` holds something that is not JSON.
             ValueError: the base is missing, or was replaced meanwhile.
+            InUse: another job has replaced the checkpoint meanwhile.
             OSError: the disk is full, or refuses.  The old checkpoint is still the one that is
                 read.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._content = manifest.encode(meta, self._files, self._tables, self._base)
-        return Saved(str(self._directory), manifest.commit(self._directory, self._content).identity)
+        written = manifest.commit(self._place, self._content, self._before)
+        self.saved = Saved(self._place.path, written.identity)
+        return self.saved
 
     def close(self) -> None:
         """Removes the files that were written, if no checkpoint lists them, so that a full disk
         gets its space back.
         """
-        if not manifest.refers(self._directory, self._content):
+        if self._content is not None and manifest.present(self._place) == self._content:
+            self.saved = Saved(self._place.path, identity_of(self._content))
+        else:
             for name in self._files:
-                (self._directory / name).unlink(missing_ok=True)
+                self._place.remove(name)
 
 
 class Reader:
@@ -254,7 +327,7 @@ class Reader:
         self._links = links
         self.meta: dict[str, Any] = links[0].meta
         self.tables: list[str] = list(links[0].tables)
-        self.saved = Saved(str(links[0].directory), links[0].identity)
+        self.saved = Saved(links[0].place.path, links[0].identity)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, on the CPU."""
@@ -263,7 +336,7 @@ class Reader:
         found: dict[str, torch.Tensor] = {}
         for name in newest.files:
             if name not in rows:
-                found.update(safetensors.torch.load_file(newest.directory / name))
+                found.update(newest.place.tensors(name))
         return found
 
     def chunks(self, table: str, max_ids: int = table_files.MAX_IDS) -> Iterator[Chunk]:
@@ -290,19 +363,19 @@ class Reader:
 
 def _layer(link: Manifest, names: list[str]) -> Layer:
     def chunks() -> Iterator[Chunk]:
-        return (table_files.read(link.directory / name, link.files[name]) for name in names)
+        return (table_files.read(link.place, name, link.files[name]) for name in names)
 
     return Layer(chunks, sum(link.files[name].get("ids", 0) for name in names))
 
 
-def _named(directory: Path, base: Saved) -> Base:
-    """A base in the form in which a manifest in this directory names it.
+def _named(place: Place, base: Saved) -> Base:
+    """A base in the form in which a manifest in this place names it.
 
     Raises:
-        ValueError: it is missing, or was replaced.
+        ValueError: it is missing, was replaced, or is in another store.
     """
-    named = Base(os.path.relpath(Path(base.path).resolve(), directory), base.identity)
-    for _ in manifest.chain(manifest.resolve(directory, named)):
+    named = Base(relative(place, place_at(base.path)), base.identity)
+    for _ in manifest.chain(manifest.resolve(place, named)):
         pass
     return named
 

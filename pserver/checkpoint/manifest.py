@@ -2,36 +2,37 @@
 old files may be removed.
 
 [Note: chains of checkpoints]  A delta holds all tensors, and of the tables only the rows that
-changed since another checkpoint, its base, was saved.  It names the base by a directory, relative
-to its own, and by the base's identity: the checksum of the base's ``checkpoint.json``, which lists
-the checksums of everything else.  So a base that was replaced is noticed.  A base may be a delta
-itself.
+changed since another checkpoint, its base, was saved.  It names the base by a path relative to its
+own, and by the base's identity: the checksum of the base's ``checkpoint.json``, which lists the
+checksums of everything else.  So a base that was replaced is noticed.  A base may be a delta
+itself.  A delta and its base are in one store: on this machine's disks, or behind URLs of one kind.
 
-A save may replace a checkpoint that is needed as a base: by the new delta in the same directory, or
-by a delta in another directory.  It first gives the old manifest a second name,
-``checkpoint-IDENTITY.json``, and the files that it lists stay.  For a delta in another directory
-the base's directory holds a note, ``needed-by-....json``, with the delta's directory, relative to
-its own.  When the checkpoint in that directory no longer continues a checkpoint of this one, the
-note is removed, and the next save removes the files.
+A save may replace a checkpoint that is needed as a base: by the new delta in the same place, or by
+a delta in another place.  It first gives the old manifest a second name,
+``checkpoint-IDENTITY.json``, and the files that it lists stay.  For a delta in another place the
+base's place holds a note, ``needed-by-....json``, with the delta's path, relative to its own.  When
+the checkpoint there no longer continues a checkpoint of this one, the note is removed, and the next
+save removes the files.  A note that is damaged keeps all files.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import secrets
-import shutil
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from fnmatch import fnmatch
 from typing import Any
 
+from pserver.checkpoint.manifest_bytes import identity_of, packed, unpacked
+from pserver.storage.in_use import InUse, myself
+from pserver.storage.local_place import LocalPlace
+from pserver.storage.place import Place, relative
+
 MANIFEST = "checkpoint.json"
-PLAIN, FORMAT = 1, 2  # without tables and a base a manifest is written in the first format
-PARTIAL = "writing-"  # begins the name of a directory for files that are being written
-_CHUNK = 1 << 20
 _WRITTEN = ("tensors-*.safetensors", "rows-*.safetensors", f"{MANIFEST}.*", "checkpoint-*.json")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Base:
     """The checkpoint that a delta continues.
 
     Attributes:
-        path: its directory, relative to the delta's.
+        path: of its place, relative to the delta's.
         identity: see :class:`Manifest`.
     """
 
@@ -52,20 +53,22 @@ class Manifest:
     """One complete checkpoint.
 
     Attributes:
-        directory: where its files are.
+        place: where its files are.
         identity: the checksum of ``checkpoint.json``; no other checkpoint has the same.
         meta: the caller's metadata.
         files: name -> size (bytes), blake2b and, for a table's file, the number of ids in it.
         tables: name -> names of its files, in order.
         base: the checkpoint that this one continues, if any.
+        by: the process that wrote it; "" in old files.
     """
 
-    directory: Path
+    place: Place
     identity: str
     meta: dict[str, Any]
     files: dict[str, Any]
     tables: dict[str, list[str]] = field(default_factory=dict)
     base: Base | None = None
+    by: str = ""
 
 
 def encode(
@@ -79,31 +82,24 @@ def encode(
     Raises:
         TypeError: ``meta`` holds something that is not JSON.
     """
-    content: dict[str, Any] = {"format": PLAIN, "meta": dict(meta), "files": dict(files)}
+    content: dict[str, Any] = {"by": myself(), "meta": dict(meta), "files": dict(files)}
     if tables or base is not None:
-        content |= {"format": FORMAT, "tables": dict(tables)}
+        content["tables"] = dict(tables)
     if base is not None:
         content["base"] = {"path": base.path, "identity": base.identity}
-    return (json.dumps(content, indent=1) + "\n").encode()
+    return packed(content)
 
 
-def identity_of(content: bytes) -> str:
-    """The identity of the checkpoint with these bytes as its ``checkpoint.json``."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def read(directory: Path) -> Manifest:
-    """The complete checkpoint in this directory.  Every directory in this file is a resolved path.
+def read(place: Place) -> Manifest:
+    """The complete checkpoint in this place.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: the manifest is damaged.
     """
-    if not (directory / MANIFEST).is_file():
-        raise FileNotFoundError(
-            f"no complete checkpoint in {directory}: expected a file {MANIFEST}"
-        )
-    return _decode(directory / MANIFEST)
+    if place.size(MANIFEST) is None:
+        raise FileNotFoundError(f"no complete checkpoint in {place}: expected a file {MANIFEST}")
+    return _parse(place, place.read(MANIFEST), MANIFEST)
 
 
 def chain(manifest: Manifest) -> Iterator[Manifest]:
@@ -114,28 +110,27 @@ def chain(manifest: Manifest) -> Iterator[Manifest]:
     """
     yield manifest
     while (base := manifest.base) is not None:
-        manifest = resolve(manifest.directory, base)
+        manifest = resolve(manifest.place, base)
         yield manifest
 
 
-def resolve(directory: Path, base: Base) -> Manifest:
-    """The base of a checkpoint in this directory.
+def resolve(place: Place, base: Base) -> Manifest:
+    """The base of a checkpoint in this place.
 
     Raises:
         ValueError: it is missing, was replaced, or is damaged.
     """
-    there = (directory / base.path).resolve()
+    there = place.at(base.path)
     found = None
-    for path in (there / MANIFEST, _kept(there, base.identity)):
-        if path.is_file():
-            found = identity_of(path.read_bytes())
+    for name in (MANIFEST, _kept(base.identity)):
+        if there.size(name) is not None:
+            content = there.read(name)
+            found = identity_of(content)
             if found == base.identity:
-                return _decode(path)
+                return _parse(there, content, name)
     if found is None:
-        raise ValueError(
-            f"{directory}: it continues the checkpoint in {there}, and that is missing"
-        )
-    where = f"{directory}: it continues the checkpoint in {there}, and that was replaced"
+        raise ValueError(f"{place}: it continues the checkpoint in {there}, and that is missing")
+    where = f"{place}: it continues the checkpoint in {there}, and that was replaced"
     raise ValueError(f"{where}: expected identity {base.identity}, got {found}")
 
 
@@ -146,10 +141,10 @@ def check(manifest: Manifest) -> None:
         ValueError: one is missing, torn or changed.
     """
     for name, metadata in manifest.files.items():
-        check_file(manifest.directory / name, metadata)
+        check_file(manifest.place, name, metadata)
 
 
-def check_file(path: Path, metadata: Any) -> None:
+def check_file(place: Place, name: str, metadata: Any) -> None:
     """Returns if a file has the size and the checksum that a manifest lists.
 
     Raises:
@@ -157,191 +152,190 @@ def check_file(path: Path, metadata: Any) -> None:
     """
     if not isinstance(metadata, dict):
         raise ValueError(
-            f"{path.parent / MANIFEST}: expected size and blake2b of {path.name}, got {metadata!r}"
+            f"{place}/{MANIFEST}: expected size and blake2b of {name}, got {metadata!r}"
         )
-    if not path.is_file():
-        raise ValueError(f"{path}: {MANIFEST} lists it, and it is missing")
-    if path.stat().st_size != metadata.get("size"):
-        raise ValueError(
-            f"{path}: torn: expected {metadata.get('size')} bytes, got {path.stat().st_size}"
-        )
-    if checksum(path) != metadata.get("blake2b"):
-        raise ValueError(f"{path}: its bytes are not those that were saved (checksum)")
+    size = place.size(name)
+    if size is None:
+        raise ValueError(f"{place}/{name}: {MANIFEST} lists it, and it is missing")
+    if size != metadata.get("size"):
+        raise ValueError(f"{place}/{name}: torn: expected {metadata.get('size')} bytes, got {size}")
+    if place.checksum(name) != metadata.get("blake2b"):
+        raise ValueError(f"{place}/{name}: its bytes are not those that were saved (checksum)")
 
 
-def checksum(path: Path) -> str:
-    """BLAKE2b of a file, 16 bytes in hexadecimal."""
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Returns when a file, or a directory's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def present(place: Place) -> bytes | None:
+    """The manifest that is in a place now."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return place.read(MANIFEST) if place.size(MANIFEST) is not None else None
+    except FileNotFoundError:
+        return None
 
 
-def commit(directory: Path, content: bytes) -> Manifest:
-    """Makes this the directory's manifest, and thereby its checkpoint the one that readers find.
+def commit(place: Place, content: bytes, before: bytes | None) -> Manifest:
+    """Makes this the place's manifest, and thereby its checkpoint the one that readers find.
 
     The files that a chain needs stay: see [Note: chains of checkpoints].
 
+    Args:
+        before: the manifest that is replaced, as it was when writing began.
+
     Raises:
+        InUse: it has been replaced meanwhile.
         OSError: the disk is full, or refuses.
     """
-    manifest = _parse(directory, content, directory / MANIFEST)
+    manifest = _parse(place, content, MANIFEST)
     links = list(chain(manifest))
-    for other in {link.directory for link in links} - {directory}:
-        _note(other, directory)
-    needed = {link.identity for link in links if link.directory == directory} | _needed_elsewhere(
-        directory
-    )
-    _keep(directory, needed - {manifest.identity})
-    flush(directory)  # the names of the files that the manifest lists
-    _replace(directory / MANIFEST, content)
-    flush(directory)
-    _remove_old(directory, manifest, needed)
+    for other in {link.place for link in links} - {place}:
+        _note(other, place)
+    needed = {link.identity for link in links if link.place == place} | _needed_elsewhere(place)
+    _keep(place, needed - {manifest.identity})
+    place.flush()  # the names of the files that the manifest lists
+    if not place.replace(MANIFEST, content, before):
+        raise two_writers(place)
+    place.flush()
+    _remove_old(place, manifest, needed)
     return manifest
 
 
-def refers(directory: Path, content: bytes | None) -> bool:
-    """Whether ``content`` is the directory's present manifest."""
-    return (
-        content is not None
-        and (directory / MANIFEST).is_file()
-        and (directory / MANIFEST).read_bytes() == content
+def two_writers(place: Place) -> InUse:
+    """The error of a job that finds another job's checkpoint in place of the one it expected."""
+    try:
+        other = read(place).by or "another process"
+    except (OSError, ValueError):
+        other = "another process"
+    return InUse(
+        f"{place}: two jobs write checkpoints to this path: {myself()}, and {other}, which has "
+        "replaced the checkpoint meanwhile: give each job a path of its own"
     )
 
 
-def _kept(directory: Path, identity: str) -> Path:
-    return directory / f"checkpoint-{identity}.json"
+def _kept(identity: str) -> str:
+    return f"checkpoint-{identity}.json"
 
 
-def _note(base: Path, delta: Path) -> None:
-    """Leaves a note in a base's directory that a delta needs it.
+def _note_name(by: str) -> str:
+    return f"needed-by-{identity_of(by.encode())[:16]}.json"
 
-    A directory that cannot be written to gets none, and cannot lose files either.
+
+def _put(place: Place, name: str, content: bytes) -> None:
+    """Puts a file there, in place of the one that may be there."""
+    if isinstance(place, LocalPlace):
+        place.replace(name, content)
+    else:
+        place.write(name, content)
+
+
+def _note(base: Place, delta: Place) -> None:
+    """Leaves a note in a base's place that a delta needs it.
+
+    A place that cannot be written to gets none, and cannot lose files either.
     """
-    if os.access(base, os.W_OK):
-        by = os.path.relpath(delta, base)
-        _replace(
-            base / f"needed-by-{identity_of(by.encode())[:16]}.json",
-            json.dumps({"by": by}).encode(),
-        )
-        flush(base)
+    if base.writable():
+        by = relative(base, delta)
+        _put(base, _note_name(by), json.dumps({"by": by}).encode())
+        base.flush()
 
 
-def _needed_elsewhere(directory: Path) -> set[str]:
-    """Identities of this directory's checkpoints that deltas in other directories continue.
+def _needed_elsewhere(place: Place) -> set[str]:
+    """Identities of this place's checkpoints that deltas in other places continue.
 
     Removes the notes that no delta needs any more.
     """
-    needed = set()
-    for path in directory.glob("needed-by-*.json"):
-        mine = set()
+    needed: set[str] = set()
+    names = place.names()
+    for name in (each for each in names if fnmatch(each, "needed-by-*.json")):
         try:
-            delta = (directory / json.loads(path.read_bytes())["by"]).resolve()
-            for link in chain(read(delta)):
-                mine |= (
-                    {link.identity} if link.directory == directory and delta != directory else set()
-                )
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # no checkpoint there, or its chain ends here
+            by = json.loads(place.read(name))["by"]
+            damaged = _note_name(by) != name
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damaged = True
+        if damaged:
+            log.warning("%s/%s: it is damaged; the files of all old checkpoints stay", place, name)
+            needed |= _identities(place, names)
+            continue
+        delta = place.at(by)
+        mine = _continued(delta, place) if delta != place else set()
         if not mine:
-            path.unlink(missing_ok=True)
+            place.remove(name)
         needed |= mine
     return needed
 
 
-def _keep(directory: Path, needed: set[str]) -> None:
-    """Gives the manifest that is about to be replaced its second name, if a chain needs it."""
-    present = directory / MANIFEST
-    if not present.is_file():
-        return
-    identity = identity_of(present.read_bytes())
-    if identity in needed and not _kept(directory, identity).is_file():
-        temporary = directory / f"{MANIFEST}.{secrets.token_hex(8)}"
-        shutil.copyfile(present, temporary)
-        flush(temporary)
-        os.replace(temporary, _kept(directory, identity))
+def _identities(place: Place, names: list[str]) -> set[str]:
+    """Those of all checkpoints in a place, old ones too."""
+    kept = {name[len("checkpoint-") : -len(".json")] for name in names if fnmatch(name, _kept("*"))}
+    content = present(place)
+    return kept if content is None else kept | {identity_of(content)}
 
 
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{MANIFEST}.{secrets.token_hex(8)}")
+def _continued(delta: Place, place: Place) -> set[str]:
+    """Identities of those checkpoints in ``place`` that the one in ``delta`` continues."""
+    mine = set()
     try:
-        temporary.write_bytes(content)
-        flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        for link in chain(read(delta)):
+            mine |= {link.identity} if link.place == place else set()
+    except (FileNotFoundError, ValueError):
+        pass  # no checkpoint there, or its chain ends here
+    return mine
 
 
-def _remove_old(directory: Path, manifest: Manifest, needed: set[str]) -> None:
+def _keep(place: Place, needed: set[str]) -> None:
+    """Gives the manifest that is about to be replaced its second name, if a chain needs it."""
+    content = present(place)
+    if content is None:
+        return
+    identity = identity_of(content)
+    if identity in needed and place.size(_kept(identity)) is None:
+        _put(place, _kept(identity), content)
+
+
+def _remove_old(place: Place, manifest: Manifest, needed: set[str]) -> None:
     """Removes the files of older saves and of stopped ones, except those that a chain needs, and
     no file that a save has not written.
     """
     keep = {MANIFEST, *manifest.files}
-    for identity in needed:
-        path = _kept(directory, identity)
-        if path.is_file():
-            keep |= {path.name, *_decode(path).files}
-    for pattern in _WRITTEN:
-        for path in directory.glob(pattern):
-            if path.name not in keep:
-                path.unlink(missing_ok=True)
-    for path in directory.glob(f"{PARTIAL}*"):
-        shutil.rmtree(path, ignore_errors=True)
+    names = place.names()
+    for name in (_kept(identity) for identity in needed):
+        if name in names:
+            keep |= {name, *_parse(place, place.read(name), name).files}
+    for name in names:
+        if name not in keep and any(fnmatch(name, pattern) for pattern in _WRITTEN):
+            place.remove(name)
+    place.tidy()
 
 
-def _decode(path: Path) -> Manifest:
-    return _parse(path.parent, path.read_bytes(), path)
-
-
-def _parse(directory: Path, content: bytes, path: Path) -> Manifest:
-    try:
-        found = json.loads(content)
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(key), dict) for key in ("files", "meta")
-    ):
-        raise ValueError(f"{path}: expected an object with the keys format, meta and files")
-    if found.get("format") not in (PLAIN, FORMAT):
-        raise ValueError(
-            f"{path}: expected format {PLAIN} or {FORMAT}, got {found.get('format')!r}"
-        )
-    for name in found["files"]:
-        if Path(name).name != name:
-            raise ValueError(f"{path}: expected names of files beside it, got {name!r}")
+def _parse(place: Place, content: bytes, name: str) -> Manifest:
+    where = f"{place}/{name}"
+    found = unpacked(content, where)
+    for file in found["files"]:
+        if not file or "/" in file or file in (".", ".."):
+            raise ValueError(f"{where}: expected names of files beside it, got {file!r}")
     tables = found.get("tables", {})
     listed = isinstance(tables, dict) and all(isinstance(names, list) for names in tables.values())
-    if not listed or not all(name in found["files"] for names in tables.values() for name in names):
+    if not listed or not all(file in found["files"] for names in tables.values() for file in names):
         raise ValueError(
-            f"{path}: expected each table's files among those that are listed, got {tables!r}"
+            f"{where}: expected each table's files among those that are listed, got {tables!r}"
         )
     return Manifest(
-        directory,
+        place,
         identity_of(content),
         found["meta"],
         found["files"],
         tables,
-        _base(found.get("base"), path),
+        _base(found.get("base"), where),
+        str(found.get("by", "")),
     )
 
 
-def _base(found: Any, path: Path) -> Base | None:
+def _base(found: Any, where: str) -> Base | None:
     if found is None:
         return None
     if not isinstance(found, dict) or not all(
         isinstance(found.get(key), str) for key in ("path", "identity")
     ):
-        raise ValueError(f"{path}: expected a base's path and identity, got {found!r}")
-    if Path(found["path"]).is_absolute() or not found["identity"].isalnum():
-        raise ValueError(f"{path}: expected a base's relative path and its identity, got {found!r}")
+        raise ValueError(f"{where}: expected a base's path and identity, got {found!r}")
+    if found["path"].startswith("/") or not found["identity"].isalnum():
+        raise ValueError(
+            f"{where}: expected a base's relative path and its identity, got {found!r}"
+        )
     return Base(found["path"], found["identity"])

@@ -18,14 +18,13 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from pserver.checkpoint.manifest import flush
+from pserver.storage.place import Place
 
 MAX_IDS = 1 << 25
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -47,8 +46,8 @@ class Layer:
     ids: int
 
 
-def write(directory: Path, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[str, Any]]:
-    """Writes a chunk to a new file of the directory.
+def write(place: Place, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[str, Any]]:
+    """Writes a chunk to a new file.
 
     Returns:
         The file's name, and its description in the manifest: "size" (bytes), "blake2b", and
@@ -62,29 +61,25 @@ def write(directory: Path, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[s
     content = safetensors.numpy.save(
         {name: np.ascontiguousarray(column) for name, column in chunk.items()}
     )
-    path = directory / f"rows-{secrets.token_hex(8)}.safetensors"
-    try:
-        path.write_bytes(content)
-        flush(path)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    name = f"rows-{secrets.token_hex(8)}.safetensors"
+    place.write(name, content)
     metadata = {
         "size": len(content),
         "blake2b": _checksum(content),
-        "ids": sum(len(chunk[name]) for name in _NAMES if name in chunk),
+        "ids": rows(chunk),
     }
-    return path.name, metadata
+    return name, metadata
 
 
-def read(path: Path, metadata: Mapping[str, Any]) -> Chunk:
+def read(place: Place, name: str, metadata: Mapping[str, Any]) -> Chunk:
     """The chunk in a file.
 
     Raises:
         ValueError: the file is missing, torn or changed.
     """
+    path = f"{place}/{name}"
     try:
-        content = path.read_bytes()
+        content = place.read(name)
     except FileNotFoundError as error:
         raise ValueError(
             f"{path}: it is missing, and was there when the checkpoint was opened"

@@ -5,8 +5,11 @@ In reading order::
     client            one server: control calls, channels, heartbeat; the order of all calls
     channel           the requests on one stream: steps, pull, load, lookup, scan
     retrying_stream   below a channel: two threads, sending a request again, PROBE
+    silence           below that: how long nothing has arrived
     replies           what comes back, as plain values
+    announcement      a trainer that has not joined yet says that it is there
+    observer          reads what a server holds, without taking part
 
-The trainer imports these four and no generated message.  This room imports transports, the control
+The trainer imports these five and no generated message.  This room imports transports, the control
 calls, errors and the pure gradient of rows; nothing of the server's service, job or tables.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from pserver.client.replies import Reply
 from pserver.client.retrying_stream import NamedTensors, RetryingStream
 from pserver.table.gradient import RowGradient
 from pserver.transport.array_assembler import row_parts
+from pserver.transport.assignment import Assignment
 from pserver.wire_pb2 import Commit, Frame, GroupHparams, Kind, Part, Scan
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Hparam
@@ -27,9 +29,9 @@ Hparams = Mapping[int, Mapping[str, Hparam]]  # the hyper-parameters of every gr
 class Channel(RetryingStream):
     """One stream to one server, and the requests that travel on it, one at a time.
 
-    A step is :meth:`begin`, any number of :meth:`push` and :meth:`push_rows`, :meth:`commit` and,
-    where norms clip on servers, :meth:`scale`.  Every other call is a whole request, which begins
-    when the one before has been answered.
+    A step is :meth:`begin`, any number of :meth:`push`, :meth:`push_rows` and :meth:`assign`,
+    :meth:`commit` and, where norms clip on servers, :meth:`scale`.  Every other call is a whole
+    request, which begins when the one before has been answered.
     """
 
     # ---- a step ----
@@ -44,6 +46,16 @@ class Channel(RetryingStream):
         """Queues the gradient of those rows of a table that this server holds, none of them too."""
         self._post(Kind.ROWS, step, row_parts(table, gradient))
 
+    def assign(self, step: int, assignments: Mapping[str, Assignment]) -> None:
+        """Queues what a script has written into slices: the server assigns it before it applies
+        the step's gradients.  Its memory stays as it is until the reply has come.
+
+        Args:
+            assignments: by slice.
+        """
+        for name, assignment in assignments.items():
+            self._post(Kind.ASSIGN, step, assignment.parts(name))
+
     def commit(
         self,
         step: int,
@@ -51,6 +63,8 @@ class Channel(RetryingStream):
         absent: Collection[str] = (),
         overflow: bool = False,
         omit_values: bool = False,
+        written: Mapping[str, int] = MappingProxyType({}),
+        last: bool = False,
     ) -> None:
         """Queues the end of a step.
 
@@ -58,13 +72,21 @@ class Channel(RetryingStream):
             absent: slices of the lane without a gradient in this step.
             overflow: a gradient was not finite: no trainer's part of this step is applied.
             omit_values: the reply is not to bring values.
+            written: in a lane whose steps wait for all trainers: by slice, the checksum of what
+                this trainer's script has written.
+            last: this trainer leaves after the step, and nobody is to wait for it.
         """
         groups = [
             GroupHparams(group=group, values=hparams_to_proto(values))
             for group, values in sorted(hparams.items())
         ]
         commit = Commit(
-            hparams=groups, absent=sorted(absent), overflow=overflow, omit_values=omit_values
+            hparams=groups,
+            absent=sorted(absent),
+            overflow=overflow,
+            omit_values=omit_values,
+            written=dict(written),
+            last=last,
         )
         self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))
 
@@ -82,6 +104,18 @@ class Channel(RetryingStream):
         """
         reply = self.begin()
         self._request_values(names, step)
+        return reply
+
+    def checksums(self, names: Iterable[str], step: int = 0) -> Future[Reply]:
+        """Asks for the checksums of variables, as :func:`~pserver.transport.assignment.checksum`
+        has them.
+
+        Args:
+            names: of variables that the server holds.
+        """
+        reply = self.begin()
+        parts = [Part(name=name) for name in names]
+        self._put((Frame(kind=Kind.CHECKSUM, step=step, parts=parts), ()))
         return reply
 
     def load(

@@ -15,14 +15,17 @@ The calls, in their order::
         begin() -> Reply         a future of it; new values arrive before it
         push(step, gradients)    any number, in any order
         push_rows(step, table, gradient)
+        assign(step, assignments)    where the script has written into parameters
         commit(step, hparams, absent)
         scale(step, coefficients)    where norms clip on servers, after ``norms``
 
-    between steps, on channels[0]:   pull(names), load(values)
+    between steps, on channels[0]:   pull(names), load(values), checksums(names)
     at any time, on tables:          lookup(ids), scan(table, cursor), mark_saved(table), load(rows)
-    at any time:                     barrier, rendezvous, shrink, table_status
+    at any time:                     barrier, rendezvous, agree, shrink, table_status
 
+    finish(), all_finished()     no further step; the trainers agree that the job is done
     leave()                      says BYE on every channel, then Leave
+    tell(failure)                at any time: this trainer ends
 
 A channel has one request at a time; what sends it again after a broken connection is
 :mod:`pserver.client.retrying_stream`.
@@ -31,6 +34,10 @@ A channel has one request at a time; what sends it again after a broken connecti
 answered one for longer than the heartbeat timeout is lost: its channels fail with
 :class:`~pserver.errors.ServerLost`.  A server that answers, but whose job has failed, says why, and
 the channels fail with that.
+Silence may also be the connection's.  A heartbeat that is not answered within a fifth of the
+timeout is sent again over a new connection; see [Note: dialling again] in ``pserver/control.py``.
+The same thread watches the channels' streams: one on which an answer is overdue is opened again;
+see [Note: sending again].
 """
 
 from __future__ import annotations
@@ -48,7 +55,7 @@ from pserver.client.replies import Joined, TableStatus
 from pserver.client.retrying_stream import Destination
 from pserver.config import split_endpoint
 from pserver.control import ControlClient
-from pserver.errors import PServerError, ServerLost, TimedOut, Unreachable, from_wire
+from pserver.errors import PServerError, Refused, ServerLost, TimedOut, Unreachable, from_wire
 from pserver.polling import poll
 from pserver.transport.byte_counters import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
@@ -56,6 +63,7 @@ from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     BarrierRequest,
+    FinishRequest,
     Frame,
     HeartbeatRequest,
     Hello,
@@ -73,6 +81,8 @@ log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 POLL_SECONDS = 0.1  # between two questions whether the server is ready
+CONNECT_TRIES = 4  # that a heartbeat timeout has room for
+LAST_BEAT_SECONDS = 0.1  # what a heartbeat at the end of the timeout still has
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,8 @@ class Client:
         self._table_destination = table_destination
         self._control = ControlClient(endpoint, heartbeat_timeout_seconds)
         self._reply = JoinReply()
+        self._joined = False  # every stream has been opened once
+        self._failure: PServerError | None = None  # what the heartbeat has found
         self._shrinks = 0  # calls
         self._closing = threading.Event()
         self._heartbeat = threading.Thread(
@@ -177,7 +189,13 @@ class Client:
         if self._table_destination is not None:
             open_stream = partial(self._open, 0, True)
             self.tables = Channel(open_stream, self._table_destination, timeout, str(self))
+        self._joined = True
         return Joined.from_message(self._reply)
+
+    @property
+    def heartbeat_timeout_seconds(self) -> float:
+        """The server's own, from :meth:`join` on."""
+        return self._heartbeat_timeout
 
     @property
     def every_channel(self) -> list[Channel]:
@@ -186,23 +204,9 @@ class Client:
 
     def _open(self, lane: int, tables: bool, number: int) -> Stream:
         """The stream of that number of a lane, or of the tables, after HELLO."""
-        try:
-            stream = SequencedStream(self._connect(), self.traffic)
-        except Unreachable as error:
-            if len(self.channels) == len(self._destinations) or len(self._transports) == 1:
-                raise
-            # still joining: without the transport that did not work
-            self._transports.remove(self.transport)
-            self._reply = self._ask_to_join()
-            log.warning(
-                "%s: %s; taking %s instead of %s",
-                self,
-                error,
-                self._reply.transport,
-                self.transport,
-            )
-            self.transport = self._reply.transport
-            return self._open(lane, tables, number)
+        stream = SequencedStream(
+            self._connect() if self._joined else self._connect_joining(), self.traffic
+        )
         hello = Hello(
             session=self._reply.session,
             trainer_id=self._identity.trainer_id,
@@ -218,8 +222,35 @@ class Client:
     def _connect(self) -> Stream:
         host, _ = split_endpoint(self.endpoint)
         return TRANSPORTS[self.transport].connect(
-            host, self._reply.data_port, timeout_seconds=self._heartbeat_timeout
+            host, self._reply.data_port, timeout_seconds=self._heartbeat_timeout / CONNECT_TRIES
         )
+
+    def _connect_joining(self) -> Stream:
+        """A stream, tried again for the heartbeat timeout; over another transport at once where the
+        trainer can use others.
+        """
+        text = f"waiting for {self} to open a stream over {self.transport}"
+        broken = Unreachable(f"{self}: no stream over {self.transport}")
+        for _ in poll(log, lambda: text, self._heartbeat_timeout, POLL_SECONDS):
+            try:
+                return self._connect()
+            except Unreachable as error:
+                broken = error
+            if len(self._transports) > 1:
+                self._take_another_transport(broken)
+            elif self.transport == "shm":  # no network that may recover
+                break
+            else:
+                self.check()
+                self.meanwhile()
+        raise broken
+
+    def _take_another_transport(self, error: Unreachable) -> None:
+        before = self.transport
+        self._transports.remove(before)
+        self._reply = self._ask_to_join()
+        self.transport = self._reply.transport
+        log.warning("%s: %s; taking %s instead of %s", self, error, self.transport, before)
 
     def _ask_to_join(self) -> JoinReply:
         request = JoinRequest(
@@ -266,6 +297,16 @@ class Client:
             RendezvousRequest(session=self._reply.session, address=address)
         ).address
 
+    def agree(self, topic: str, text: str) -> str:
+        """Says something about a topic; the first trainer to do so is right.
+
+        Returns:
+            What the first one said: ``text``, where that is this trainer.
+        """
+        return self._control.rendezvous(
+            RendezvousRequest(session=self._reply.session, address=text, topic=topic)
+        ).address
+
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
         """Applies time decay to the server's rows, then drops those below the score threshold or
         past their TTL.
@@ -284,64 +325,153 @@ class Client:
         """What the server holds of each table now."""
         return [TableStatus.from_message(table) for table in self._control.status().tables]
 
-    def barrier(self, name: str) -> None:
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
         """Waits until every trainer of the job that has not left has come to the barrier of this
         name.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
         """
-        while not self._control.barrier(
-            BarrierRequest(session=self._reply.session, name=name)
-        ).passed:
+        request = BarrierRequest(session=self._reply.session, name=name, text=text)
+        while not (reply := self._control.barrier(request)).passed:
             self.check()
+        return dict(reply.texts)
 
     def check(self) -> None:
         """Raises what ended the connection, if something did."""
-        for channel in self.every_channel:
-            if channel.failure is not None:
-                raise channel.failure
+        if (failure := self.failure) is not None:
+            raise failure
 
-    def leave(self, failure: str = "") -> None:
+    @property
+    def failure(self) -> PServerError | None:
+        """What ended the connection, if something did."""
+        failures = (self._failure, *(channel.failure for channel in self.every_channel))
+        return next((failure for failure in failures if failure is not None), None)
+
+    def finish(self) -> None:
+        """Says that this trainer takes no further step; the others then step without it.
+
+        Raises:
+            PServerError: what ended the job.
+        """
+        try:
+            self._control.finish(FinishRequest(session=self._reply.session))
+        except PServerError:
+            self.check()  # the heartbeat knows better why
+            raise
+
+    def all_finished(self) -> None:
+        """Waits until every trainer of the job has said so.
+
+        Raises:
+            PServerError: what ended the job.
+        """
+        missing: Sequence[int] = ()
+
+        def text() -> str:
+            names = ", ".join(map(str, missing))
+            return f"this trainer has finished, and waits for trainer {names} (so says {self})"
+
+        for _ in poll(log, text):
+            request = FinishRequest(session=self._reply.session, wait=True)
+            try:
+                reply = self._control.finish(request)
+            except PServerError:
+                self.check()  # the heartbeat knows better why
+                raise
+            if reply.over:
+                return
+            missing = reply.missing
+            self.check()
+
+    def tell(self, failure: str, timeout: float) -> None:
+        """Says that this trainer ends, and why; and nothing else, so that any thread may call it,
+        whatever the others are doing.
+
+        Args:
+            timeout: in seconds.
+        """
+        if self._reply.session:
+            request = LeaveRequest(session=self._reply.session, failure=failure)
+            with suppress(PServerError):
+                self._control.leave(request, timeout)
+
+    def leave(self, failure: str = "") -> PServerError | None:
         """Says goodbye, or why this trainer cannot go on, and ends the threads; never raises, once
         is enough.
+
+        Returns:
+            What had ended the job before, if the server says so.
         """
         if self._closing.is_set():
-            return
+            return None
         self._closing.set()
         for channel in self.every_channel:
             channel.close(abruptly=bool(failure))
+        told = None
         try:
             if self._reply.session:
-                self._control.leave(LeaveRequest(session=self._reply.session, failure=failure))
+                request = LeaveRequest(
+                    session=self._reply.session, failure=failure, success=not failure
+                )
+                reply = self._control.leave(request)
+                if reply.failure:
+                    told = from_wire(reply.error, f"{self}: {reply.failure}")
         except PServerError as error:
             log.warning("could not say goodbye to %s: %s", self, error)
         self._control.close()
+        return told
 
     # ---- the heartbeat ----
 
     def _beat(self) -> None:
         """See [Note: silence]."""
         interval = min(1.0, self._heartbeat_timeout / 5)
-        answered = time.monotonic()
-        while not self._closing.wait(interval):
+        begun = answered = time.monotonic()
+        unanswered = 0
+        while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):
+            begun = time.monotonic()
+            left = max(self._heartbeat_timeout - (begun - answered), LAST_BEAT_SECONDS)
+            seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
             request = HeartbeatRequest(session=self._reply.session, activity=self.activity)
             try:
-                reply = self._control.heartbeat(request, timeout=max(interval, 1.0))
+                reply = self._control.heartbeat(request, timeout=seconds, anew=unanswered > 0)
             except PServerError as error:
-                silence = time.monotonic() - answered
-                if silence > self._heartbeat_timeout:
-                    self._fail(
-                        ServerLost(
-                            f"{self} has not answered for {silence:.1f} s (heartbeat timeout "
-                            f"{self._heartbeat_timeout:g} s): {error}"
-                        )
-                    )
-                    self._control.close()  # and with it every call that waits for the server
+                unanswered += 1
+                if self._is_lost(error, time.monotonic() - answered):
                     return
                 continue
-            answered = time.monotonic()
+            if unanswered:
+                log.warning("%s answers again, over a new connection", self)
+            answered, unanswered = time.monotonic(), 0
             if reply.failure:
                 self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
                 return
+            for channel in self.every_channel:
+                channel.end_if_silent()
+
+    def _is_lost(self, error: PServerError, silence: float) -> bool:
+        """Whether a heartbeat that ended with an error means that the server is lost; fails the
+        channels then.
+        """
+        if isinstance(error, Refused):  # it answers, and has no such trainer
+            self._fail(ServerLost(f"{self} does not know this trainer any more: {error}"))
+        elif silence <= self._heartbeat_timeout:
+            return False
+        else:
+            self._fail(
+                ServerLost(
+                    f"{self} has not answered for {silence:.1f} s (heartbeat timeout "
+                    f"{self._heartbeat_timeout:g} s): {error}"
+                )
+            )
+        self._control.close()  # and with it every call that waits for the server
+        return True
 
     def _fail(self, error: PServerError) -> None:
+        self._failure = self._failure or error
         for channel in self.every_channel:
             channel.fail(error)

@@ -22,6 +22,7 @@ class Reply:
         overflow: some trainer saw an overflow, and nothing was applied.
         cursor: of a scan: where the next chunk begins; -1 after the last one.
         metadata: of a scan: what the server knows of the table besides its rows.
+        checksums: of the variables that were asked for, by name.
     """
 
     version: int = 0
@@ -29,6 +30,7 @@ class Reply:
     overflow: bool = False
     cursor: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    checksums: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_message(cls, done: Done) -> Reply:
@@ -38,7 +40,14 @@ class Reply:
             ValueError: its metadata are not JSON.
         """
         metadata = json.loads(done.metadata) if done.metadata else {}
-        return cls(done.version, done.committed, done.overflow, done.cursor, metadata)
+        return cls(
+            done.version,
+            done.committed,
+            done.overflow,
+            done.cursor,
+            metadata,
+            dict(done.checksums),
+        )
 
 
 def first_of(replies: Sequence[Future[Reply]]) -> Reply:

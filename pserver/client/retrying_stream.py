@@ -7,14 +7,22 @@ waits for another server::
     outbox      sends queued frames, in order
     inbox       receives frames: copies values to their destinations, resolves replies
 
-[Note: sending again]  A request (a step, a pull, a load) is a run of frames that ends in one reply,
-DONE.  Until the reply has come the channel keeps the frames (references, no copies).  When the
-stream breaks, the inbox opens another, says HELLO and queues the same frames again: the server
+[Note: sending again]  A request (a step, a pull, a load, ...) is a run of frames that ends in one
+reply, DONE.  Until the reply has come the channel keeps the frames (references, no copies).  When
+the stream breaks, the inbox opens another, says HELLO and queues the same frames again: the server
 applies a step once, however often it comes, and answers it again.  Streams are numbered: frames
 queued for an earlier one are not sent twice, and the server stops listening to it.  While a request
 is unanswered the outbox sends PROBE from time to time; the next frame that arrives reveals a loss
 (:mod:`pserver.transport.sequenced`).  If streams keep breaking for the heartbeat timeout, with
 nothing received in between, the server is lost.
+
+A connection can also die without a word: what is sent is lost, and nothing arrives.  A server that
+is alive is never silent for long: it answers PROBE, and while it works on a request it says PROBE
+itself, each second.  So where nothing has arrived for a quarter of the heartbeat timeout (of the
+first unanswered PROBE, or of a send that does not end) the stream is given up as if it had broken
+(:meth:`RetryingStream.end_if_silent`).  On a slow link an answer may take longer than that, behind
+what is still on its way: for the same request the patience doubles each time, and PROBE goes first
+on the new stream, so that its answer tells a slow link from a dead one.
 """
 
 from __future__ import annotations
@@ -31,7 +39,15 @@ from typing import Any
 import torch
 
 from pserver.client.replies import Reply
-from pserver.errors import CorruptFrame, PServerError, ServerLost, Unreachable, from_wire
+from pserver.client.silence import Silence
+from pserver.errors import (
+    CorruptFrame,
+    GarbledStream,
+    PServerError,
+    ServerLost,
+    Unreachable,
+    from_wire,
+)
 from pserver.transport import codec
 from pserver.transport.stream import Buffer, Stream
 from pserver.wire_pb2 import Done, Frame, Kind, Part
@@ -42,6 +58,7 @@ RETRY_SECONDS = 0.2  # between two tries to open a stream again
 # from a request's last frame to the first PROBE; each further one takes twice as long, up to
 PROBE_SECONDS = 1.0
 MAX_PROBE_SECONDS = 16.0
+MAX_CORRUPT = 5  # streams of one request
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]  # contiguous, in main memory
 # ``destination(name, blank)`` is the contiguous CPU tensor that a variable's value is copied into;
@@ -85,7 +102,9 @@ class RetryingStream:
         # since when, and how often, streams broke with nothing received
         self._breaking: tuple[float, int] | None = None
         self._opened = 1  # streams that were tried
+        self._corrupt = 0  # streams of this request that brought bytes that are no frame
         self._probe_seconds = PROBE_SECONDS  # until the next PROBE
+        self._silence = Silence(max(timeout_seconds / 4, 2 * PROBE_SECONDS))
         self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
         self._stream = open_stream(self._opened)
         self._number = self._opened  # of that stream
@@ -190,6 +209,17 @@ class RetryingStream:
                         Unreachable(f"{self._name}: this trainer has closed the connection")
                     )
 
+    def end_if_silent(self) -> None:
+        """Breaks the stream if an answer is overdue; called from time to time.
+
+        See [Note: sending again].
+        """
+        with self._lock:
+            stream, waiting = self._stream, bool(self._request) and not self._reply.done()
+        if waiting and (seconds := self._silence.overdue()):
+            log.warning("%s: nothing has arrived on a stream for %.1f s", self._name, seconds)
+            stream.cancel()
+
     # ---- the two threads ----
 
     def _outbox(self) -> None:
@@ -204,7 +234,8 @@ class RetryingStream:
         if stale:
             return
         try:
-            stream.send(header, payload)
+            with self._silence.sending(probe=header.kind == Kind.PROBE):
+                stream.send(header, payload)
             self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
         except Unreachable:
             return  # the inbox sees it too, and opens another stream
@@ -244,9 +275,10 @@ class RetryingStream:
                 self.fail(CorruptFrame(f"{self._name}: {type(error).__name__}: {error}"))
 
     def _receive(self) -> None:
-        while (received := self._stream.receive()) is not None:
+        while (received := self._next_frame()) is not None:
             header, payload = received
             self._breaking = None
+            self._silence.heard()
             self.bytes_in += payload.nbytes
             if header.kind == Kind.VALUE:
                 codec.scatter(header, payload, self._destination_of)
@@ -254,17 +286,32 @@ class RetryingStream:
                 self._answered(header.done)
             elif header.kind == Kind.NORMS:
                 self._resolve(self._norms, dict(header.norms.squared))
-            elif header.kind == Kind.FAILURE:
-                self.fail(
-                    from_wire(header.failure.error, f"{self._name}: {header.failure.message}")
-                )
             elif header.kind == Kind.DRAIN:
                 self.fail(ServerLost(f"{self._name} is shutting down"))
-            elif header.kind != Kind.PROBE:
+            elif header.kind not in (Kind.PROBE, Kind.FAILURE):
                 raise CorruptFrame(
                     f"{self._name}: expected VALUE, DONE, NORMS, FAILURE, DRAIN or PROBE, got "
                     f"kind {header.kind}"
                 )
+
+    def _next_frame(self) -> tuple[Frame, memoryview] | None:
+        """The next frame.  Bytes that are none, here or at the server, break the stream and not the
+        job, a few times: then it is no accident of a network.
+        """
+        try:
+            received = self._stream.receive()
+            if received is not None and received[0].kind == Kind.FAILURE:
+                failure = received[0].failure
+                error = from_wire(failure.error, f"{self._name}: {failure.message}")
+                if isinstance(error, GarbledStream):
+                    raise error
+                self.fail(error)
+            return received
+        except CorruptFrame as error:
+            self._corrupt += 1
+            if self._corrupt > MAX_CORRUPT:
+                raise
+            raise Unreachable(f"bytes that are no frame: {error}") from error
 
     def _destination_of(self, part: Part) -> torch.Tensor:
         return self._destination(part.name, partial(codec.blank, part))
@@ -274,6 +321,8 @@ class RetryingStream:
         reply = Reply.from_message(done)
         with self._lock:
             self._request = []
+        self._silence.answered()
+        self._corrupt = 0
         self._resolve(self._reply, reply)
 
     def _resolve(self, future: Future[Any], result: object) -> None:
@@ -321,6 +370,8 @@ class RetryingStream:
             if not ended:
                 self._stream, self._number = stream, self._opened
                 self.reconnects += 1
+                if self._silence.begin_again():
+                    self._outgoing.put((self._number, (Frame(kind=Kind.PROBE), ())))
                 for frame in self._request if not self._reply.done() else ():
                     self._outgoing.put((self._number, frame))
         if ended:

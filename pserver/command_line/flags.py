@@ -24,6 +24,10 @@ EXAMPLES = """examples:
       what that would put where, without starting any of it
   pserver status a:6174,b:6174
       who is up, and what they hold
+  pserver save a:6174,b:6174 rescued
+      what a running or a failed job holds, as a checkpoint for fleet.load
+  pserver reset a:6174,b:6174
+      drops what a failed job has left, so that any job may begin
 """
 SERVE = """Runs one parameter server.  It prints one line when it is ready, and ends with 0 on
 SIGTERM or Ctrl-C after draining."""
@@ -33,6 +37,15 @@ PLAN = """Shows which server would hold what, the bytes of a step and the memory
 runs SCRIPT up to where it would join the servers, and starts none."""
 STATUS = """Shows each server's state, what it holds, its trainers, and the bytes that have passed
 through it."""
+
+
+SAVE = """Writes what the servers of a running or a failed job hold (parameters, buffers, tables,
+optimizer state, step) as a checkpoint that fleet.load reads, on any number of servers.  A running
+job waits meanwhile, between two of its steps.  The servers do not know everything: fleet.load says
+what it has not found, a scheduler's state for one."""
+RESET = """Drops what a failed job has left on these servers, so that any job may begin.  A server
+whose job runs is left alone: end its trainers first."""
+ENDPOINTS = "HOST:PORT[,HOST:PORT...]"
 
 
 class Parser(argparse.ArgumentParser):
@@ -85,11 +98,16 @@ def parser() -> Parser:
     status = commands.add_parser(
         "status", help="ask running servers for their state", description=STATUS
     )
-    status.add_argument("endpoints", metavar="HOST:PORT[,HOST:PORT...]")
+    status.add_argument("endpoints", metavar=ENDPOINTS)
     status.add_argument(
         "--variables", action="store_true", help="the bytes of each variable too, in / out"
     )
-    root.commands = {"serve": serve, "launch": launch, "plan": plan, "status": status}
+    save = commands.add_parser("save", help="write what a job holds to a file", description=SAVE)
+    save.add_argument("endpoints", metavar=ENDPOINTS, help="all servers of the job, in any order")
+    save.add_argument("path", metavar="PATH", help="the checkpoint's directory, or its URL")
+    reset = commands.add_parser("reset", help="drop what a failed job has left", description=RESET)
+    reset.add_argument("endpoints", metavar=ENDPOINTS)
+    root.commands = commands.choices
     return root
 
 
@@ -149,7 +167,16 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         "--once",
         action="store_true",
         default=UNSET,
-        help="end when the first job has ended: 0, or 1 if it failed",
+        help="end when the first job has ended: 0 only if every trainer has finished",
+    )
+    add(
+        "--keep-failed",
+        metavar="SECONDS",
+        dest="keep_failed_seconds",
+        type=float,
+        default=UNSET,
+        help="how long a failed job's values are kept from other jobs, for `pserver save` "
+        "(default: 600; with --once 0)",
     )
     add("--program", metavar="FILE", default=UNSET, help="a saved pserver program to start with")
     add(
@@ -177,7 +204,8 @@ def _add_processes(sub: argparse.ArgumentParser) -> None:
     add(
         "--devices",
         metavar="0,1,...",
-        help="with --nccl2: the GPUs of this host's trainers, one each (default: all)",
+        help="with --nccl2: the GPUs of this host's trainers, one each, of those that this process "
+        "sees (default: all)",
     )
     add(
         "--servers",
@@ -200,6 +228,12 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=float,
         help="how long a process may send no heartbeat before it is declared lost (default: 20)",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="how long the processes wait for one another to come up (default: 300)",
     )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
     add(

@@ -8,15 +8,19 @@ import argparse
 import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
-from pserver.config import ServerConfig
+from pserver.config import ServerConfig, check_seconds, refuse_url
 
 NAMES = frozenset(field.name for field in dataclasses.fields(ServerConfig))
 VARIABLES = {
+    "PSERVER_TRANSPORT": "transport",
     "PSERVER_HEARTBEAT_TIMEOUT": "heartbeat_timeout_seconds",
     "PSERVER_START_TIMEOUT": "start_timeout_seconds",
 }
+
+KINDS: dict[str, type] = {"keep_failed_seconds": float}  # of settings whose default is None
 
 T = TypeVar("T")
 
@@ -48,28 +52,38 @@ def server_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         UsageError: a setting is unknown or wrong.
     """
     settings = _from_environment(environ)
-    settings |= _from_file(arguments.config) if arguments.config else {}
-    settings |= {name: value for name, value in vars(arguments).items() if name in NAMES}
-    return checked(lambda: ServerConfig(**settings))
+    file = _from_file(arguments.config) if arguments.config else {}
+    flags = {name: value for name, value in vars(arguments).items() if name in NAMES}
+    written = {
+        **{name: variable for variable, name in VARIABLES.items()},
+        **{name: f"--config {arguments.config}: {name}" for name in file},
+        **{name: flag_of(name) for name in flags},
+    }
+    try:
+        return ServerConfig(**(settings | file | flags))
+    except (ValueError, TypeError) as error:
+        name, _, rest = str(error).partition(": ")
+        raise UsageError(f"{written.get(name, name)}: {rest}") from error
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting: "--heartbeat-timeout"."""
+    return "--" + name.removesuffix("_seconds").replace("_", "-")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if "PSERVER_TRANSPORT" in environ:
-        found["transport"] = environ["PSERVER_TRANSPORT"]
     for variable, name in VARIABLES.items():
-        try:
-            found |= {name: float(environ[variable])} if environ.get(variable) else {}
-        except ValueError:
-            raise UsageError(
-                f"{variable}: expected a number of seconds, got {environ[variable]!r}"
-            ) from None
+        if text := environ.get(variable):
+            seconds = name.endswith("_seconds")
+            found[name] = checked(partial(check_seconds, variable, text)) if seconds else text
     return found
 
 
 def _from_file(path: str) -> dict[str, Any]:
     """The settings in a TOML file; an unknown key is an error."""
     try:
+        refuse_url("a file", path)
         with open(path, "rb") as file:
             settings = tomllib.load(file)
     except (OSError, ValueError) as error:
@@ -81,10 +95,10 @@ def _from_file(path: str) -> dict[str, Any]:
         )
     for name, value in settings.items():
         default = getattr(ServerConfig(), name)
-        kind = str if default is None else type(default)
+        kind = KINDS.get(name, str if default is None else type(default))
         if type(value) is not kind and not (kind is float and type(value) is int):
+            like = default or ("TEXT" if kind is str else kind())
             raise UsageError(
-                f"--config {path}: {name}: expected a value like {default or 'TEXT'!r}, got "
-                f"{value!r}"
+                f"--config {path}: {name}: expected a value like {like!r}, got {value!r}"
             )
     return settings

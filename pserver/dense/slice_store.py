@@ -102,6 +102,11 @@ class SliceStore:
             name, placement.name, placement.group, placement.lane, self.values[name], None
         )
 
+    @property
+    def held(self) -> dict[str, torch.Tensor]:
+        """The memory of the slices that are never updated, by name."""
+        return {name: value for name, value in self.values.items() if name not in self.updates}
+
     def read(self, name: str) -> torch.Tensor | None:
         """Reads a slice or an optimizer state.
 

@@ -2,7 +2,9 @@
 
 In reading order::
 
-    job                the control calls, joining, installing, leaving
+    job                the control calls, installing, files
+    attendance         announcing, joining, finishing, leaving; how a job ends
+    announcements      trainers that have not joined yet
     lifecycle          the job's states, its failure, and the job's lock
     job_identity       which trainers belong to the job
     membership         trainers, their watermarks and timeouts
@@ -10,6 +12,8 @@ In reading order::
     installed_program  slices, tables and lane executors of the present job
     lane_executor      takes the committed steps of one lane and applies each once
     sync_round         one step that all trainers of a sync job take together
+    step_checks        what a committed step must say before it is taken
+    async_slices       slices that are read while another trainer's step updates them
     update_task        a committed step's update, in batches
     workers            the threads that run the batches of large steps
     snapshot           a slice as it is between two updates

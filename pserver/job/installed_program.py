@@ -47,6 +47,7 @@ class InstalledProgram:
             directory for temporary files.
 
     Attributes:
+        program: the server's.
         plan: the plan that the program was made for.
         slices: the slices that this server holds.
         lanes: the lane executors, by the lane's index in the plan.
@@ -59,6 +60,7 @@ class InstalledProgram:
     ) -> None:
         deployment = program.deployment
         assert deployment is not None and deployment.server_index is not None, "a pserver program"
+        self.program = program
         self.plan, self._server = deployment.plan, deployment.server_index
         self.slices = SliceStore(program)
         self._members = members
@@ -78,11 +80,14 @@ class InstalledProgram:
                 self.quiesce,
                 workers,
                 self._tables(index),
+                self.slices.held,
             )
             for index, lane in enumerate(self.plan.lanes)
         ]
         self._rendezvous = ""  # the address that trainer 0 has given
-        self._barriers: dict[str, set[int]] = {}  # by name: the trainers that have reached it
+        self._said: dict[str, str] = {}  # by topic: what the first trainer said
+        # by name: the trainers that have reached it, each with what it told the others
+        self._barriers: dict[str, dict[int, str]] = {}
 
     def load(self, values: Storage) -> None:
         """Takes over the values of slices, and those rows of tables that this server holds."""
@@ -131,7 +136,8 @@ class InstalledProgram:
         if name in self.slices.updates:
             return self.lanes[self.slices.updates[name].lane].read(member, name)
         if name in self.slices.values:
-            return self.slices.values[name]
+            with self._locks[name]:  # a step may assign it
+                return self.slices.values[name].clone()
         with self._locks[self.slices.slice_of(name)]:
             return self.slices.read(name)
 
@@ -183,20 +189,29 @@ class InstalledProgram:
             self._rendezvous = address
         return self._rendezvous
 
-    def barrier(self, member: Member, name: str, timeout_seconds: float) -> bool:
+    def agree(self, topic: str, text: str) -> str:
+        """What the first trainer said about a topic: this text, where nobody has said anything."""
+        return self._said.setdefault(topic, text)
+
+    def barrier(
+        self, member: Member, name: str, timeout_seconds: float, text: str = ""
+    ) -> dict[int, str] | None:
         """Waits until every trainer that has not left has reached the barrier of this name.
 
+        Args:
+            text: what this trainer tells the others there.
+
         Returns:
-            False if ``timeout_seconds`` were over before.
+            What every trainer has told, by trainer; None if ``timeout_seconds`` were over before.
         """
         with self._job.condition:
-            arrived = self._barriers.setdefault(name, set())
-            arrived.add(member.trainer)
+            arrived = self._barriers.setdefault(name, {})
+            arrived.setdefault(member.trainer, text)
             self._job.condition.notify_all()
             end = time.monotonic() + timeout_seconds
 
             def passed() -> bool:
-                return arrived.issuperset(self._members.awaited())
+                return arrived.keys() >= set(self._members.awaited())
 
             def missing() -> list[int]:
                 return [trainer for trainer in self._members.awaited() if trainer not in arrived]
@@ -205,7 +220,7 @@ class InstalledProgram:
                 member, "barrier", f"barrier {name!r}", lambda: passed() or time.monotonic() >= end
             )
             wait_until_done(self._job, self._members, wait, missing)
-            return passed()
+            return dict(arrived) if passed() else None
 
 
 def check_program(program: Program) -> tuple[Plan, int]:

@@ -7,7 +7,6 @@ of the caller.  ``lifecycle.py`` draws the job's states and says what its lock g
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,22 +15,18 @@ from pathlib import Path
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
 from pserver.errors import (
-    Busy,
-    Draining,
     FingerprintMismatch,
-    JobFailed,
-    PServerError,
     Refused,
-    TrainerLost,
     Unprepared,
 )
 from pserver.job import job_files
+from pserver.job.attendance import Attendance
 from pserver.job.installed_program import InstalledProgram, check_program
-from pserver.job.job_identity import JobIdentity, check_protocol, choose_transport
+from pserver.job.job_identity import JobIdentity, choose_transport
 from pserver.job.lane_executor import Outcome
-from pserver.job.lifecycle import JobState, Lifecycle
-from pserver.job.membership import Member, Membership, MemberState
-from pserver.job.status_report import program_status, trainer_statuses
+from pserver.job.lifecycle import JobState
+from pserver.job.membership import Member, Membership
+from pserver.job.status_report import observed, program_status, trainer_statuses
 from pserver.transport.byte_counters import ByteCounters
 from transpiler.ir.graph import Storage
 from transpiler.program import Program
@@ -39,7 +34,7 @@ from transpiler.program import Program
 log = logging.getLogger(__name__)
 
 
-class Job:
+class Job(Attendance):
     """A server's job: its trainers, its installed program, and the control calls that change them.
 
     Any thread may call it.  Methods named like a call of protos/pserver/wire.proto answer that
@@ -63,13 +58,9 @@ class Job:
         transports: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config = config
-        self.transports = dict(transports)
-        self.lifecycle = Lifecycle()
-        self.condition = self.lifecycle.condition
+        super().__init__(config, transports, clock)
         self.bytes_in = 0
         self.bytes_out = 0
-        self._clock = clock
         self._started = clock()
         self._preset: tuple[Program, Storage] | None = None
         self._reset()
@@ -78,9 +69,9 @@ class Job:
 
     def _reset(self) -> None:
         """Back to EMPTY (or to the program that was given at start-up)."""
-        self.lifecycle.state = JobState.EMPTY
+        self.lifecycle.empty()
         self.traffic = ByteCounters()
-        self.program: InstalledProgram | None = None
+        self.program = None
         self._identity = JobIdentity()
         self._members = Membership(1, self._clock())
         if self._preset is not None:
@@ -107,174 +98,6 @@ class Job:
 
     def _installed_program(self, program: Program) -> InstalledProgram:
         return InstalledProgram(program, self._members, self.lifecycle, self.config.data_dir)
-
-    def _close_if_over(self) -> None:
-        """Ends the job when its last trainer has gone.  The caller holds the job's lock."""
-        gone = not self._members.joined()
-        if (self.failure is not None and gone) or self._members.over:
-            if self.failure is None:
-                version = self.program.version if self.program else 0
-                log.info("the job is done after %d updates", version)
-                self._reset()
-            self.ended.set()
-
-    def tick(self) -> None:
-        """Applies the heartbeat timeout and the start timeout.
-
-        The server's clock thread calls it a few times a second.
-        """
-        with self.condition:
-            now, start = self._clock(), self.config.start_timeout_seconds
-            for lost in self._members.lose_silent(now, self.config.heartbeat_timeout_seconds):
-                self.lifecycle.fail(lost)
-                self._close_if_over()
-            missing = self._members.missing(now, start)
-            names = ", ".join(map(str, missing))
-            if missing and self._members.joined():
-                self.lifecycle.fail(
-                    TrainerLost(f"trainer {names} has not joined within {start:g} s")
-                )
-            elif missing and self._members.deserted:
-                log.warning(
-                    "the job ends: trainer %s never joined, and the others have left", names
-                )
-                self._reset()
-                self.ended.set()
-
-    @property
-    def ended(self) -> threading.Event:
-        """Set when a job has ended here, because its trainers left or because it failed."""
-        return self.lifecycle.ended
-
-    @property
-    def failure(self) -> PServerError | None:
-        """What ended the present job, or the last one; None while all is well."""
-        return self.lifecycle.failure
-
-    @property
-    def busy(self) -> bool:
-        """Whether trainers take part in a job now."""
-        return bool(self._members.joined())
-
-    # ---- joining and leaving ----
-
-    def join(self, request: wire.JoinRequest) -> wire.JoinReply:
-        """A trainer joins, or is told to ask again later.
-
-        Raises:
-            Refused: another protocol version, a trainer number that the plan does not have, no
-                transport in common.
-            Busy: a running job has this trainer already.
-            FingerprintMismatch: the trainer runs another program; the message says in what it
-                differs.
-            Draining: the server is shutting down.
-        """
-        with self.condition:
-            if self.lifecycle.draining:
-                raise Draining("the server is shutting down")
-            check_protocol(request)
-            if self.lifecycle.state is JobState.FAILED or (
-                request.trainer_id == 0 and self._members.deserted
-            ):
-                if self._members.joined():
-                    # members of the failed job leave, or are lost within the heartbeat timeout
-                    return wire.JoinReply(ready=False)
-                self._reset()
-            if self.lifecycle.state is JobState.EMPTY:
-                if request.trainer_id != 0:
-                    return wire.JoinReply(ready=False)
-                self._begin(request)
-            member = self._member_of(request)
-            if member is None:
-                return wire.JoinReply(ready=False)
-            installing = self.lifecycle.state is JobState.INSTALLING
-            lanes = self.program.lanes if self.program else ()
-            return wire.JoinReply(
-                ready=True,
-                install=request.trainer_id == 0 and installing,
-                transport=member.transport,
-                data_port=self.transports[member.transport],
-                heartbeat_timeout_seconds=self.config.heartbeat_timeout_seconds,
-                steps=[member.step(lane) for lane in range(len(lanes))],
-                session=member.session,
-            )
-
-    def _begin(self, request: wire.JoinRequest) -> None:
-        identity = JobIdentity.of_request(request)
-        self._members = Membership(identity.trainers, self._clock())
-        self._identity = identity
-        self.lifecycle.begin()
-
-    def _member_of(self, request: wire.JoinRequest) -> Member | None:
-        """The trainer's member, new or known; None where it should ask again later."""
-        trainer = request.trainer_id
-        known = self._members.by_trainer.get(trainer)
-        if (
-            known is not None
-            and known.incarnation == request.incarnation
-            and known.state is MemberState.JOINED
-        ):
-            # it asks again because its first transport did not work
-            known.transport = choose_transport(request, self.transports)
-            return known
-        other_job = known is not None or request.fingerprint != self._identity.fingerprint
-        if self._members.ending and other_job:
-            return None  # the next job begins when all have left
-        if known is not None:
-            raise Busy(
-                f"trainer {trainer} takes part in the server's job already; start another server "
-                "for a second job"
-            )
-        self._identity.check(request, self._members.expected)
-        if self.lifecycle.state is JobState.INSTALLING and trainer != 0:
-            return None
-        transport = choose_transport(request, self.transports)
-        member = Member(trainer, request.incarnation, transport, self._clock())
-        self._members.add(member)
-        log.info("trainer %d joined over %s", trainer, transport)
-        self.condition.notify_all()
-        return member
-
-    def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
-        """A heartbeat; the reply says whether the job still runs."""
-        with self.condition:
-            member = self.member(request.session)
-            member.activity = request.activity
-            if self.failure is None:
-                return wire.HeartbeatReply()
-            return wire.HeartbeatReply(failure=str(self.failure), error=type(self.failure).__name__)
-
-    def leave(self, request: wire.LeaveRequest) -> wire.LeaveReply:
-        """A trainer leaves because it has finished; or because it has failed, and then the job
-        fails for all.
-        """
-        with self.condition:
-            member = self.member(request.session)
-            if member.state is not MemberState.JOINED:
-                return wire.LeaveReply()
-            member.state = MemberState.LEFT
-            reason = f": {request.failure}" if request.failure else ""
-            log.info("trainer %d left%s", member.trainer, reason)
-            if request.failure:
-                self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job{reason}"))
-            self._close_if_over()
-            self.condition.notify_all()
-            return wire.LeaveReply()
-
-    def member(self, session: str) -> Member:
-        """The trainer that holds a session; the call counts as a heartbeat.
-
-        Raises:
-            Refused: no trainer holds it.
-        """
-        with self.condition:
-            member = self._members.of_session(session)
-            member.last_heard = self._clock()
-            return member
-
-    def now(self) -> float:
-        """The job's clock, in seconds."""
-        return self._clock()
 
     # ---- installing ----
 
@@ -342,15 +165,22 @@ class Job:
 
     def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Waits up to a second until every trainer that has not left has reached the barrier."""
-        return wire.BarrierReply(
-            passed=self.installed().barrier(self.member(request.session), request.name, 1.0)
+        texts = self.installed().barrier(
+            self.member(request.session), request.name, 1.0, request.text
         )
+        if texts is None:
+            return wire.BarrierReply(passed=False)
+        told = {trainer: text for trainer, text in texts.items() if text}
+        return wire.BarrierReply(passed=True, texts=told)
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
-        """The address at which trainers meet: trainer 0 gives it, the others ask."""
-        return wire.RendezvousReply(
-            address=self.installed().rendezvous(self.member(request.session), request.address)
-        )
+        """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
+        what the first trainer said about it.
+        """
+        installed, member = self.installed(), self.member(request.session)
+        if request.topic:
+            return wire.RendezvousReply(address=installed.agree(request.topic, request.address))
+        return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
 
     # ---- files, tables, status, shutting down ----
 
@@ -393,6 +223,9 @@ class Job:
                 failure=str(self.failure or ""),
                 trainers=trainer_statuses(self._members, self._clock()),
             )
+            if self.failure is not None:
+                reply.failed_seconds = self._clock() - self.lifecycle.failed_at
+                reply.kept_seconds = self.kept_seconds
             installed = self.program
         if installed is not None:  # outside the lock: tables take their own
             reply.MergeFrom(program_status(installed))
@@ -400,7 +233,37 @@ class Job:
                 self.traffic.report(installed.plan, reply)
         return reply
 
+    def observe(self, request: wire.ObserveRequest) -> wire.ObserveReply:
+        """Begins, goes on with or ends reading what the job holds, of a running or a failed one.
+
+        Raises:
+            Unprepared: nothing is held here, or not all of it yet.
+            Refused: the observer has no transport in common with the server, or is not known.
+        """
+        with self.condition:
+            begins = not request.session
+            if begins:
+                if self.lifecycle.state is JobState.INSTALLING or self.program is None:
+                    raise Unprepared("the server holds nothing: no job has been installed here")
+                transport = choose_transport(request, self.transports)
+                observation = self.observations.begin(self.program, self._clock())
+            else:
+                transport = ""
+                observation = self.observations.of_session(request.session, self._clock())
+            if request.end:
+                self.observations.end(observation)
+                return wire.ObserveReply()
+        observation.set_pause(request.pause)
+        reply = observed(observation.installed, self._members)
+        reply.session, reply.fingerprint = observation.session, self._identity.fingerprint
+        reply.heartbeat_timeout_seconds = self.config.heartbeat_timeout_seconds
+        reply.failure = str(self.failure or "")
+        if begins:
+            reply.transport, reply.data_port = transport, self.transports[transport]
+            reply.program.CopyFrom(observation.installed.program.to_proto())
+        return reply
+
     def drain(self, request: wire.DrainRequest) -> wire.DrainReply:
-        """Takes no new trainers and no new steps; every trainer that waits is told."""
-        self.lifecycle.drain()
+        """Takes no new trainers and no new steps; every trainer is told."""
+        self.shut_down()
         return wire.DrainReply()

@@ -11,6 +11,7 @@ from pserver.checkpoint.table_files import Chunk
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
+from transpiler.files.local_path import local_path
 
 if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable
@@ -20,10 +21,15 @@ def directory(data_dir: str | None, path: str, server_index: int) -> Path:
     """The directory in which a server keeps what a trainer calls ``path``.
 
     Raises:
-        Refused: the server keeps no files, or the path leads out of its data directory.
+        Refused: the server keeps no files, or the path leads out of its data directory, or is a
+            URL.
     """
     if data_dir is None:
         raise Refused("the server was started without --data-dir, so it keeps no files")
+    try:
+        local_path(path, "a server's files")
+    except ValueError as error:
+        raise Refused(str(error)) from error
     root = Path(data_dir).resolve()
     target = (root / path / f"server-{server_index}").resolve()
     if not target.is_relative_to(root):
@@ -41,7 +47,8 @@ def save(path: Path, installed: InstalledProgram, members: Membership) -> Path:
         ``path``.
 
     Raises:
-        Refused: the disk does not take it; what was saved before stays.
+        Refused: the disk does not take it, or another job writes there; what was saved before
+            stays.
     """
     with installed.quiesce.paused():
         meta = {

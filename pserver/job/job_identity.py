@@ -101,7 +101,9 @@ def check_protocol(request: wire.JoinRequest) -> None:
         )
 
 
-def choose_transport(request: wire.JoinRequest, offered: Mapping[str, int]) -> str:
+def choose_transport(
+    request: wire.JoinRequest | wire.ObserveRequest, offered: Mapping[str, int]
+) -> str:
     """The first of the trainer's transports that the server offers.
 
     Args:

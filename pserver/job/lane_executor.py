@@ -18,7 +18,7 @@ measured to cost more than it saved.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,12 +27,13 @@ import torch
 
 from pserver.dense.slice_update import SliceUpdate, batches
 from pserver.errors import FingerprintMismatch, JobFailed, Refused
+from pserver.job.async_slices import AsyncSlices
 from pserver.job.blocking_waits import WAKE_SECONDS, wait_until_done
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.quiesce import Quiesce
-from pserver.job.snapshot import Snapshot
-from pserver.job.sync_round import Contribution, Phase, SyncRound
+from pserver.job.step_checks import check_groups, check_written
+from pserver.job.sync_round import Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
 from transpiler.plan.plan import Lane
@@ -49,7 +50,8 @@ class Outcome:
     """What a committed step has led to.
 
     Attributes:
-        version: updates that this server has applied so far, counted in steps.
+        version: updates of the lane that this server has applied, up to this step's, counted in
+            steps.
         committed: how many trainers' gradients are in this update.
         overflow: a trainer saw a gradient that is not finite, so nothing was applied.
     """
@@ -87,9 +89,12 @@ class LaneExecutor:
         quiesce: keeps steps from changing values during a save or a load.
         workers: the threads that update large steps.
         tables: the tables of the lane, by name.
+        held: the memory of the slices that servers hold and never update, by name: a step of any
+            lane may assign them.
 
     Attributes:
         version: updates applied so far, counted in steps.
+        hparams: of the last step, by group.
     """
 
     def __init__(
@@ -103,12 +108,17 @@ class LaneExecutor:
         quiesce: Quiesce,
         workers: Workers,
         tables: Mapping[str, LockedTable],
+        held: Mapping[str, torch.Tensor],
     ) -> None:
         self.index = index
         self.lane = lane
         self.updates = updates
         self.tables = tables
+        # what a step may assign, by slice
+        self.variables = {name: update.value for name, update in updates.items()} | dict(held)
         self.version = 0
+        self._running = 0  # updates that have begun and not ended
+        self.hparams: Hparams = {}
         self._locks = locks
         self._members = members
         self._job = job
@@ -121,9 +131,10 @@ class LaneExecutor:
         self._sizes = [self._size(batch) for batch in self._batches]
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
         self._round = SyncRound()
-        self._snapshots = {name: Snapshot(update.value) for name, update in updates.items()}
-        # (trainer, slice) -> the value that the trainer read last; for delay compensation
-        self._last_read: dict[tuple[int, str], torch.Tensor] = {}
+        self._groups = {update.group for update in updates.values()}.union(
+            *(table.groups for table in tables.values())
+        )
+        self._one_by_one = AsyncSlices(updates, self.variables, locks, bool(lane.dc_asgd))
 
     def commit(
         self, member: Member, step: int, contribution: Contribution
@@ -150,8 +161,12 @@ class LaneExecutor:
                     f"trainer {member.trainer}: expected step {watermark.applied + 1}, got step "
                     f"{step}"
                 )
-            self._check_groups(member, step, contribution)
+            check_groups(f"step {step} of trainer {member.trainer}", contribution, self._groups)
+            check_written(
+                step, member.trainer, contribution, self.updates, self.variables, self.lane.kind
+            )
             again, watermark.taking = watermark.taking == step, step
+            self.hparams = contribution.hparams
             current = self._round
             if self.lane.kind.waits_for_all and not again:
                 self._add(current, member, contribution)
@@ -166,17 +181,6 @@ class LaneExecutor:
             if self.lane.kind.waits_for_all
             else self._commit_async(member, contribution)
         )
-
-    def _check_groups(self, member: Member, step: int, contribution: Contribution) -> None:
-        groups = {update.group for update in self.updates.values()}.union(
-            *(table.groups for table in self.tables.values())
-        )
-        missing = groups - set(contribution.hparams)
-        if missing:
-            raise Refused(
-                f"step {step} of trainer {member.trainer} has no hyper-parameters for group "
-                f"{min(missing)}"
-            )
 
     # ---- the result of a step ----
 
@@ -206,7 +210,8 @@ class LaneExecutor:
             if self.lane.staleness is not None:
                 bound = step - self.lane.staleness
                 self._wait(member, step, lambda: self._slowest() >= bound)
-            return Outcome(self.version, watermark.committed, watermark.overflow)
+            version = self.version if self.lane.kind.waits_for_all else watermark.version
+            return Outcome(version or self.version, watermark.committed, watermark.overflow)
 
     def _await_update(self, task: UpdateTask, name: str = "") -> None:
         """Waits for the update of a slice; without a name for all of them and the watermarks.
@@ -221,22 +226,34 @@ class LaneExecutor:
 
     # ---- the update ----
 
-    def _new_task(self, update: Callable[[Batch], None], applied: Callable[[], None]) -> UpdateTask:
+    def _new_task(
+        self,
+        update: Callable[[Batch], None],
+        applied: Callable[[], None],
+        assigned: Iterable[str],
+    ) -> UpdateTask:
         """A task that updates every batch and then calls ``applied``, which moves watermarks.
 
         No save, load or shrink runs from here until it ends.
+
+        Args:
+            assigned: the slices that the step assigns; those that are never updated are a batch.
         """
+        held = tuple(name for name in assigned if name not in self.updates)
         updating = self._quiesce.updating()
         updating.__enter__()
+        with self._job.condition:
+            self._running += 1
 
         def on_end(failure: BaseException | None) -> None:
+            self._running -= 1
             if failure is None:
                 applied()
             updating.__exit__(None, None, None)
 
         return UpdateTask(
             self._job.condition,
-            self._batches or [()],
+            [*self._batches, held] if held or not self._batches else self._batches,
             lambda batch: self._or_fail(lambda: update(batch)),
             on_end,
         )
@@ -253,25 +270,21 @@ class LaneExecutor:
         """Applies one trainer's step as an update of its own."""
 
         def update(batch: Batch) -> None:
-            for name in batch if not contribution.overflow else ():
-                if name in self.tables:
-                    if (of_rows := contribution.row_gradients.pop(name, None)) is not None:
-                        self.tables[name].update(of_rows, contribution.hparams, {})
-                    continue
-                gradient, slice_ = contribution.gradients.pop(name, None), self.updates[name]
-                if gradient is not None:
-                    with self._locks[name], self._snapshots[name].updating():
-                        slice_.update(
-                            gradient,
-                            contribution.hparams[slice_.group],
-                            before=self._last_read.get((member.trainer, name)),
-                        )
+            for name in batch:
+                if name not in self.tables:
+                    self._one_by_one.update(name, member.trainer, contribution)
+                elif (
+                    of_rows := contribution.row_gradients.pop(name, None)
+                ) is not None and not contribution.overflow:
+                    self.tables[name].update(of_rows, contribution.hparams, {})
 
         def applied() -> None:
             self.version += 0 if contribution.overflow else 1
-            member.watermark(self.index).apply(1, contribution.overflow)
+            watermark = member.watermark(self.index)
+            watermark.apply(1, contribution.overflow)
+            watermark.version = self.version
 
-        return self._run(self._new_task(update, applied))
+        return self._run(self._new_task(update, applied, contribution.assignments))
 
     def _size(self, batch: Batch) -> int:
         """Bytes of its slices.  A table counts as 0: how many rows a step touches is not known
@@ -321,7 +334,12 @@ class LaneExecutor:
             raise
 
     def _complete(self, current: SyncRound) -> bool:
-        return all(trainer in current.contributions for trainer in self._members.awaited())
+        """Whether every awaited trainer's step is there.  A trainer that has failed is not awaited,
+        and neither is anything applied without it: the job has failed.
+        """
+        return self._job.failure is None and all(
+            trainer in current.contributions for trainer in self._members.awaited()
+        )
 
     def scale(self, current: SyncRound, coefficients: Mapping[str, float]) -> UpdateTask:
         """Applies the merged step, once, with the clipping coefficients of the trainer that calls
@@ -343,6 +361,9 @@ class LaneExecutor:
         """Begins the update of a sync round that is in the phase ``ready``, unless it has begun."""
 
         def update(batch: Batch) -> None:
+            for name in current.assignments.keys() & batch:
+                with self._locks[name]:
+                    current.assignments[name].write(self.variables[name])
             if ready is Phase.COLLECTING:
                 current.merge(batch)
             current.apply(batch, self.updates, coefficients)
@@ -352,7 +373,8 @@ class LaneExecutor:
             first = current.phase is ready
             current.phase = Phase.APPLYING if first else current.phase
         if first:
-            task = self._new_task(update, lambda: self._applied(current))
+            self._or_fail(lambda: current.agree(self.variables))
+            task = self._new_task(update, lambda: self._applied(current), current.assignments)
             with self._job.condition:
                 current.task = task
                 self._job.condition.notify_all()
@@ -377,14 +399,25 @@ class LaneExecutor:
         self._round = SyncRound()
 
     def _or_fail(self, work: Callable[[], None]) -> None:
-        """Calls ``work``; if it raises, the job fails, because tensors may be half updated."""
+        """Calls ``work``; if it raises, the job fails: tensors may be half updated, or trainers
+        disagree.
+        """
         try:
             work()
+        except FingerprintMismatch as error:
+            self._job.fail(error)
+            raise
         except Exception as error:
             self._job.fail(
                 JobFailed(f"the server could not update: {type(error).__name__}: {error}")
             )
             raise
+
+    @property
+    def begun(self) -> int:
+        """Updates applied so far, and those under way."""
+        with self._job.condition:
+            return self.version + self._running
 
     # ---- reading slices ----
 
@@ -394,15 +427,11 @@ class LaneExecutor:
         """
         if self.lane.kind.waits_for_all:
             return self.updates[name].value
-        copy = self._snapshots[name].read()
-        if self.lane.dc_asgd:
-            self._last_read[member.trainer, name] = copy
-        return copy
+        return self._one_by_one.read(member.trainer, name)
 
     def discard_snapshots(self) -> None:
         """Drops all copies, because slices have been loaded."""
-        for snapshot in self._snapshots.values():
-            snapshot.discard()
+        self._one_by_one.discard_snapshots()
 
     # ---- waiting ----
 

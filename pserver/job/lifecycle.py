@@ -5,7 +5,13 @@
           trainer 0 joins          its values have arrived          all have left
     EMPTY ---------------> INSTALLING ---------------> SERVING ---------------> EMPTY
                                |                          |
-                               `-------- a failure -------+--> FAILED --all are gone--> EMPTY
+                               `-------- a failure -------+--> FAILED ----------> EMPTY
+                                                                       reset, or the next Join
+
+[Note: kept values]  A job that has failed leaves what it held: ``pserver save`` writes it.  So a
+failed server lets another job in only after ``--keep-failed`` seconds.  A Join with the same
+fingerprint (the same job, started again) does not wait, nor does one after ``pserver reset``.  A
+job without an update has nothing to lose, and is not kept.
 
 A server that starts with a program (``--program``) begins in SERVING and returns there.
 
@@ -22,6 +28,8 @@ from __future__ import annotations
 import enum
 import logging
 import threading
+import time
+from collections.abc import Callable
 
 from pserver.errors import Draining, PServerError
 
@@ -45,24 +53,46 @@ class Lifecycle:
     Attributes:
         condition: see [Note: the job's lock].
         state: guarded by ``condition``.
-        failure: what ended the present job, or the last one; None while all is well.
+        failure: what ended the present job; None while all is well.
+        failed_at: when that was, in seconds of the clock.
+        last_failure: as ``failure``, but it stays when the server is empty again.
+        succeeded: the last job has ended, and every trainer has said that it is done.
         draining: the server is shutting down and takes no new step.
         ended: set when a job ends here, because its trainers left or because it failed.
+
+    Args:
+        clock: seconds that never go back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.condition = threading.Condition(threading.RLock())
         self.state = JobState.EMPTY
         self.failure: PServerError | None = None
+        self.failed_at = 0.0
+        self.last_failure: PServerError | None = None
+        self.succeeded = False
         self.draining = False
         self.ended = threading.Event()
 
     def begin(self) -> None:
         """Trainer 0 has joined an empty server: a new job begins."""
         with self.condition:
-            self.failure = None
+            self.failure = self.last_failure = None
+            self.succeeded = False
             self.ended.clear()
             self.state = JobState.INSTALLING
+
+    def empty(self) -> None:
+        """The server has no job any more."""
+        with self.condition:
+            self.failure = None
+            self.state = JobState.EMPTY
+
+    def succeed(self) -> None:
+        """Every trainer has left, and said that it is done."""
+        with self.condition:
+            self.succeeded, self.last_failure = True, None
 
     def fail(self, error: PServerError) -> None:
         """Ends the job for all its trainers: each one that waits, or asks next, gets ``error``.
@@ -71,7 +101,9 @@ class Lifecycle:
         """
         with self.condition:
             if self.failure is None and self.state is not JobState.EMPTY:
-                self.failure = error
+                self.failure = self.last_failure = error
+                self.failed_at = self._clock()
+                self.succeeded = False
                 self.state = JobState.FAILED
                 log.error("the job failed: %s", error)
             self.condition.notify_all()

@@ -21,7 +21,7 @@ from pserver.errors import Refused, TrainerLost
 
 
 class MemberState(enum.Enum):
-    """Whether a trainer takes part; the values are the words that ``status`` shows."""
+    """Whether a trainer takes part."""
 
     JOINED = "joined"
     LEFT = "left"
@@ -43,6 +43,7 @@ class Watermark:
     Attributes:
         applied: the last step that was applied; 0 before the first.
         committed, overflow: the outcome of that step, for when it is asked for again.
+        version: the lane's version with that step; 0: not known, or all trainers step together.
         taking: the step in progress, from its COMMIT until it is applied.
         uploaded: the last upload that was loaded, by its request's number.
         stream: the number of the stream that counts: the latest one.
@@ -53,6 +54,7 @@ class Watermark:
     applied: int = 0
     committed: int = 0
     overflow: bool = False
+    version: int = 0
     taking: int = 0
     uploaded: int = 0
     stream: int = 0
@@ -111,6 +113,8 @@ class Member:
         watermarks: by lane.
         activity: what it says that it does ("step 12", "saving").
         waits: what it waits for, by place; see blocking_waits.py.
+        leaving: its last step has come, and it leaves when that is applied.
+        finished: it takes no further step, and waits for the others to say the same.
     """
 
     trainer: int
@@ -122,6 +126,14 @@ class Member:
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     activity: str = ""
     waits: dict[str, Wait] = field(default_factory=dict)
+    leaving: bool = False
+    finished: bool = False
+
+    @property
+    def word(self) -> str:
+        """Its state as ``pserver status`` shows it."""
+        joined = self.state is MemberState.JOINED
+        return "finished" if self.finished and joined else self.state.value
 
     def watermark(self, lane: int) -> Watermark:
         """How far it has come in a lane."""
@@ -143,11 +155,13 @@ class Membership:
     Args:
         expected: how many trainers the plan has.
         since: when the job began, in seconds of the job's clock.
+        began: when the trainer that began it was there; None: then, too.
     """
 
-    def __init__(self, expected: int, since: float) -> None:
+    def __init__(self, expected: int, since: float, began: float | None = None) -> None:
         self.expected = expected
         self.since = since
+        self.began = since if began is None else began
         self.by_trainer: dict[int, Member] = {}
         self._loaded: Watermarks = {}  # read from files, for trainers that have not joined yet
 
@@ -210,14 +224,23 @@ class Membership:
 
     def awaited(self) -> list[int]:
         """The trainers that a sync step or a barrier needs: all of the plan but those that have
-        left.
+        finished or left, or that leave after a step which has come.
         """
-        left = {
+        done = {
             trainer
             for trainer, member in self.by_trainer.items()
-            if member.state is MemberState.LEFT
+            if member.finished or member.leaving or member.state is MemberState.LEFT
         }
-        return [trainer for trainer in range(self.expected) if trainer not in left]
+        return [trainer for trainer in range(self.expected) if trainer not in done]
+
+    def unfinished(self) -> list[int]:
+        """The trainers of the plan that have not said that they take no further step."""
+        done = {
+            trainer
+            for trainer, member in self.by_trainer.items()
+            if member.finished or member.state is MemberState.LEFT
+        }
+        return [trainer for trainer in range(self.expected) if trainer not in done]
 
     # ---- timeouts ----
 
@@ -234,7 +257,9 @@ class Membership:
         errors = []
         for member in self.joined():
             silence = now - member.last_heard
-            if silence > timeout:
+            if silence > timeout and not self.unfinished():
+                member.state = MemberState.LEFT  # all have said that they are done, it too
+            elif silence > timeout:
                 member.state = MemberState.LOST
                 doing = member.waiting or member.activity
                 errors.append(
@@ -250,6 +275,10 @@ class Membership:
         """The trainers that have not joined although the start timeout is over."""
         if now - self.since <= timeout:
             return []
+        return self.not_joined()
+
+    def not_joined(self) -> list[int]:
+        """The trainers of the plan that have not joined."""
         return [trainer for trainer in range(self.expected) if trainer not in self.by_trainer]
 
     @property

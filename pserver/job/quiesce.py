@@ -15,16 +15,16 @@ from pserver.job.lifecycle import Lifecycle
 
 
 class Quiesce:
-    """Counts the steps that run and the pauses that keep new ones from beginning.
+    """Counts the steps that run, and knows of a pause that keeps new ones from beginning.
 
-    Any thread may use it.  Both counts are guarded by the job's lock, which is not held while a
+    Any thread may use it.  Both are guarded by the job's lock, which is not held while a
     step or a pause lasts.
     """
 
     def __init__(self, job: Lifecycle) -> None:
         self._job = job
         self._running = 0
-        self._pauses = 0
+        self._paused = False
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -34,7 +34,7 @@ class Quiesce:
             PServerError: the job ended during a pause.
         """
         with self._job.condition:
-            while self._pauses:
+            while self._paused:
                 self._job.check_running()
                 self._job.condition.wait(WAKE_SECONDS)
             self._running += 1
@@ -47,14 +47,26 @@ class Quiesce:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While it lasts no step changes anything."""
-        with self._job.condition:
-            self._pauses += 1
-            while self._running:
-                self._job.condition.wait(WAKE_SECONDS)
+        """While it lasts no step changes anything, and no other pause begins: a save that is asked
+        again over another connection waits for the one under way.
+        """
+        self.pause()
         try:
             yield
         finally:
-            with self._job.condition:
-                self._pauses -= 1
-                self._job.condition.notify_all()
+            self.resume()
+
+    def pause(self) -> None:
+        """Begins what :meth:`paused` does; :meth:`resume` ends it."""
+        with self._job.condition:
+            while self._paused:
+                self._job.condition.wait(WAKE_SECONDS)
+            self._paused = True
+            while self._running:
+                self._job.condition.wait(WAKE_SECONDS)
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        with self._job.condition:
+            self._paused = False
+            self._job.condition.notify_all()

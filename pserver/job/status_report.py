@@ -1,10 +1,11 @@
-"""What ``pserver status`` learns from a server: its trainers, and what it holds."""
+"""What ``pserver status`` and ``pserver save`` learn from a server: its trainers, what it holds."""
 
 from __future__ import annotations
 
 from pserver import wire_pb2 as wire
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
+from transpiler.formats.plan_message import hparams_to_proto
 
 
 def trainer_statuses(members: Membership, now: float) -> list[wire.TrainerStatus]:
@@ -16,7 +17,7 @@ def trainer_statuses(members: Membership, now: float) -> list[wire.TrainerStatus
     return [
         wire.TrainerStatus(
             trainer_id=member.trainer,
-            state=member.state.value,
+            state=member.word,
             step=max((watermark.applied for watermark in member.watermarks.values()), default=0),
             transport=member.transport,
             silence_seconds=now - member.last_heard,
@@ -40,4 +41,22 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
         bytes_held=installed.slices.bytes_held + sum(table.bytes_held for table in tables),
         version=installed.version,
         tables=tables,
+    )
+
+
+def observed(installed: InstalledProgram, members: Membership) -> wire.ObserveReply:
+    """How far the job is, for an observer."""
+    applied = [
+        member.step(lane)
+        for member in members.by_trainer.values()
+        for lane in range(len(installed.lanes))
+    ]
+    hparams = {group: values for lane in installed.lanes for group, values in lane.hparams.items()}
+    return wire.ObserveReply(
+        versions=[lane.version for lane in installed.lanes],
+        step=max(applied, default=0),
+        hparams=[
+            wire.GroupHparams(group=group, values=hparams_to_proto(values))
+            for group, values in sorted(hparams.items())
+        ],
     )

@@ -26,9 +26,10 @@ import torch
 
 from pserver.dense.merge import mean, squared_norm
 from pserver.dense.slice_update import SliceUpdate, update_all
-from pserver.errors import FingerprintMismatch
+from pserver.errors import CorruptFrame, FingerprintMismatch
 from pserver.job.update_task import UpdateTask
 from pserver.table.gradient import RowGradient, total_of
+from pserver.transport.assignment import Assignment, checksum
 from transpiler.ir.rules import Hparam
 
 if TYPE_CHECKING:
@@ -57,12 +58,17 @@ class Contribution:
         hparams: the hyper-parameters of every parameter group at this step.
         overflow: the trainer saw a gradient that is not finite.
         row_gradients: by table name; a table that the step does not touch is missing.
+        assignments: what its script has written, by slice name.
+        written: the checksums of that, by slice name, where all trainers must have written the
+            same.
     """
 
     gradients: dict[str, torch.Tensor]
     hparams: Hparams
     overflow: bool
     row_gradients: dict[str, RowGradient] = field(default_factory=dict)
+    assignments: dict[str, Assignment] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -77,6 +83,7 @@ class SyncRound:
         merged: merged gradients by slice.
         norms: by parameter or table: the sum of squares over the elements that this server holds.
         merged_rows: merged gradients by table.
+        assignments: what trainers have written, by slice: all of them the same.
         task: the update, from APPLYING on.
     """
 
@@ -85,6 +92,7 @@ class SyncRound:
     merged: dict[str, torch.Tensor] = field(default_factory=dict)
     norms: dict[str, float] = field(default_factory=dict)
     merged_rows: dict[str, RowGradient] = field(default_factory=dict)
+    assignments: dict[str, Assignment] = field(default_factory=dict)
     task: UpdateTask | None = None
 
     @property
@@ -112,6 +120,44 @@ class SyncRound:
         for other, earlier in self.contributions.items():
             check_hparams(trainer, contribution.hparams, other, earlier.hparams)
         self.contributions[trainer] = contribution
+
+    def agree(self, variables: Mapping[str, torch.Tensor]) -> None:
+        """Finds what is to be assigned before the step: trainer 0's values, where all trainers
+        have written the same.
+
+        A slice whose checksum is that of the server's own values counts as not written.
+
+        Args:
+            variables: the server's memory of the slices, by name.
+
+        Raises:
+            FingerprintMismatch: a trainer has written another value than another one, or none.
+            CorruptFrame: the values are not there, or are others than their checksum says.
+        """
+        first = self.contributions[min(self.contributions)]
+        self.assignments = {
+            name: assignment
+            for name, assignment in first.assignments.items()
+            if name not in first.written
+        }
+        for name in sorted({name for each in self.contributions.values() for name in each.written}):
+            before = checksum(variables[name])
+            said = {
+                trainer: self.contributions[trainer].written.get(name, before)
+                for trainer in sorted(self.contributions)
+            }
+            if len(set(said.values())) > 1:
+                raise FingerprintMismatch(_disagreement(name, said, before))
+            after = next(iter(said.values()))
+            if after == before:
+                continue
+            if name not in first.assignments:
+                raise CorruptFrame(
+                    f"{name!r} was written, and its values, which trainer 0 sends, are not there"
+                )
+            if checksum(first.assignments[name].written(variables[name])) != after:
+                raise CorruptFrame(f"{name!r}: the values are others than their checksum says")
+            self.assignments[name] = first.assignments[name]
 
     def merge(self, names: Iterable[str]) -> None:
         """Merges the gradients of these slices and tables.  See [Note: merge order] in merge.py."""
@@ -173,6 +219,22 @@ class SyncRound:
         for name in names:
             if name in self.merged_rows:
                 tables[name].update(self.merged_rows.pop(name), self.hparams, scale)
+
+
+def _disagreement(name: str, said: Mapping[int, int], before: int) -> str:
+    """In words, which trainers have written what into a slice."""
+    groups: dict[int, list[int]] = {}
+    for trainer, checksum_ in said.items():
+        groups.setdefault(checksum_, []).append(trainer)
+    parts = [
+        f"trainer {', '.join(map(str, trainers))} "
+        + ("did not write" if found == before else f"wrote values with the checksum {found:016x}")
+        for found, trainers in groups.items()
+    ]
+    return (
+        f"the trainers disagree on what they wrote into {name!r}: {'; '.join(parts)}; in a sync "
+        "job every trainer writes the same into its parameters, in the same step"
+    )
 
 
 def check_hparams(trainer: int, hparams: Hparams, other: int, earlier: Hparams) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.config import TRANSPORT_CHOICES, split_endpoint
+from pserver.config import TRANSPORT_CHOICES, check_seconds, refuse_url, split_endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Cluster:
         trainers: HOST:PORT of every trainer, used as its name only; "" where all run here.  In the
             collective mode the first one is the address of the rendezvous.
         host: the host whose processes are started; None: all of them.
-        transport, heartbeat_timeout_seconds: for servers and trainers, as ``pserver serve`` has
-            them; None: their own choice.
+        transport, heartbeat_timeout_seconds, start_timeout_seconds: for servers and trainers, as
+            ``pserver serve`` has them; None: their own choice.
         data_dir: the servers' directory for files; None: they keep none.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
@@ -42,6 +42,7 @@ class Cluster:
     data_dir: str | None = None
     log_dir: str = "logs"
     devices: tuple[str, ...] | None = None
+    start_timeout_seconds: float | None = None
 
     @property
     def collective(self) -> bool:
@@ -51,16 +52,20 @@ class Cluster:
     def __post_init__(self) -> None:
         if not Path(self.script).is_file():
             raise ValueError(f"expected a script to run, and there is no file {self.script!r}")
+        refuse_url("--log-dir", self.log_dir)
+        if self.data_dir is not None:
+            refuse_url("--data-dir", self.data_dir)
         if self.transport not in (None, *TRANSPORT_CHOICES):
             raise ValueError(
                 f"--transport: expected one of {', '.join(TRANSPORT_CHOICES)}, got "
                 f"{self.transport!r}"
             )
-        if self.heartbeat_timeout_seconds is not None and not self.heartbeat_timeout_seconds > 0:
-            raise ValueError(
-                "--heartbeat-timeout: expected a number of seconds above 0, got "
-                f"{self.heartbeat_timeout_seconds}"
-            )
+        for name, seconds in (
+            ("--heartbeat-timeout", self.heartbeat_timeout_seconds),
+            ("--start-timeout", self.start_timeout_seconds),
+        ):
+            if seconds is not None:
+                check_seconds(name, seconds)
         if self.host is not None and not (self.here(self.servers) or self.here(self.trainers)):
             raise ValueError(
                 f"--host: {self.host!r} has no process in --servers {self.servers} --trainers "
@@ -111,7 +116,7 @@ def cluster_endpoints(
     Raises:
         ValueError: a number below 1, not an endpoint, one endpoint twice, or the two forms mixed.
     """
-    counted = [text.lstrip("-").isdigit() for text in (servers, trainers)]
+    counted = [text.lstrip("-").isdecimal() for text in (servers, trainers)]
     if all(counted) and host is None:
         for name, count in (("--servers", servers), ("--trainers", trainers)):
             if int(count) < 1:
@@ -149,7 +154,7 @@ def collective_endpoints(
         trainers = str(len(given or ()))
         if given is None or host is not None:
             raise ValueError("expected --trainers, as a number or as a list of HOST:PORT")
-    if trainers.lstrip("-").isdigit():
+    if trainers.lstrip("-").isdecimal():
         if host is not None or int(trainers) < 1:
             raise ValueError(
                 "--trainers: expected 1 or more, or with --host a list of HOST:PORT, got "
@@ -159,6 +164,28 @@ def collective_endpoints(
     if host is None:
         raise ValueError("--trainers: expected --host HOST with a list of HOST:PORT")
     return _endpoints("--trainers", trainers), given
+
+
+def visible_devices(devices: Sequence[str], gpus: int, visible: str | None) -> tuple[str, ...]:
+    """The GPUs that ``--devices`` asks for, as ``CUDA_VISIBLE_DEVICES`` names them.
+
+    Args:
+        devices: numbers among the GPUs that this process sees.
+        gpus: how many it sees.
+        visible: this process's own ``CUDA_VISIBLE_DEVICES``; None or "": all GPUs.
+
+    Raises:
+        ValueError: there is no such GPU.
+    """
+    wrong = [device for device in devices if not device.isdecimal() or int(device) >= gpus]
+    if wrong:
+        there = f"0 to {gpus - 1}" if gpus > 1 else "0" if gpus else "none"
+        raise ValueError(
+            f"--devices: expected numbers of GPUs that this process sees ({there}), got "
+            f"{', '.join(wrong)}" + ("" if gpus else "; without GPUs leave --devices out")
+        )
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    return tuple(names[int(device)] if names else str(int(device)) for device in devices)
 
 
 def _endpoints(name: str, text: str) -> tuple[str, ...]:

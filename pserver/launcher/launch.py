@@ -25,6 +25,7 @@ import random
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,8 +38,11 @@ from typing import TextIO
 from pserver.config import split_endpoint
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.process import Group, Process, Terminal
+from pserver.launcher.rescue import KEEP_SECONDS, rescue
 
 SERVE = (sys.executable, "-m", "pserver", "serve")
+LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
+TELL_SECONDS = 10.0  # for other hosts' servers to be told
 READY = re.compile(r"pserver ready at (\S+)")
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
@@ -146,7 +150,9 @@ class _Supervisor:
             self._wait_for_servers()
             return 0
         except _Failed as failure:
+            self._tell_other_hosts()
             self._wait_for_reasons(str(failure))
+            self._rescue()
             self._stop(signal.SIGTERM)
             return self._report()
         except _Interrupted as interrupted:
@@ -167,7 +173,9 @@ class _Supervisor:
             for flag, value in (
                 ("--transport", self.cluster.transport),
                 ("--heartbeat-timeout", self.cluster.heartbeat_timeout_seconds),
+                ("--start-timeout", self.cluster.start_timeout_seconds),
                 ("--data-dir", self.cluster.data_dir),
+                ("--keep-failed", KEEP_SECONDS if self._rescues else 0),
             ):
                 command += [] if value is None else [flag, str(value)]
             self.servers.append(self._start("server", number, command, {}))
@@ -182,17 +190,14 @@ class _Supervisor:
     def _start_trainers(self) -> None:
         cluster = self.cluster
         roles = self._collective_roles() if cluster.collective else self._trainer_roles()
-        if cluster.heartbeat_timeout_seconds is not None:
-            roles = {
-                number: {
-                    **role,
-                    "PSERVER_HEARTBEAT_TIMEOUT": str(cluster.heartbeat_timeout_seconds),
-                }
-                for number, role in roles.items()
-            }
+        timeouts = {
+            "PSERVER_HEARTBEAT_TIMEOUT": cluster.heartbeat_timeout_seconds,
+            "PSERVER_START_TIMEOUT": cluster.start_timeout_seconds,
+        }
+        given = {name: str(value) for name, value in timeouts.items() if value is not None}
         for number, role in roles.items():
             command = [sys.executable, cluster.script, *cluster.arguments]
-            self.trainers.append(self._start("trainer", number, command, role))
+            self.trainers.append(self._start("trainer", number, command, {**role, **given}))
 
     def _trainer_roles(self) -> dict[int, dict[str, str]]:
         """By trainer, the variables of its role where there are servers."""
@@ -338,6 +343,29 @@ class _Supervisor:
             self._until(left, None)
 
     # ---- ending ----
+
+    def _tell_other_hosts(self) -> None:
+        """The servers of other hosts learn of trainers that failed here, joined or not."""
+        here = dict(zip(self.trainers, self.cluster.here(self.cluster.trainers), strict=False))
+        words = [
+            f"{number}=its process ended with status {trainer.status}"
+            for trainer, number in here.items()
+            if trainer.failed
+        ]
+        if self.cluster.host is not None and self.cluster.servers and words:
+            with suppress(subprocess.TimeoutExpired):
+                command = [*LAST_WORD, ",".join(self.cluster.servers), *words]
+                subprocess.run(command, timeout=TELL_SECONDS, check=False)
+
+    @property
+    def _rescues(self) -> bool:
+        """Whether a failed job's values are saved: all its servers are here, and have a place."""
+        return self.cluster.data_dir is not None and self.cluster.host is None
+
+    def _rescue(self) -> None:
+        """Saves what the servers of a failed job hold, if all of them are still there."""
+        if self._rescues and self.trainers and all(each.status is None for each in self.servers):
+            self._say(rescue(list(self.endpoints.values()), str(self.cluster.data_dir)))
 
     def _wait_for_reasons(self, message: str) -> None:
         """Gives the other processes time to end by themselves: one of them may know the reason

@@ -47,9 +47,8 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
         lines += [
             f"{endpoint}: {name}: {size(b.bytes_in)} / {size(b.bytes_out)}" for name, b in busiest
         ]
-        errors += (
-            [f"{endpoint}: {reply.failure}"] if reply.failure or reply.state == "failed" else []
-        )
+        if reply.failure or reply.state == "failed":
+            errors.append(f"{endpoint}: {failure_line(reply)}")
     console.print(table)
     for line in (*lines, *errors):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -83,6 +82,14 @@ def cells(reply: StatusReply) -> tuple[str, ...]:
         ", ".join(reply.transports),
         f"{reply.uptime_seconds:.0f} s",
     )
+
+
+def failure_line(reply: StatusReply) -> str:
+    """What has ended a server's job, since when, and for how long it keeps what it holds."""
+    text = f"failed {reply.failed_seconds:.0f} s ago: {reply.failure}"
+    if reply.kept_seconds:
+        text += f"; kept from other jobs for another {reply.kept_seconds:.0f} s (`pserver save`)"
+    return text
 
 
 def trainer_line(trainer: TrainerStatus) -> str:

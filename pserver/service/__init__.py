@@ -4,7 +4,8 @@ In reading order::
 
     server              the process: transports, control service, clock thread, signals, draining
     draining_streams    the open streams, and how they are drained
-    tensor_service      one stream of one lane: GRADIENT, COMMIT, VALUE, PULL
+    working_streams     those whose requests are being worked on: each is told so
+    tensor_service      one stream of one lane: GRADIENT, ASSIGN, COMMIT, VALUE, PULL
     gradient_assembler  the gradients of one step, from the parts that arrive
     table_service       the stream that reads and loads rows: LOOKUP, SCAN, VALUE
 

@@ -22,16 +22,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 import torch
 
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control import ControlServer
+from pserver.errors import Draining, PServerError
 from pserver.job.job import Job
 from pserver.malloc import keep_memory
 from pserver.service import tensor_service
 from pserver.service.draining_streams import DrainingStreams
+from pserver.service.working_streams import WorkingStreams
 from pserver.transport import flight, shm
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_stream import Exchanges
@@ -44,6 +47,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 GRACE_SECONDS = 5.0
+IDLE_GRACE_SECONDS = 0.5  # where no trainer takes part
 
 
 class Server:
@@ -75,7 +79,11 @@ class Server:
         self._streams = DrainingStreams(self._serve_stream)
         self._transports: list[Listener | Exchanges] = []
         self._ready = threading.Event()
+        self._working = WorkingStreams()
         self._clock = threading.Thread(target=self._tick, name="pserver clock", daemon=True)
+        self._probes = threading.Thread(
+            target=self._working.probe_until, args=(self._stopping,), name="probes", daemon=True
+        )
 
     def start(self) -> str:
         """Starts to serve.
@@ -122,6 +130,7 @@ class Server:
         self._ready.set()
         self._control.start(self.job, exchanges)
         self._clock.start()
+        self._probes.start()
 
     def _offer_shared_memory(self, host: str, ports: dict[str, int]) -> None:
         try:
@@ -166,6 +175,11 @@ class Server:
         """Whether the server is shutting down, by a Drain call or by :meth:`stop`."""
         return self.job.status(StatusRequest()).state == "draining"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the first job has ended, and what a failed one has left is not kept any more."""
+        return self.job.ended.is_set() and not self.job.kept_seconds
+
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Drains and ends.  Harmless when called twice, or before :meth:`start`.
 
@@ -177,9 +191,11 @@ class Server:
         if self._stopping.is_set() or not self._ready.is_set():
             return
         self._stopping.set()
+        if not self.job.busy:  # the streams of lost trainers say no BYE
+            grace_seconds = min(grace_seconds, IDLE_GRACE_SECONDS)
         deadline = time.monotonic() + grace_seconds
         self._control.drain()
-        self.job.lifecycle.drain()
+        self.job.shut_down()
         self._streams.drain(grace_seconds)
         self._close_transports(max(0.0, deadline - time.monotonic()))
         # the trainers have been told, and have yet to leave
@@ -195,7 +211,7 @@ class Server:
 
     def _serve_stream(self, stream: Stream) -> None:
         self._ready.wait(GRACE_SECONDS)  # a peer may find the port before the job exists
-        tensor_service.handle(stream, self.job)
+        tensor_service.handle(stream, self.job, self._working)
 
     def _tick(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):
@@ -219,33 +235,93 @@ def serve(config: ServerConfig, program: Program | None = None) -> int:
     Prints one line when it is ready.  A second signal ends the process at once.
 
     Returns:
-        the exit status: 0, or 1 where ``config.once`` and the job failed.
+        the exit status: 0; with ``config.once`` only where the job has succeeded, and otherwise 1,
+        or 128 and the number of the signal that came before the job was done.
 
     Raises:
         OSError, ValueError, PServerError: it could not start; one sentence.
     """
+    served = _serve(config, program)
+    try:
+        if config.once:
+            served.check()
+    except PServerError as error:
+        print(f"pserver: the job failed: {error}", file=sys.stderr, flush=True)
+        return 1
+    except SystemExit as error:
+        assert isinstance(error.code, int), "a signal's status"
+        return error.code
+    return 0
+
+
+def serve_job(config: ServerConfig, program: Program | None = None) -> None:
+    """Runs one server for one job, as a script does whose role is PSERVER.
+
+    Args:
+        config: with ``once``.
+
+    Raises:
+        PServerError: the job has failed; this is what ended it.
+        SystemExit: SIGTERM or SIGINT came before the job was done: 128 and the signal's number.
+        OSError, ValueError: the server could not start; one sentence.
+    """
+    _serve(config, program).check()
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """How a server has ended.
+
+    Attributes:
+        succeeded: its last job is done.
+        failure: of its last job.
+        signal: that asked it to end; 0: none has.
+    """
+
+    succeeded: bool
+    failure: PServerError | None
+    signal: int
+
+    def check(self) -> None:
+        """Raises unless the job has succeeded."""
+        if self.succeeded:
+            return
+        if self.failure is not None and not isinstance(self.failure, Draining):
+            raise self.failure
+        if self.signal:
+            name = signal.Signals(self.signal).name
+            print(f"pserver: {name} came before the job was done", file=sys.stderr, flush=True)
+            raise SystemExit(128 + self.signal)
+        raise self.failure or Draining("the server was told to end before its job was done")
+
+
+def _serve(config: ServerConfig, program: Program | None) -> _Served:
     keep_memory(shared=True)
     if config.threads:
         torch.set_num_threads(config.threads)
-    asked = threading.Event()
+    asked = _Asked()
     with _signals(asked), Server(config, program) as server:
         print(f"pserver ready at {server}", flush=True)
         while not (
-            asked.wait(TICK_SECONDS)
-            or server.draining
-            or (config.once and server.job.ended.is_set())
+            asked.event.wait(TICK_SECONDS) or server.draining or (config.once and server.is_over)
         ):
             pass
-        failure = server.job.failure if config.once and not asked.is_set() else None
-    if failure is None:
-        return 0
-    print(f"pserver: the job failed: {failure}", file=sys.stderr, flush=True)
-    return 1
+        lifecycle = server.job.lifecycle
+        succeeded = lifecycle.succeeded
+    return _Served(succeeded, lifecycle.last_failure, asked.number)
+
+
+class _Asked:
+    """Whether a signal has asked the server to end, and which."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.number = 0
 
 
 @contextmanager
-def _signals(asked: threading.Event) -> Iterator[None]:
-    """While it lasts SIGTERM and SIGINT set ``asked``, a second one ends the process.
+def _signals(asked: _Asked) -> Iterator[None]:
+    """While it lasts SIGTERM and SIGINT are noted in ``asked``, a second one ends the process.
 
     Only the main thread can arrange this.
     """
@@ -254,7 +330,8 @@ def _signals(asked: threading.Event) -> Iterator[None]:
         return
 
     def first(number: int, frame: FrameType | None) -> None:
-        asked.set()
+        asked.number = number
+        asked.event.set()
         log.info("%s: draining; once more to end at once", signal.Signals(number).name)
         for each in before:
             signal.signal(each, signal.SIG_DFL)

@@ -19,7 +19,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from pserver.errors import JobFailed, PServerError, Refused, Unreachable
+from pserver.errors import (
+    CorruptFrame,
+    GarbledStream,
+    JobFailed,
+    PServerError,
+    Refused,
+    Unreachable,
+)
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.job import Job
 from pserver.job.lane_executor import Clipping, LaneExecutor, Outcome
@@ -27,10 +34,13 @@ from pserver.job.membership import Member
 from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
 from pserver.service.gradient_assembler import GradientAssembler
+from pserver.service.reading_service import ReadingService
 from pserver.service.table_service import TABLES, TableService
+from pserver.service.working_streams import WorkingStreams
 from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.transport.array_assembler import ArrayAssembler, row_gradients
+from pserver.transport.assignment import AssignmentAssembler, checksum
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Failure, Frame, Hello, Kind, Norms
@@ -39,13 +49,22 @@ from transpiler.formats.plan_message import hparams_from_proto
 log = logging.getLogger(__name__)
 
 
-def handle(stream: Stream, job: Job) -> None:
-    """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none."""
+def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
+    """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none.
+
+    Args:
+        working: is told while a request is being worked on.
+    """
     member: Member | None = None
-    stream = SequencedStream(stream, job.traffic)
+    stream = numbered = SequencedStream(stream, job.traffic)
     try:
-        member, hello = _greet(stream, job)
-        TensorService(stream, job, member, hello).serve()
+        hello = _hello(stream)
+        observation = job.observations.find(hello.session)
+        if observation is not None:
+            ReadingService(numbered, job, observation).serve()
+            return
+        member = _greet(hello, job)
+        TensorService(numbered, job, member, hello, working).serve()
     except Unreachable as error:
         log.warning("the stream of %s broke: %s", _name(member, stream), error)
     except PServerError as error:
@@ -55,25 +74,42 @@ def handle(stream: Stream, job: Job) -> None:
         log.exception("the stream of %s ends", _name(member, stream))
         _tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
     finally:
+        working.rests(numbered)
         stream.close()
 
 
-def _greet(stream: Stream, job: Job) -> tuple[Member, Hello]:
-    received = stream.receive()
+def _hello(stream: Stream) -> Hello:
+    received = _next_frame(stream)
     if received is None:
         raise Unreachable("it ended before HELLO")
     header, _ = received
     if header.kind != Kind.HELLO:
         raise Refused(f"expected HELLO as the first frame, got {_kind(header)}")
-    member = job.member(header.hello.session)
-    if member.trainer != header.hello.trainer_id:
+    return header.hello
+
+
+def _greet(hello: Hello, job: Job) -> Member:
+    member = job.member(hello.session)
+    if member.trainer != hello.trainer_id:
         raise Refused(
             f"the session of HELLO belongs to trainer {member.trainer}, not to trainer "
-            f"{header.hello.trainer_id}"
+            f"{hello.trainer_id}"
         )
     if job.program is not None:
-        job.program.lane(header.hello.lane)  # refused here, before it gets a watermark
-    return member, header.hello
+        job.program.lane(hello.lane)  # refused here, before it gets a watermark
+    return member
+
+
+def _next_frame(stream: Stream) -> tuple[Frame, memoryview] | None:
+    """The next frame.  Bytes that are none end the stream, and the trainer asks again over another.
+
+    Raises:
+        GarbledStream: what came is no frame.
+    """
+    try:
+        return stream.receive()
+    except CorruptFrame as error:
+        raise GarbledStream(str(error)) from error
 
 
 def _name(member: Member | None, stream: Stream) -> str:
@@ -98,8 +134,16 @@ class TensorService:
     same trainer and lane share.
     """
 
-    def __init__(self, stream: Stream, job: Job, member: Member, hello: Hello) -> None:
+    def __init__(
+        self,
+        stream: SequencedStream,
+        job: Job,
+        member: Member,
+        hello: Hello,
+        working: WorkingStreams,
+    ) -> None:
         self._stream = stream
+        self._working = working
         self._job = job
         self._member = member
         self._lane = hello.lane
@@ -108,6 +152,8 @@ class TensorService:
         self._rows = ArrayAssembler()  # row gradients of the step in progress
         self._number = hello.stream
         self._gradients: GradientAssembler | None = None  # from the first step on
+        # from the first step on that brings what a script has written
+        self._assignments: AssignmentAssembler | None = None
 
     def serve(self) -> None:
         """Answers frames until BYE.
@@ -128,12 +174,16 @@ class TensorService:
             elif header.kind == Kind.ROWS:
                 self._job.lifecycle.check_running()
                 self._rows.take_in(header, payload)
+            elif header.kind == Kind.ASSIGN:
+                self._assign(header, payload)
             elif header.kind == Kind.COMMIT:
                 self._commit(header)
             elif header.kind == Kind.VALUE:
                 self._value(header, payload)
             elif header.kind == Kind.PULL:
                 self._pull(header)
+            elif header.kind == Kind.CHECKSUM:
+                self._checksums(header)
             elif header.kind == Kind.SCALE and header.step <= self._watermark.applied:
                 pass  # sent again with a step that was applied meanwhile
             else:
@@ -168,7 +218,7 @@ class TensorService:
 
     def _receive(self) -> tuple[Frame, memoryview] | None:
         """The next frame but PROBE, which it answers; None at the end."""
-        while (received := self._stream.receive()) is not None:
+        while (received := self._next()) is not None:
             header, payload = received
             self._job.bytes_in += payload.nbytes
             self._member.last_heard = self._job.now()
@@ -178,6 +228,13 @@ class TensorService:
             self._stream.send(Frame(kind=Kind.PROBE))
         return None
 
+    def _next(self) -> tuple[Frame, memoryview] | None:
+        self._working.rests(self._stream)
+        try:
+            return _next_frame(self._stream)
+        finally:
+            self._working.works(self._stream)
+
     def _gradient(self, header: Frame, payload: memoryview) -> None:
         self._job.lifecycle.check_running()
         if self._gradients is None:
@@ -185,6 +242,12 @@ class TensorService:
         self._gradients.begin(header.step)
         codec.scatter(header, payload, self._gradients.destination)
         self._gradients.received(header)
+
+    def _assign(self, header: Frame, payload: memoryview) -> None:
+        self._job.lifecycle.check_running()
+        if self._assignments is None:
+            self._assignments = AssignmentAssembler(self._executor().variables)
+        self._assignments.take_in(header, payload)
 
     def _check_tables(self, header: Frame, acted: bool) -> None:
         if not acted:
@@ -201,6 +264,8 @@ class TensorService:
             self._loaded(header)
             return
         executor, step = self._executor(), header.step
+        if header.commit.last:
+            self._job.leaves_after_step(self._member)
         task = executor.commit(self._member, step, self._contribution(step, header.commit))
         if isinstance(task, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))
@@ -218,7 +283,14 @@ class TensorService:
             self._gradients = GradientAssembler(self._executor().updates)
         gradients = self._gradients.complete(step, commit.absent)
         hparams = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
-        return Contribution(gradients, hparams, commit.overflow, self._row_gradients())
+        return Contribution(
+            gradients,
+            hparams,
+            commit.overflow,
+            self._row_gradients(),
+            {} if self._assignments is None else self._assignments.assignments(step),
+            dict(commit.written),
+        )
 
     def _row_gradients(self) -> dict[str, RowGradient]:
         """The row gradients of this step, by table, checked so that no update of them can fail."""
@@ -274,10 +346,21 @@ class TensorService:
 
     def _pull(self, header: Frame) -> None:
         self._job.lifecycle.check_running()
-        installed = self._job.installed()
-        names = [part.name for part in header.parts] or list(installed.slices.values)
-        outcome = Outcome(installed.version, 0)
-        self._answer(names, lambda: outcome, header.step)
+        names = [part.name for part in header.parts] or list(self._job.installed().slices.values)
+        executor = self._executor()
+        # asked when all values have been read: none of them is of a later version
+        self._answer(names, lambda: Outcome(executor.begun, 0), header.step)
+
+    def _checksums(self, header: Frame) -> None:
+        self._job.lifecycle.check_running()
+        found = {}
+        for name in (part.name for part in header.parts):
+            tensor = self._read(name)
+            if tensor is not None:
+                found[name] = checksum(tensor)
+        done = Done(version=self._executor().begun, checksums=found)
+        self._check_place()
+        self._stream.send(Frame(kind=Kind.DONE, step=header.step, done=done))
 
     def _answer(self, names: Iterable[str], outcome: Callable[[], Outcome], step: int = 0) -> None:
         """Sends the values of these variables, each when the iterator names it, and then DONE with

@@ -19,13 +19,13 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from pserver.client import client
 from pserver.config import split_endpoint
@@ -126,32 +126,21 @@ class FaultyControl(ControlClient):
 
     def __init__(self, injector: CallInjector, endpoint: str, timeout_seconds: float) -> None:
         super().__init__(endpoint, timeout_seconds)
-        server = injector.names.get(split_endpoint(endpoint)[1], endpoint)
-        self._calls = {
-            name: partial(self._faulty, injector, server, name, call)
-            for name, call in self._calls.items()
-        }
+        self._injector = injector
+        self._server = injector.names.get(split_endpoint(endpoint)[1], endpoint)
 
-    @staticmethod
-    def _faulty(
-        injector: CallInjector,
-        server: str,
-        name: str,
-        call: Callable[..., Any],
-        request: object,
-        timeout: float,
-    ) -> object:
-        action = injector.decide(name, server)
+    def _ask(self, channel: grpc.Channel, name: str, request: Message, timeout: float) -> Message:
+        action = self._injector.decide(name, self._server)
         if action == "lost":
             raise Lost
         if action == "slow":
             time.sleep(SLOW_SECONDS)
-        reply = call(request, timeout=timeout)
+        reply = super()._ask(channel, name, request, timeout)
         if action == "unanswered":
             raise Lost
         if action == "twice":
             with suppress(grpc.RpcError):
-                call(request, timeout=timeout)
+                super()._ask(channel, name, request, timeout)
         return reply
 
 

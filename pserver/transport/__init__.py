@@ -6,9 +6,11 @@ In reading order::
     codec            tensors to frames and back
     sequenced        a stream with numbered frames, over any other
     array_assembler  named arrays of one request, from parts (rows of tables)
+    assignment       what a script has written into variables, from arrays
     byte_counters    payload bytes by variable, for ``pserver status``
     flight           Arrow Flight on a port of its own: the default between hosts
     grpc_stream      plain grpcio on the control port
+    dialled_channel  a gRPC channel that can be dialled again, for control calls
     shm, shm_ring    shared memory between processes of one host
     inprocess        between threads of one process, for tests
     registry         all transports by name, and the choice among them

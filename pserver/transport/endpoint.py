@@ -21,16 +21,22 @@ def of_peer(peer: str) -> str:
     return unquote(peer.partition(":")[2])
 
 
-def reach(host: str, port: int, timeout_seconds: float) -> None:
-    """Returns if a process accepts a connection there.  Called before gRPC connects, which retries
-    without a word and says less.
+def reach(host: str, port: int, timeout_seconds: float) -> str:
+    """Resolves a host, and finds the address at which a process accepts a connection.
+
+    Called before gRPC connects, which retries without a word, says less, and keeps what it has
+    resolved.
+
+    Returns:
+        The address that accepted, as a number.
 
     Raises:
         Unreachable: none does within ``timeout_seconds``; the message names HOST:PORT and the
             system's reason.
     """
     try:
-        socket.create_connection((host, port), timeout=timeout_seconds).close()
+        with socket.create_connection((host, port), timeout=timeout_seconds) as connection:
+            return str(connection.getpeername()[0])
     except OSError as error:
         raise Unreachable(
             f"no answer at {spell(host, port)} within {timeout_seconds:g} s: "

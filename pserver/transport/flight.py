@@ -272,8 +272,11 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> FlightStream:
     Raises:
         Unreachable: no server answered within ``timeout_seconds``.
     """
-    reach(host, port, timeout_seconds)
-    client = fl.FlightClient(f"grpc+tcp://{spell(host, port)}", generic_options=OPTIONS)
+    address = reach(host, port, timeout_seconds)
+    authority = [("grpc.default_authority", spell(host, port))]
+    client = fl.FlightClient(
+        f"grpc+tcp://{spell(address, port)}", generic_options=OPTIONS + authority
+    )
     # an exchange has no timeout: a call that has one finds out first whether the connection works
     try:
         list(client.list_flights(options=fl.FlightCallOptions(timeout=timeout_seconds)))

@@ -192,8 +192,9 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> GrpcStream:
     Raises:
         Unreachable: no server answered within ``timeout_seconds``.
     """
-    reach(host, port, timeout_seconds)
-    channel = grpc.insecure_channel(spell(host, port), options=OPTIONS)
+    address = reach(host, port, timeout_seconds)
+    authority = [("grpc.default_authority", spell(host, port))]
+    channel = grpc.insecure_channel(spell(address, port), options=OPTIONS + authority)
     try:
         grpc.channel_ready_future(channel).result(timeout=timeout_seconds)
     except grpc.FutureTimeoutError as error:

@@ -55,6 +55,25 @@ class SequencedStream:
             self._stream.send(header, payload)
         self._traffic.sent(header)
 
+    def send_if_free(self, header: Frame) -> bool:
+        """Sends a frame without payload, unless another thread is sending one.
+
+        Returns:
+            Whether it was sent.
+
+        Raises:
+            Unreachable: the peer is gone.
+        """
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            self.sent += 1
+            header.sequence = self.sent
+            self._stream.send(header)
+            return True
+        finally:
+            self._sending.release()
+
     def receive(self) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.transport.stream.Stream`.
 

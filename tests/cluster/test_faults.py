@@ -58,6 +58,7 @@ fleet.finish()
 print("finished after", optimizer.steps, "steps", flush=True)
 """
 FOREVER = "1000000000"
+ANY_JOB = ("--keep-failed", "0")  # other jobs follow the failed ones at once
 
 pytestmark = pytest.mark.processes
 
@@ -74,7 +75,7 @@ def survivors(lasting: Processes, script: str) -> Iterator[list[tuple[Started, s
     """Two servers that outlive every lost trainer of this file: each test is another job for them,
     and a good one comes last.
     """
-    servers = lasting.servers(2, DEADLINE)
+    servers = lasting.servers(2, DEADLINE, *ANY_JOB)
     yield servers
     assert_serves_another_job(lasting, servers, script)
 
@@ -165,7 +166,7 @@ def test_a_killed_server_is_named_by_every_trainer(processes: Processes, script:
     """kill -9 of a server in mid-step: both trainers end with ServerLost and its endpoint; the
     other server serves on.
     """
-    servers = processes.servers(2, DEADLINE)
+    servers = processes.servers(2, DEADLINE, *ANY_JOB)
     victim, endpoint = servers[1]
     trainers = start(processes, servers, script, FOREVER, "sync", "SIGKILL", str(victim.pid))
 
@@ -183,7 +184,7 @@ def test_a_stopped_server_is_named_by_every_trainer(processes: Processes, script
     """SIGSTOP of a server for longer than the deadline: as if it had been killed; after SIGCONT it
     takes the next job.
     """
-    servers = processes.servers(2, DEADLINE)
+    servers = processes.servers(2, DEADLINE, *ANY_JOB)
     victim, endpoint = servers[1]
     trainers = start(processes, servers, script, FOREVER, "sync", "SIGSTOP", str(victim.pid))
 

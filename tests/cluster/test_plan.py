@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,36 @@ def test_plan_prints_the_split_bytes_and_memory_and_starts_nothing(tmp_path: Pat
     # 15000 of weight and 300 of bias, 4 bytes each
     assert any(line.startswith("0 ") and "61.2 KB" in line for line in lines)
     assert "trained" not in done.stdout
+
+
+TABLES = """
+import torch
+from torch import nn
+from trainer import DistributedEmbedding, fleet
+fleet.init()
+model = nn.Sequential(DistributedEmbedding(16, num_embeddings=1_000_000), nn.Linear(16, 2))
+model = fleet.distributed_model(model)
+fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters()))
+"""
+
+
+def test_plan_has_the_tables_with_what_a_row_weighs(tmp_path: Path) -> None:
+    """The rows, a row's bytes in memory and on the way, and the memory of each server."""
+    script = tmp_path / "train.py"
+    script.write_text(TABLES)
+
+    done = plan(str(script), "--servers", "2", "--trainers", "3")
+
+    assert done.returncode == 0, done.stderr
+    lines = [re.split(" {2,}", line) for line in done.stdout.splitlines()]
+    (table,) = (line for line in lines if line[0] == "0" and line[1].startswith("0 to"))
+    # 16 values and 16 squares of 4 bytes; an id of 8 bytes and 16 values; half of all rows
+    assert table[1:] == [
+        *("0 to 999999", "float32[16]", "adagrad", "0"),
+        *("128 B", "72 B", "72 B", "up to 64.0 MB"),
+    ]
+    servers = [line for line in lines if line[0] in "01" and line != table and "MB" in line[-1]]
+    assert [line[-1] for line in servers] == ["64.0 MB", "64.0 MB"]
 
 
 @pytest.mark.parametrize(

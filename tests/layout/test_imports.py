@@ -29,7 +29,7 @@ IMPURE = {"threading", "socket", "time", "os", "subprocess", "multiprocessing", 
 IMPURE |= {"asyncio", "queue", "grpc", "pyarrow"}
 PURE = ("transpiler/", "pserver/table/", "pserver/dense/")
 EXCEPT = {
-    "transpiler/formats/serialize.py": {"os"},  # Program.save syncs and renames
+    "transpiler/files/whole_file.py": {"os"},  # what is saved is synced and renamed
     "transpiler/tracing/equivalence_check.py": {"random"},  # puts back what a step has drawn
     "pserver/table/disk_tier.py": {"os", "threading"},  # rows in RocksDB
     "pserver/table/memory.py": {"os"},  # how much memory the machine has

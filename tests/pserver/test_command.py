@@ -14,6 +14,7 @@ import pytest
 from pserver.__main__ import main
 from pserver.config import ServerConfig
 from pserver.errors import Unreachable
+from pserver.launcher.cluster import visible_devices
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -32,6 +33,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     return given
 
 
+HERE = "tests/pserver/test_command.py"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -40,11 +44,22 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         ("serve --endpoint here", "expected an endpoint HOST:PORT"),
         ("serve --transport pigeon", "invalid choice: 'pigeon'"),
         ("serve --data-port x", "invalid int value: 'x'"),
-        ("serve --data-port 70000", "data_port: expected 0 to 65535, got 70000"),
+        ("serve --data-port 70000", "pserver serve: --data-port: expected 0 to 65535, got 70000"),
         (
             "serve --heartbeat-timeout 0",
-            "heartbeat_timeout_seconds: expected a number of seconds above 0",
+            "pserver serve: --heartbeat-timeout: expected a number of seconds above 0",
         ),
+        ("serve --heartbeat-timeout nan", "--heartbeat-timeout: expected a number of seconds"),
+        ("serve --start-timeout inf", "--start-timeout: expected a number of seconds"),
+        ("serve --threads -1", "--threads: expected 0 or more"),
+        ("serve --endpoint a:70000", "--endpoint: expected an endpoint HOST:PORT"),
+        (f"launch --servers 1 --trainers 1 --start-timeout inf {HERE}", "--start-timeout: exp"),
+        (f"launch --nccl2 --trainers 2 --heartbeat-timeout nan {HERE}", "--heartbeat-timeout: e"),
+        (f"launch --nccl2 --devices 0,90 {HERE}", "of GPUs that this process sees"),
+        (f"launch --nccl2 --devices 0,x {HERE}", "of GPUs that this process sees"),
+        (f"launch --nccl2 --devices=-1,0 {HERE}", "of GPUs that this process sees"),
+        (f"launch --nccl2 --devices 0,0 {HERE}", "--devices: expected 2 different ones"),
+        (f"launch --nccl2 --trainers 3 --devices 0,1 {HERE}", "--devices: expected 3 different"),
         ("serve --config nowhere.toml", "nowhere.toml"),
         ("launch --servers 1 --trainers 1", "SCRIPT"),
         ("launch --servers 1 x.py", "expected both --servers and --trainers"),
@@ -81,6 +96,62 @@ def test_wrong_usage_is_one_line_and_status_2(
 
     assert status == 2
     assert message in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus", "visible", "named"),
+    [
+        ("0 1", 2, None, "0 1"),
+        ("1 0", 2, "", "1 0"),
+        ("0 1", 2, "4, 7", "4 7"),
+        ("1", 2, "GPU-a,GPU-b", "GPU-b"),
+    ],
+)
+def test_devices_are_the_gpus_that_the_launcher_sees(
+    devices: str, gpus: int, visible: str | None, named: str
+) -> None:
+    """Their names are those of CUDA_VISIBLE_DEVICES where it is set."""
+    found = visible_devices(devices.split(), gpus, visible)
+
+    assert list(found) == named.split()
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus", "words"),
+    [
+        ("0 1", 0, r"sees \(none\), got 0, 1; without GPUs leave --devices out"),
+        ("0 1", 1, r"sees \(0\), got 1$"),
+        ("0 2 x -1", 2, r"sees \(0 to 1\), got 2, x, -1$"),
+        ("0 \u00b2", 4, r"sees \(0 to 3\), got"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(devices: str, gpus: int, words: str) -> None:
+    """All of them are named."""
+    with pytest.raises(ValueError, match=words):
+        visible_devices(devices.split(), gpus, None)
+
+
+@pytest.mark.parametrize("variable", ["PSERVER_HEARTBEAT_TIMEOUT", "PSERVER_START_TIMEOUT"])
+@pytest.mark.parametrize("text", ["-1", "inf", "soon"])
+def test_a_wrong_variable_is_named_not_the_field(
+    variable: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a server, as the user wrote it; so is the key of a file."""
+    monkeypatch.setenv(variable, text)
+
+    assert main(["serve"]) == 2
+    assert f"pserver serve: {variable}: expected a number of seconds" in one_line(capsys)
+
+
+def test_a_wrong_value_in_a_file_is_named_with_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its path, and the key."""
+    path = tmp_path / "server.toml"
+    path.write_text("heartbeat_timeout_seconds = inf")
+
+    assert main(["serve", "--config", str(path)]) == 2
+    assert f"--config {path}: heartbeat_timeout_seconds: expected" in one_line(capsys)
 
 
 def test_serve_flags_are_the_fields_of_the_configuration(

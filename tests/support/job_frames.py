@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import torch
 
@@ -122,6 +124,7 @@ class Trainer:
         lr: float = 0.5,
         absent: tuple[str, ...] = (),
         overflow: bool = False,
+        written: Mapping[str, int] = MappingProxyType({}),
         **grads: torch.Tensor,
     ):
         self.post(Kind.GRADIENT, step, **grads)
@@ -130,6 +133,7 @@ class Trainer:
             hparams=[GroupHparams(group=0, values=hparams_to_proto(rule))],
             absent=absent,
             overflow=overflow,
+            written=dict(written),
         )
         return self.ask(Frame(kind=Kind.COMMIT, step=step, commit=commit))
 

@@ -9,10 +9,9 @@ by the clock, are left out.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import grpc
 import pytest
@@ -174,22 +173,18 @@ class _WrittenTransport:
 class _WrittenControl(ControlClient):
     def __init__(self, transcript: Transcript, endpoint: str, timeout_seconds: float) -> None:
         super().__init__(endpoint, timeout_seconds)
-        self._calls = {
-            name: call if name in BY_THE_CLOCK else partial(_written, transcript, name, call)
-            for name, call in self._calls.items()
-        }
+        self._transcript = transcript
 
-
-def _written(
-    transcript: Transcript, name: str, call: Callable[..., Any], request: Message, timeout: float
-) -> Any:
-    try:
-        reply = call(request, timeout=timeout)
-    except grpc.RpcError as error:
-        transcript.call(name, request, None, error.details())
-        raise
-    transcript.call(name, request, reply)
-    return reply
+    def _ask(self, channel: grpc.Channel, name: str, request: Message, timeout: float) -> Message:
+        if name in BY_THE_CLOCK:
+            return super()._ask(channel, name, request, timeout)
+        try:
+            reply = super()._ask(channel, name, request, timeout)
+        except grpc.RpcError as error:
+            self._transcript.call(name, request, None, error.details())
+            raise
+        self._transcript.call(name, request, reply)
+        return reply
 
 
 @contextmanager

@@ -114,7 +114,7 @@ class Stranger:
     def leave(self) -> None:
         for stream in self.streams:
             stream.cancel()
-        self.control.leave(LeaveRequest(session=self.reply.session))
+        self.control.leave(LeaveRequest(session=self.reply.session, success=True))
         self.control.close()
 
 

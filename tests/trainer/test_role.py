@@ -4,12 +4,14 @@ does not.
 
 from __future__ import annotations
 
+import itertools
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
 
-from trainer import fleet
+from trainer import fleet, init_parallel_env
 from trainer.role import (
     TORCHRUN,
     CloudRoleMaker,
@@ -91,8 +93,13 @@ def test_fleet_names_the_missing_variable_of_the_real_environment(
 @pytest.mark.parametrize(
     ("role", "name", "value", "words"),
     [
-        ("TRAINER", "TRAINING_ROLE", "trainer", "expected TRAINER or PSERVER, got 'trainer'"),
-        ("TRAINER", "TRAINING_ROLE", "", "expected TRAINER or PSERVER, got ''"),
+        (
+            "TRAINER",
+            "TRAINING_ROLE",
+            "trainer",
+            r"expected TRAINER \(also WORKER\) or PSERVER .*got 'trainer'",
+        ),
+        ("TRAINER", "TRAINING_ROLE", "", "or PSERVER .*got ''"),
         ("TRAINER", "TRAINERS", "two", "expected a whole number, got 'two'"),
         ("TRAINER", "TRAINERS", "0", "expected 1 or more, got 0"),
         ("TRAINER", "TRAINERS", "-3", "expected 1 or more, got -3"),
@@ -124,7 +131,7 @@ def test_a_wrong_value_is_named_with_what_was_expected(
 def test_without_any_variable_a_process_trains_alone(caplog: pytest.LogCaptureFixture) -> None:
     """On purpose, and with exactly one line that says so."""
     assert CloudRoleMaker({}) == RoleMaker(Role.SINGLE)
-    assert CloudRoleMaker({"PSERVER_ENDPOINTS": ENDPOINTS, "WORLD_SIZE": "2"}).role is Role.SINGLE
+    assert CloudRoleMaker({"PSERVER_ENDPOINTS": ENDPOINTS}).role is Role.SINGLE
 
     with caplog.at_level(logging.INFO):
         fleet.init()
@@ -175,6 +182,56 @@ def test_a_wrong_one_of_torchruns_variables_is_named(changed: dict[str, str], wo
 
     with pytest.raises(ValueError, match=words):
         World.from_environment({**torchrun, **changed})
+
+
+COMPLETE_TORCHRUN = dict(zip(TORCHRUN, ("1", "2", "1", "127.0.0.1", "29500"), strict=True))
+PARTS = [
+    names for count in range(1, len(TORCHRUN)) for names in itertools.combinations(TORCHRUN, count)
+]
+
+
+@pytest.mark.parametrize("names", PARTS, ids=" ".join)
+def test_a_partly_set_torchrun_environment_trains_nowhere(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an error that names what is missing, not a process that trains alone."""
+    for name in names:
+        monkeypatch.setenv(name, COMPLETE_TORCHRUN[name])
+    missing = ", ".join(name for name in TORCHRUN if name not in names)
+    for environ in ({}, {"TRAINING_ROLE": "TRAINER"}):
+        with pytest.raises(ValueError, match=f"^{missing}: not set.*unset {', '.join(names)}$"):
+            CloudRoleMaker({**environ, **{name: COMPLETE_TORCHRUN[name] for name in names}})
+    for call in (fleet.init, partial(fleet.init, is_collective=True), init_parallel_env):
+        with pytest.raises(ValueError, match=f"^{missing}: not set"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("word", "role"),
+    [
+        ("TRAINER", Role.TRAINER),
+        ("WORKER", Role.TRAINER),
+        ("PSERVER", Role.PSERVER),
+        ("SERVER", Role.PSERVER),
+    ],
+)
+def test_every_name_of_a_role_is_a_training_role(word: str, role: Role) -> None:
+    """WORKER means TRAINER in the environment, too, and SERVER means PSERVER."""
+    environ = {**COMPLETE["TRAINER"], **COMPLETE["PSERVER"], "TRAINING_ROLE": word}
+
+    assert CloudRoleMaker(environ) == CloudRoleMaker({**environ, "TRAINING_ROLE": role.value})
+
+
+@pytest.mark.parametrize("name", ["PSERVER_HEARTBEAT_TIMEOUT", "PSERVER_START_TIMEOUT"])
+@pytest.mark.parametrize("text", ["inf", "nan", "-inf", "0", "-1", "soon", "1e300"])
+def test_a_wrong_timeout_is_told_also_to_a_script_that_runs_alone(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable is named; no number is infinite."""
+    monkeypatch.setenv(name, text)
+    for call in (fleet.init, partial(fleet.init, is_collective=True)):
+        with pytest.raises(ValueError, match=f"^{name}: expected a number of seconds above 0 and"):
+            call()
 
 
 def test_a_script_may_decide_its_role_itself() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tests.support.distributed import TWO, Single, plan_in, programs_of, transpiled, types
-from transpiler import DistributeTranspiler, DistributeTranspilerConfig
+from transpiler import DistributeTranspiler, DistributeTranspilerConfig, HashName
+from transpiler.distribute_config import FIELDS
 from transpiler.plan.plan import Lane
 
 
@@ -238,3 +239,55 @@ def test_an_asynchronous_field_contradicts_transpiles_sync_mode(single: Single, 
         plan_in(transpiled(single, sync_mode=False, **{name: True}).get_trainer_program()).mode
         != "sync"
     )
+
+
+ANOTHER: dict[str, Any] = {
+    "slice_var_up": False,
+    "split_method": HashName,
+    "min_block_size": 4,
+    "enable_dc_asgd": True,
+    "runtime_split_send_recv": True,
+    "half_async": True,
+    "completely_not_async": True,
+    "geo_sgd_mode": True,
+    "geo_sgd_need_push_nums": 7,
+    "nccl_comm_num": 2,
+    "use_hierarchical_allreduce": True,
+    "hierarchical_allreduce_inter_nranks": 2,
+    "collective_mode": "local_sgd",
+}
+
+
+@pytest.mark.parametrize("mode", ["pserver", "nccl2", "collective"])
+def test_all_fields_without_effect_are_named_in_one_error(single: Single, mode: str) -> None:
+    """Each with the modes in which it acts; the fields that act in this one are not named."""
+    readers = {name: FIELDS[name].modes for name in ANOTHER}
+    foreign = [name for name, modes in readers.items() if mode not in modes]
+    config = DistributeTranspilerConfig(mode=mode, **{name: ANOTHER[name] for name in foreign})
+    with pytest.raises(ValueError) as raised:
+        DistributeTranspiler(config).transpile(
+            0, single[0], trainers=2 if mode == "pserver" else "a:1,b:1", startup_program=single[1]
+        )
+
+    said = str(raised.value).split("; ")
+    for name in ANOTHER:
+        where = " or ".join(map(repr, readers[name]))
+        words = f"{name}={ANOTHER[name]!r} has no effect with mode={mode!r}, but with {where}: "
+        assert any(each.startswith(words) for each in said) == (name in foreign), (name, said)
+
+
+def test_all_contradictions_are_named_in_one_error() -> None:
+    """Not only the first one that is found."""
+    config = DistributeTranspilerConfig(
+        geo_sgd_mode=True, half_async=True, enable_dc_asgd=True, sync_mode=True
+    )
+    with pytest.raises(ValueError) as raised:
+        config.lane()
+
+    for words in (
+        "geo_sgd_mode=True contradicts half_async=True",
+        "geo_sgd_mode=True contradicts enable_dc_asgd=True",
+        "half_async=True contradicts enable_dc_asgd=True",
+        "geo_sgd_mode=True contradicts sync_mode=True",
+    ):
+        assert words in str(raised.value)

@@ -265,8 +265,10 @@ def play(
             _run(scenario, servers, trainers)
         except Exception as error:
             result.failure = f"{type(error).__name__}: {error}"
-        for trainer in trainers:
-            trainer.communicator.leave(result.failure)
+        with ThreadPoolExecutor(scenario.trainers) as pool:  # a last exchange is of all at once
+            leaving = [pool.submit(each.communicator.leave, result.failure) for each in trainers]
+        for each in leaving:
+            each.result()
         result.faults = injector.done + call_injector.done
     return result
 

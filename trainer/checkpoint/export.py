@@ -19,16 +19,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import safetensors.torch
 import torch
 
+from pserver.storage.single_file import written
+from transpiler.files.local_path import shown
+from transpiler.files.tensor_file import write_object, write_tensors
 from transpiler.ir.tables import Table
 
 MAX_BYTES = 1 << 32
@@ -85,7 +85,7 @@ class TableRows:
 
 
 def export(
-    path: str,
+    path: str | os.PathLike[str],
     tensors: Mapping[str, torch.Tensor],
     tables: Mapping[str, TableRows] | None = None,
     max_bytes: int = MAX_BYTES,
@@ -93,8 +93,8 @@ def export(
     """Writes a state_dict to the file ``path``: whole, or not at all.
 
     Args:
-        path: "NAME.safetensors" is written for ``safetensors.torch.load_file``, any other name for
-            ``torch.load``.
+        path: or a URL.  "NAME.safetensors" is written for ``safetensors.torch.load_file``, any
+            other name for ``torch.load``.
         tables: by the name of their module.  See [Note: an exported table].
         max_bytes: of a table's weight that has all rows of its range; where it would be larger,
             its ids are listed.
@@ -103,25 +103,26 @@ def export(
         ValueError: a table's name is another tensor's, or an id is outside of its table's range.
         OSError: the file cannot be written; the one that was there stays.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     wanted = {
         name: tensor for name, tensor in tensors.items() if not _of_module(name, tables or {})
     }
     plain = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in wanted.items()
     }
-    with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
+    with written(path) as file:
         for index, (name, rows) in enumerate((tables or {}).items()):
-            for key, tensor in _tensors_of(rows, Path(scratch) / str(index), max_bytes).items():
+            for key, tensor in _tensors_of(rows, file.parent / str(index), max_bytes).items():
                 full = _prefix(name) + key
                 if full in plain:
                     raise ValueError(
-                        f"{path}: {full}: expected one tensor of this name, got a table's and "
-                        "another"
+                        f"{shown(path)}: {full}: expected one tensor of this name, got a table's "
+                        "and another"
                     )
                 plain[full] = tensor
-        _write(target, plain)
+        if file.suffix == ".safetensors":
+            write_tensors(plain, file)
+        else:
+            write_object(plain, file)
 
 
 def _prefix(module: str) -> str:
@@ -134,20 +135,6 @@ def _of_module(name: str, tables: Iterable[str]) -> bool:
         name.removeprefix(_prefix(module)) for module in tables if name.startswith(_prefix(module))
     ]
     return any(key in ("proxy", "padding_row") or key.startswith("table.") for key in own)
-
-
-def _write(target: Path, plain: dict[str, torch.Tensor]) -> None:
-    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}")
-    try:
-        if target.suffix == ".safetensors":
-            safetensors.torch.save_file(plain, temporary)
-        else:
-            torch.save(plain, temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _tensors_of(rows: TableRows, scratch: Path, max_bytes: int) -> dict[str, torch.Tensor]:

@@ -7,7 +7,9 @@ any number of servers can go on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +20,8 @@ from trainer.optimizer import DistributedOptimizer
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
 
+log = logging.getLogger(__name__)
+
 
 def save(
     path: str,
@@ -26,32 +30,39 @@ def save(
     scheduler: Any | None = None,
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
+    passes: int = 0,
+    claims: checkpoint.Claims | None = None,
 ) -> checkpoint.Saved:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
     tables chunk by chunk.
 
     Args:
-        path: the checkpoint's directory.
+        path: the checkpoint's directory, or its URL.
         tensors: parameters and buffers, by name.
         scheduler: whose state is written too.
         tables: of the job, if it has some.
         base: the checkpoint that this one continues: of tables it has what changed since.
+        passes: over the data that the job has begun.
+        claims: the paths that this job writes to.
 
     Returns:
         The checkpoint, as the base of a later one.
 
     Raises:
+        InUse: another job writes there.
         OSError: the directory cannot be written; the checkpoint that was there stays.
         ValueError: ``base`` was removed or replaced.
     """
     states = optimizer.state_dict()["state"]
     order = [
-        optimizer.names.get(parameter, "")
+        optimizer.names.get(parameter)  # None: a table's proxy parameter, which has no state
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
     for index, state in states.items():
+        if order[index] is None:
+            continue
         named.update(
             {
                 f"state/{key}/{order[index]}": value
@@ -61,12 +72,13 @@ def save(
         )
     meta: dict[str, Any] = {
         "step": optimizer.steps,
+        "passes": passes,
         "groups": [_plain(group) for group in optimizer.param_groups],
     }
     if scheduler is not None:
         meta["scheduler"] = _packed(scheduler.state_dict())
     names = [] if tables is None else tables.names()
-    with checkpoint.writing(path, base) as writer:
+    with checkpoint.writing(path, base, claims) as writer:
         writer.tensors(named)
         for name in names:
             assert tables is not None
@@ -116,63 +128,107 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def load(
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A checkpoint that fits the job; nothing of the job is changed yet.
+
+    Attributes:
+        reader: of its tables.
+        values: parameters and buffers, by name.
+        states: of optimizers, by the parameter's name and the state's.
+        meta: see :func:`save`.
+    """
+
+    reader: checkpoint.Reader
+    values: dict[str, torch.Tensor]
+    states: dict[tuple[str, str], torch.Tensor]
+    meta: dict[str, Any]
+
+    @property
+    def passes(self) -> int:
+        """The passes over the data that the saved job had begun; 0 in files without this count."""
+        return int(self.meta.get("passes", 0))
+
+
+def opened(
     path: str,
     tensors: Mapping[str, torch.Tensor],
     optimizer: DistributedOptimizer,
     scheduler: Any | None = None,
     tables: TableStore | None = None,
-    loads_tables: bool = True,
+) -> Opened:
+    """Reads the checkpoint, and compares it with the job; changes nothing.
+
+    Args:
+        tensors: parameters and buffers, by name.
+        tables: of the job, if it has some.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is torn, or of another model or optimizer.
+    """
+    reader = checkpoint.reading(path)
+    meta = reader.meta
+    if "saved_by" in meta:  # `pserver save`, which also knows the groups of tables' own rules
+        meta = {**meta, "groups": meta["groups"][: len(optimizer.param_groups)]}
+    found = Opened(reader, {}, {}, meta)
+    for name, tensor in reader.tensors().items():
+        kind, _, rest = name.partition("/")
+        if kind == "model":
+            found.values[rest] = tensor
+        elif kind == "state":
+            key, _, parameter = rest.partition("/")
+            if parameter:  # without a name: a proxy parameter's, as older versions wrote it
+                found.states[parameter, key] = tensor
+    _check(path, tensors, found, optimizer)
+    _check_tables(path, found.meta, tables)
+    if scheduler is not None and "scheduler" not in found.meta:
+        by = f" by {meta['saved_by']}, which does not know it" if "saved_by" in meta else ""
+        raise ValueError(
+            f"{path}: expected a scheduler's state, got a checkpoint that was saved without one{by}"
+            + (f"; load without it, and set it to step {meta['step']} yourself" if by else "")
+        )
+    for thing in meta.get("unknown", ()):
+        log.warning("%s was written by %s and lacks %s", path, meta["saved_by"], thing)
+    return found
+
+
+def load(
+    found: Opened,
+    tensors: Mapping[str, torch.Tensor],
+    optimizer: DistributedOptimizer,
+    scheduler: Any | None = None,
+    tables: TableStore | None = None,
 ) -> None:
-    """Reads the checkpoint into the live tensors, the optimizer's groups and its state, the
+    """Takes a checkpoint into the live tensors, the optimizer's groups and its state, the
     scheduler, and the tables.
 
     Args:
         tensors: the live ones, by name.
-        tables: of the job, if it has some.
-        loads_tables: whether this trainer gives servers their rows; one of all does.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is torn, or of another model or optimizer; nothing is changed.
+        tables: to give their rows; one trainer of all gives servers theirs.
     """
-    reader = checkpoint.reading(path)
-    saved, meta = reader.tensors(), reader.meta
-    values = {
-        name.removeprefix("model/"): tensor
-        for name, tensor in saved.items()
-        if name.startswith("model/")
-    }
-    _check(path, tensors, values, meta, optimizer)
-    _check_tables(path, meta, tables)
-    if scheduler is not None and "scheduler" not in meta:
-        raise ValueError(
-            f"{path}: expected a scheduler's state, got a checkpoint that was saved without one"
-        )
     with torch.no_grad():
-        for name, tensor in values.items():
+        for name, tensor in found.values.items():
             tensors[name].detach().copy_(tensor)
-    for group, plain in zip(optimizer.param_groups, meta["groups"], strict=True):
+    for group, plain in zip(optimizer.param_groups, found.meta["groups"], strict=True):
         group.update(
             {
                 key: tuple(value) if isinstance(value, list) else value
                 for key, value in plain.items()
             }
         )
-    optimizer.state.clear()
-    for name, tensor in saved.items():
-        kind, _, rest = name.partition("/")
-        if kind == "state":
-            key, _, parameter = rest.partition("/")
-            owner = tensors[parameter]
-            # as torch keeps them
-            optimizer.state[owner][key] = tensor if key == "step" else tensor.to(owner.device)
-    optimizer.steps = int(meta["step"])
+    for parameter in optimizer.names:  # a proxy parameter keeps what it has
+        optimizer.state.pop(parameter, None)
+    for (name, key), tensor in found.states.items():
+        owner = tensors[name]
+        # as torch keeps them
+        optimizer.state[owner][key] = tensor if key == "step" else tensor.to(owner.device)
+    optimizer.steps = int(found.meta["step"])
     if scheduler is not None:
-        scheduler.load_state_dict(_unpacked(meta["scheduler"]))
-    if tables is not None and loads_tables:
-        for name in tables.names():
-            tables.load(name, reader.chunks(name), meta["tables"][name])
+        scheduler.load_state_dict(_unpacked(found.meta["scheduler"]))
+    for name in [] if tables is None else tables.names():
+        assert tables is not None, "it has names"
+        tables.load(name, found.reader.chunks(name), found.meta["tables"][name])
 
 
 def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None) -> None:
@@ -192,11 +248,11 @@ def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None)
 def _check(
     path: str,
     present: Mapping[str, torch.Tensor],
-    values: Mapping[str, torch.Tensor],
-    meta: Mapping[str, Any],
+    found: Opened,
     optimizer: DistributedOptimizer,
 ) -> None:
     """Raises ValueError if a checkpoint does not fit the job, before anything is changed."""
+    values, meta = found.values, found.meta
     if set(present) != set(values):
         odd = sorted(set(present) ^ set(values))
         raise ValueError(
@@ -216,3 +272,6 @@ def _check(
             f"{path}: expected {len(optimizer.param_groups)} parameter groups, got "
             f"{len(meta['groups'])}"
         )
+    for name, key in found.states:
+        if name not in present:
+            raise ValueError(f"{path}: state {key!r} of {name!r}: the model has no such parameter")

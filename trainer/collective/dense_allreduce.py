@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,8 @@ class DenseAllreduce:
     Args:
         clients: the servers; server 0 tells the trainers trainer 0's endpoint.
         rank, size: which trainer this is, and of how many.
-        connection: gives the seconds until all must have come, and the heartbeat timeout.
+        connection: gives the seconds until all must have come.  The heartbeat timeout is the
+            servers', and a trainer that the servers have lost is waited for no more.
 
     Raises:
         PServerError: some have not come.
@@ -52,16 +54,21 @@ class DenseAllreduce:
     ) -> None:
         self._groups: ProcessGroups | None = None
         if size > 1:
+            connection = replace(
+                connection, heartbeat_timeout_seconds=clients[0].heartbeat_timeout_seconds
+            )
+            meanwhile = partial(_check, clients)
             host = _own_address(clients[0].endpoint)
             if rank == 0:
                 store = connect_store(host, 0, rank, connection)
                 clients[0].rendezvous(f"{host}:{store.port}")
             else:
                 endpoint = _rendezvous_endpoint(clients[0], connection.start_timeout_seconds)
-                store = connect_store(*split_endpoint(endpoint), rank, connection)
-            self._groups = ProcessGroups(
-                rendezvous(store, rank, [""] * size, connection, host=host)
-            )
+                at = split_endpoint(endpoint)
+                store = connect_store(*at, rank, connection, meanwhile=meanwhile)
+            names = [""] * size
+            peers = rendezvous(store, rank, names, connection, host=host, meanwhile=meanwhile)
+            self._groups = ProcessGroups(peers, meanwhile)
 
     def average(
         self, parameters: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], overflow: bool
@@ -109,6 +116,12 @@ class DenseAllreduce:
         """Leaves the others."""
         if self._groups is not None:
             self._groups.close(failure)
+
+
+def _check(clients: Sequence[Client]) -> None:
+    """Raises what has ended the job, as the servers say."""
+    for client in clients:
+        client.check()
 
 
 def _sum(groups: ProcessGroups, tensors: Sequence[Tensor]) -> None:

@@ -13,8 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -41,13 +45,18 @@ class ProcessGroups:
     """One trainer's process groups and its operations in them.  Not thread-safe, but for threads
     that use groups of their own.
 
+    Args:
+        peers: the trainers, after their rendezvous.
+        meanwhile: called while this trainer waits; raises what should end the wait.
+
     Attributes:
         peers: the trainers, after their rendezvous; :meth:`close` lets them go.
         rank, size: this trainer, and how many there are.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.peers = peers
+        self._meanwhile = meanwhile
         self.rank, self.size = peers.rank, peers.size
         self._membership = peers.membership
         self._groups: dict[tuple[str, str], Any] = {}
@@ -70,11 +79,47 @@ class ProcessGroups:
             place, connect = sorted(ranks).index(self.rank), min(peers.timeout_seconds, _CONNECT)
             make = _nccl if device.type == "cuda" else _gloo
             try:
-                self._groups[key] = make(store, place, len(ranks), peers.host, connect)
+                arguments = store, place, len(ranks), peers.host, connect
+                self._groups[key] = self._watched(partial(make, *arguments), device)
             except RuntimeError as error:
                 trainers = ", ".join(map(str, sorted(ranks)))
                 self._explain(error, f"coming up of {name} over trainers {trainers}")
         return self._groups[key]
+
+    def _watched(self, make: Callable[[], Any], device: torch.device) -> Any:
+        """What ``make`` returns.  It does not return before all trainers are there, so a thread of
+        its own calls it, and this one looks whether they still come.
+        """
+        if device.type == "cuda":  # where nothing is connected before the first operation
+            return make()
+        made: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+
+        threading.Thread(target=call, name="comes up", daemon=True).start()
+        while not wait_for([made], _SLICE).done:
+            self._check_meanwhile()
+            self.check("coming up")
+        return made.result()
+
+    def _check_meanwhile(self) -> None:
+        """Raises what should end a wait."""
+        try:
+            self._meanwhile()
+        except PServerError as error:
+            self._leave_membership(str(error))
+            raise
+
+    def _leave_membership(self, because: str) -> None:
+        """The job is over, and this process may go on: the membership would end one that stays long
+        in one place after a loss.
+        """
+        if self._membership is not None:
+            self._membership.close(f"after {self._begun} collective operations, because {because}")
 
     def begin(self, operation: Callable[[], Work], what: str) -> Work:
         """Starts an operation of a group; ``what`` names it in messages.
@@ -105,6 +150,7 @@ class ProcessGroups:
             except RuntimeError as error:
                 if work.is_completed():
                     self._explain(error, what)
+            self._check_meanwhile()
             event = self._event()
             if event is not None and (event.kind != "left" or waited > _GRACE):
                 self._raise(event, what)
@@ -150,12 +196,8 @@ class ProcessGroups:
         raise PServerError(f"{self.peers.spell(self.rank)}, {what}: {first_line(error)}") from error
 
     def _raise(self, event: Event, what: str) -> NoReturn:
-        if event.kind != "left" and self._membership is not None:
-            # The job is over, and this process may go on: the membership would end one that stays
-            # long in one place after a loss.
-            self._membership.close(
-                f"after {self._begun} collective operations, because of trainer {event.rank}"
-            )
+        if event.kind != "left":
+            self._leave_membership(f"trainer {event.rank} is gone")
         who, own = self.peers.spell(event.rank), self.peers.spell(self.rank)
         said = {"lost": "is lost", "failed": "failed", "left": "has left the job"}[event.kind]
         more = ": all trainers run the same number of steps" if event.kind == "left" else ""

@@ -20,7 +20,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -61,6 +61,7 @@ class Peers:
         host: this trainer's address, at which the others reach it.
         timeout_seconds: of :meth:`exchange`.
         id: 32 hexadecimal digits that trainer 0 drew for this job, the same on all.
+        meanwhile: called while this trainer waits; raises what should end the wait.
         membership: watches the others; None in a world of one, and where the script itself made
             torch's process group.
     """
@@ -71,6 +72,7 @@ class Peers:
     host: str = "127.0.0.1"
     timeout_seconds: float = START_TIMEOUT_SECONDS
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    meanwhile: Callable[[], None] = lambda: None
     membership: Membership | None = None
 
     @property
@@ -118,6 +120,7 @@ class Peers:
                 return [self.store.get(key).decode() for key in keys.values()]
             if self.membership is not None:
                 self.check(missing())
+            self.meanwhile()
         said = (
             f"{topic}: expected {len(keys)} trainers, and after {self.timeout_seconds:g} s these "
             f"have not come: {self.spell(*missing())}"
@@ -147,6 +150,7 @@ def rendezvous(
     metadata: Mapping[str, str] | None = None,
     host: str = "127.0.0.1",
     number: str = "1",
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Peers:
     """Finds the other trainers of a job.  Every one of them calls this, with a store of its own to
     the same server.
@@ -160,6 +164,7 @@ def rendezvous(
         metadata: what this trainer runs; must be the same everywhere, and differences are said.
         host: this trainer's address, at which the others reach it.
         number: of this rendezvous among those that use the same store.
+        meanwhile: called while this trainer waits; raises what should end the wait.
 
     Raises:
         TimedOut: some have not come; the message names them.
@@ -170,7 +175,8 @@ def rendezvous(
         Unreachable: trainer 0 cannot be reached for the membership.
     """
     store = PrefixStore(f"pserver/{number}", store)
-    peers = Peers(rank, tuple(names), store, host, connection.start_timeout_seconds)
+    limit = connection.start_timeout_seconds
+    peers = Peers(rank, tuple(names), store, host, limit, meanwhile=meanwhile)
     try:
         announced = _announced(peers, dict(metadata or {}))
     except RuntimeError as error:  # torch's own errors of a store
@@ -239,7 +245,13 @@ def _linger(peers: Peers) -> None:
 
 
 def connect_store(
-    host: str, port: int, rank: int, connection: Connection, *, served: bool = False
+    host: str,
+    port: int,
+    rank: int,
+    connection: Connection,
+    *,
+    served: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> TCPStore:
     """The store that the trainers share: trainer 0 serves it, the others connect to it.
 
@@ -248,6 +260,7 @@ def connect_store(
         rank: this trainer.
         connection: gives the seconds until the store must answer.
         served: another process serves the store (torchrun's agent, or ``spawn``'s parent).
+        meanwhile: called while this trainer waits; raises what should end the wait.
 
     Raises:
         Unreachable: trainer 0 cannot listen there, or nothing answers in time.
@@ -260,7 +273,8 @@ def connect_store(
             return TCPStore(host, port, None, True, limit, False, master_listen_fd=listening)
         except (OSError, RuntimeError) as error:
             raise Unreachable(f"{who} cannot listen at its endpoint: {first_line(error)}") from None
-    _wait_for_port(host, port, f"trainer {rank}", who, connection.start_timeout_seconds)
+    own = f"trainer {rank}"
+    _wait_for_port(host, port, own, who, connection.start_timeout_seconds, meanwhile)
     try:
         store = TCPStore(
             host, port, None, False, min(limit, timedelta(seconds=ANSWER_SECONDS)), False
@@ -286,7 +300,9 @@ def _listen(host: str, port: int) -> tuple[int, int | None]:
     return listening.getsockname()[1], listening.detach()
 
 
-def _wait_for_port(host: str, port: int, own: str, who: str, timeout: float) -> None:
+def _wait_for_port(
+    host: str, port: int, own: str, who: str, timeout: float, meanwhile: Callable[[], None]
+) -> None:
     reason: OSError | None = None
     for waited in poll(log, lambda: f"{own} waits for {who} to come up", timeout, PAUSE_SECONDS):
         try:
@@ -294,6 +310,7 @@ def _wait_for_port(host: str, port: int, own: str, who: str, timeout: float) -> 
             return
         except OSError as error:
             reason = error
+        meanwhile()
     raise Unreachable(f"{own} waited {timeout:g} s for {who}, which does not answer: {reason}")
 
 

@@ -17,8 +17,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -26,77 +26,24 @@ from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply
 from pserver.errors import PServerError
 from pserver.table.gradient import RowGradient
-from trainer.communicator.device_copy import PendingCopy, is_on_gpu
+from pserver.transport.assignment import Assignment
+from trainer.communicator.async_landings import AsyncLandings
+from trainer.communicator.device_copy import is_on_gpu
+from trainer.communicator.merged_steps import MergedSteps
 from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.request_pipeline import Buffers, RequestPipeline, StagedValues, Tensors
+from trainer.communicator.pending_assignments import PendingAssignments
+from trainer.communicator.request_pipeline import (
+    Buffers,
+    RequestPipeline,
+    StagedValues,
+    Tensors,
+)
 from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 2**20  # of a lane's parameters: below, one more copy does not matter
 FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
-
-
-@dataclass(slots=True)
-class MergedSteps:
-    """One or more closed steps of one trainer, which leave in one message.
-
-    Attributes:
-        gradients: by slice; those that the sending thread cuts, by variable.
-        tables: gradients of rows, by table.
-        hparams: of the last step.
-        steps: how many.
-        owned: whether the gradients are copies, in buffers of the lane.
-        copies: from a GPU, that may not have been made yet.
-    """
-
-    gradients: Tensors
-    tables: dict[str, RowGradient]
-    hparams: Hparams
-    steps: int = 1
-    owned: bool = False
-    copies: list[PendingCopy] = field(default_factory=list)
-
-    def copy(self, slices: ParameterSlices, buffers: Buffers) -> None:
-        """Copies the gradients: the script may write to its own as soon as the step is closed."""
-        self.owned = True
-        for name, gradient in self.gradients.items():
-            self.gradients[name] = buffers.take(name)
-            if is_on_gpu(gradient):
-                way = slices.device_copy(gradient)
-                self.copies.append(way.to_host(gradient, self.gradients[name]))
-            else:
-                self.gradients[name].copy_(gradient)
-        slices.join()
-
-    def wait_for_copies(self) -> None:
-        """Waits until the gradients can be read."""
-        for copy in self.copies:
-            copy.synchronize()
-        self.copies.clear()
-
-    def add(self, later: MergedSteps, buffers: Buffers) -> None:
-        """Adds one more step's gradients; from here on its hyper-parameters count."""
-        self.wait_for_copies()
-        for name, gradient in later.gradients.items():
-            if name in self.gradients:
-                self.gradients[name].add_(gradient.to("cpu"))
-            else:
-                self.gradients[name] = buffers.take(name).copy_(gradient)
-        for name, of_table in later.tables.items():
-            self.tables[name] = (
-                self.tables[name].add_(of_table) if name in self.tables else of_table
-            )
-        self.hparams = later.hparams
-        self.steps += later.steps
-
-    def merge(self, rule: str) -> None:
-        """Makes the sum over the steps their mean, if the rule is "mean"."""
-        if rule == "mean" and self.steps > 1:
-            for gradient in self.gradients.values():
-                gradient.mul_(1.0 / self.steps)
-            for of_table in self.tables.values():
-                of_table.mul_(1.0 / self.steps)
 
 
 class AsyncSender:
@@ -111,6 +58,8 @@ class AsyncSender:
     def __init__(self, lane: Lane, slices: ParameterSlices, soft_wait_ms: int = 0) -> None:
         self._lane = lane
         self._slices = slices
+        self._assignments: dict[str, Assignment] = {}  # of the step under way
+        self._pending = PendingAssignments()
         self._buffers = Buffers(slices)
         self._staged = StagedValues(self._buffers)
         self._pipeline = RequestPipeline(lane, slices, self._buffers)
@@ -131,6 +80,7 @@ class AsyncSender:
         self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.kind.collects
         # values arrive in the parameters themselves, because nothing computes meanwhile
         self._in_place = self._waits and not lane.independent_recv_thread
+        self.landed = AsyncLandings(slices, self._pipeline, self.drain, self._in_place)
         # whether a gradient outlives its step, after which the script writes to it again
         self._copies = lane.max_merge_var_num > 1 if lane.kind.collects else not self._waits
         self._saves = slices.bytes >= SMALL_BYTES
@@ -145,12 +95,19 @@ class AsyncSender:
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The parameter's own memory where ``finish`` waits, otherwise a buffer."""
         return (
-            self._slices.destination(name) if self._in_place else self._pipeline.destination(name)
+            self._slices.destination(name)
+            if self._in_place and not self.landed.fetching
+            else self._pipeline.destination(name)
         )
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         self._pipeline.start(channels, step)
+        self._assignments, self._pending = {}, PendingAssignments()
+        if not self._in_place:
+            self.landed.copy(self._slices.trained)
+        if self._threads:
+            return
         targets = [
             self._send_queued,
             *([self._fetch] if self._lane.independent_recv_thread else []),
@@ -173,12 +130,17 @@ class AsyncSender:
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.
 
-        An overflow's step is dropped; one that finds no room leaves in ``finish``.
+        An overflow's step is dropped, but for what the script has written; one that finds no room
+        leaves in ``finish``.
         """
-        step = MergedSteps(self._gradients, self._tables, hparams)
-        self._gradients, self._tables = {}, {}
-        if overflow:
+        step = MergedSteps(self._gradients, self._tables, hparams, assignments=self._assignments)
+        self._gradients, self._tables, self._assignments = {}, {}, {}
+        if overflow and not step.assignments:
             return
+        if overflow:
+            step.gradients, step.tables, step.alone = {}, {}, True
+        if step.assignments:
+            step.departure = self._pending.add(step.assignments)
         self._closed = step
         with self._changed:
             room = self._waits or self._has_room()
@@ -203,7 +165,7 @@ class AsyncSender:
         step, self._closed = self._closed, None
         self.refresh()  # gives back the memory that this step may be copied into
         with self._changed:
-            joins = bool(self._queue) and self._queue[-1].steps < self._lane.max_merge_var_num
+            joins = bool(self._queue) and self._queue[-1].takes(step, self._lane)
             if joins:
                 self._queue[-1].add(step, self._buffers)
         if not joins and (self._copies or any(map(is_on_gpu, step.gradients.values()))):
@@ -238,7 +200,7 @@ class AsyncSender:
         """Whether more steps are to be merged before anything is sent."""
         if not self._lane.kind.collects or self._flushing or not self._queue:
             return False
-        return self._queue[0].steps < self._lane.max_merge_var_num
+        return self._queue[0].steps < self._lane.max_merge_var_num and not self._queue[0].alone
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Waits under the condition; the time counts as blocked."""
@@ -254,11 +216,14 @@ class AsyncSender:
 
     def refresh(self) -> None:
         """See :class:`LaneSender`."""
-        if (
-            self._in_place
-            or self._staged.take(lambda name, value, _: self._slices.write(name, value)) is not None
-        ):
-            self._slices.flush_buffers()
+        if not self._in_place:
+            values, memory, message = self._staged.take_out()
+            self._pending.write(values, message)
+            self._buffers.give_back(self.landed.replace(values, memory))
+            for name, value in values.items():
+                if self._slices.variable(name) not in self._slices.held_back:
+                    self._slices.write(name, value)
+        self._slices.flush_buffers()
 
     def drain(self) -> None:
         """See :class:`LaneSender`."""
@@ -269,6 +234,26 @@ class AsyncSender:
             self._wait(lambda: not self._unanswered)
             self._flushing = False
         self.refresh()
+
+    def leave(self) -> None:
+        """See :class:`LaneSender`."""
+        self.drain()
+
+    @property
+    def arrived(self) -> bool:
+        """See :class:`~trainer.communicator.lane.GradientLane`."""
+        return not self._staged.empty
+
+    def assign(self, assignments: Mapping[str, Assignment]) -> None:
+        """See :class:`~trainer.communicator.lane.GradientLane`."""
+        if self._lane.kind.collects and assignments:
+            self.drain()  # the steps before, which have not left
+        self.landed.assign(assignments)
+        for name, assignment in assignments.items():
+            earlier = self._assignments.get(name)
+            self._assignments[name] = (
+                assignment if earlier is None else earlier.followed_by(assignment)
+            )
 
     def stop(self) -> None:
         """See :class:`LaneSender`."""
@@ -311,7 +296,13 @@ class AsyncSender:
         gradients = self._slices.cut(message.gradients)
         reuse = message.owned and not omit_values
         self._last, values = self._pipeline.exchange(
-            gradients, message.hparams, omit_values, reuse, message.tables
+            gradients,
+            message.hparams,
+            omit_values,
+            reuse,
+            message.tables,
+            assignments=message.assignments,
+            leaves=partial(self._pending.left, message.departure),
         )
         beside = {
             name: value for name, value in values.items() if not reuse or name not in gradients
@@ -320,7 +311,7 @@ class AsyncSender:
         if omit_values or self._in_place:
             self._buffers.give_back(memory)
         else:
-            self._staged.put(values, memory)
+            self._staged.put(values, memory, self._pipeline.step)
 
     def _omits_values(self) -> bool:
         """Whether the next message's reply need not bring parameters."""
@@ -362,7 +353,8 @@ class AsyncSender:
                     self._changed.wait_for(self._enough_sent, timeout=FETCH_SECONDS)
                     self._since_fetch = 0
                 if not self._stopping:
-                    self._staged.put(values := self._pipeline.pull(), values)
+                    pulled = self._pipeline.pull()
+                    self._staged.put(pulled.values, pulled.values, pulled.message)
         except PServerError as error:
             self._fail(error)
 

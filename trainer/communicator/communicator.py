@@ -10,10 +10,8 @@ The eager path (``fleet``) and the program path (``Executor``) both end here.  A
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,13 +27,15 @@ from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.connections import clients_of
+from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
 from trainer.communicator.kstep_senders import GeoSender
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.senders import sender_of
+from trainer.communicator.senders import sender_of, written_names
 from trainer.communicator.state_transfer import StateTransfer
+from trainer.communicator.written_values import WrittenValues
 from trainer.role import Connection
 from transpiler.distribute import pserver_program
 from transpiler.formats.plan_text import plan_text
@@ -43,7 +43,6 @@ from transpiler.plan.plan import Deployment, Placement, Plan
 from transpiler.program import Program
 
 if TYPE_CHECKING:
-    from trainer.communicator.gradient_changes import GradientChanges
     from trainer.communicator.lookups import Lookups
     from trainer.embedding.embedding import RowSource
 
@@ -63,6 +62,7 @@ class Communicator:
         connection: timeouts, and which transports to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
         options: of this trainer alone.
+        incarnation: with which this trainer has announced itself; "" where it has not.
 
     Attributes:
         plan: of the job.
@@ -70,8 +70,8 @@ class Communicator:
         lanes: the senders, by lane.
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
+        written: what the script has written into parameters.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
-        changes: what notices that the script changes gradients, where that is to be said.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Communicator:
         connection: Connection | None = None,
         start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
         options: SendOptions | None = None,
+        incarnation: str = "",
     ) -> None:
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         connection = connection or Connection.from_environment()
@@ -89,19 +90,21 @@ class Communicator:
         self.trainer_id = deployment.trainer_id
         self.step = 0
         self.dense_allreduce: DenseAllreduce | None = None
-        self.changes: GradientChanges | None = None
         self._plan_only = connection.plan_only
         self._options = options or SendOptions()
         self._tensors = tensors
         self._programs = [
             pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
         ]
-        self._all = ParameterSlices(list(self.plan.placements), tensors)
+        held_back: set[str] = set()  # variables that nothing lands on
+        self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
         self._transfer = StateTransfer(self.plan, self._programs, self._all, tensors, optimizer)
         self.lanes = [
-            sender_of(self.plan, index, tensors, self._options)
+            sender_of(self.plan, index, tensors, self._options, self.trainer_id, held_back)
             for index in range(len(self.plan.lanes))
         ]
+        names = written_names(self.plan, tensors)
+        self.written = WrittenValues(self.lanes, names, tensors, held_back, self.trainer_id)
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         self._barriers = 0
@@ -113,7 +116,9 @@ class Communicator:
             connection,
             [self._transfer.destination(lane) for lane in self.lanes],
             partial(_table_destination, self.lookups),
+            incarnation,
         )
+        self._departure = Departure(self.clients, self.trainer_id, self.leave)
         self._transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
@@ -132,7 +137,7 @@ class Communicator:
             print(plan_text(self.plan), flush=True)
             raise SystemExit(0)
         keep_memory()
-        atexit.register(self._abandoned)
+        self._departure.expect()
         try:
             joined = [
                 self._join(client, program)
@@ -144,8 +149,9 @@ class Communicator:
                     (each.steps[index] for each in joined if len(each.steps) > index), default=0
                 )
                 lane.start([client.channels[index] for client in self.clients], applied)
+            self.written.start()
         except BaseException as error:
-            self.leave(f"{type(error).__name__}: {error}")
+            self.leave(spelled(error))
             raise
         trim_memory()
 
@@ -175,38 +181,48 @@ class Communicator:
         if self._transfer.pull().version == 0:
             own.warn(self.trainer_id)
 
+    def finish(self) -> None:
+        """Leaves when every trainer of the job has finished.
+
+        See [Note: a job is done when all say so] in departure.py.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        if not self._left:
+            self._end("", agreeing=True)
+
     def leave(self, failure: str = "") -> None:
-        """Drains the lanes and leaves every server; or tells the servers why this trainer cannot go
-        on.
+        """Drains the lanes and leaves every server, without waiting for the other trainers; or
+        tells the servers why this trainer cannot go on.
 
-        It raises only what stopped the sending.  A second call does nothing.
+        A second call does nothing.
+
+        Raises:
+            PServerError: without a ``failure``: the job has failed.
         """
-        atexit.unregister(self._abandoned)
+        if not self._left:
+            self._end(failure, agreeing=False)
+
+    def _end(self, failure: str, agreeing: bool) -> None:
+        ended: BaseException | None = None
+        if not failure:
+            try:
+                with self.written.landing():
+                    self._departure.drain(self.lanes)
+                if agreeing:
+                    self._departure.agree()
+            except BaseException as error:
+                ended, failure = error, spelled(error)
         self._left = True
-        try:
-            if not failure and all(client.channels for client in self.clients):
-                for lane in self.lanes:
-                    lane.drain()
-        finally:
-            for lane in self.lanes:
-                lane.stop()
-            for client in self.clients:
-                client.leave(failure)
-            if self.dense_allreduce is not None:
-                self.dense_allreduce.close(failure)
-            if self.changes is not None:
-                self.changes.close()
-
-    def _abandoned(self) -> None:
-        """Leaves at the end of a process that has not: after an exception, or without
-        ``fleet.finish()`` or ``Executor.close()``.
-        """
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if error is None:
-            log.warning(
-                "trainer %d ends without fleet.finish() or Executor.close()", self.trainer_id
-            )
-        self.leave("" if error is None else f"{type(error).__name__}: {error}")
+        self._departure.forget()
+        for lane in self.lanes:
+            lane.stop()
+        told = self._departure.leave(failure)
+        if self.dense_allreduce is not None:
+            self.dense_allreduce.close(failure)
+        if (cause := ended or (None if failure else told)) is not None:
+            raise cause
 
     @property
     def transport(self) -> str:
@@ -275,6 +291,7 @@ class Communicator:
                 f"got {got}"
             )
         self.check()
+        self.written.begin(placement.lane)
         self._open.add(placement.lane)
         here = gradient.detach() if is_on_gpu(gradient) else gradient.detach().to("cpu")
         self.lanes[placement.lane].send(name, here.contiguous().view(shape))
@@ -310,6 +327,7 @@ class Communicator:
         """Queues the gradient of a table's rows; the caller does not write to its tensors again."""
         self.check()
         lane = self.plan.table(table).lane
+        self.written.begin(lane)
         self._open.add(lane)
         self.lanes[lane].send_rows(table, gradient)
 
@@ -339,6 +357,8 @@ class Communicator:
             self.step += 1
             for client in self.clients:
                 client.activity = f"step {self.step}"
+        for index in chosen:
+            self.written.begin(index)
         self._closed.update(chosen)
         self._open.difference_update(chosen)
         for index in chosen:
@@ -355,6 +375,8 @@ class Communicator:
         """
         closed, self._closed = sorted(self._closed), set()
         replies = [self.lanes[index].finish() for index in closed]
+        for index in closed:
+            self.written.landed(index)
         if self.step & (self.step - 1) == 0:
             trim_memory()
         return next(iter(replies), None)
@@ -382,8 +404,17 @@ class Communicator:
 
     def refresh(self) -> None:
         """Takes in parameters that have arrived without a step: at the entry of a forward."""
-        for lane in self.lanes:
-            lane.refresh()
+        for index, lane in enumerate(self.lanes):
+            with self.written.landing(index):
+                lane.refresh()
+
+    def _drain(self) -> None:
+        """Waits until everything has been sent and answered; nothing lands on what the script has
+        written.
+        """
+        with self.written.landing():
+            for lane in self.lanes:
+                lane.drain()
 
     # ---- values and states ----
 
@@ -392,16 +423,19 @@ class Communicator:
         now: before a model is evaluated or saved.
 
         In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
-        stay its own.
+        stay its own: :meth:`served` has the servers'.
         """
-        for lane in self.lanes:
-            lane.drain()
-        self._transfer.pull_lanes(
-            {
-                index
-                for index, lane in enumerate(self.plan.lanes)
-                if not lane.kind.waits_for_all and not lane.kind.steps_on_trainer
-            }
+        queues = {index for index, lane in enumerate(self.plan.lanes) if lane.kind.queues}
+        self._drain()
+        with self.written.landing(pulled=True):
+            self._transfer.pull_lanes(queues)
+
+    def served(self) -> dict[str, torch.Tensor]:
+        """The servers' values of those parameters that this trainer steps by itself, whole, by
+        name; its own stay as they are.
+        """
+        return self._transfer.values(
+            [p for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
         )
 
     def pull(self) -> None:
@@ -409,34 +443,48 @@ class Communicator:
         update.
         """
         self._transfer.pull()
+        self.written.start()
 
     def push(self) -> None:
         """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
         has the values afterwards.
         """
-        for lane in self.lanes:
-            lane.drain()
+        self._drain()
         self.barrier("push")
         if self.trainer_id == 0:
             for client in self.clients:
                 self._transfer.upload(client)
         self.barrier("pushed")
+        self.written.release()
         self._transfer.pull()
         for index, lane in enumerate(self.lanes):
             lane.start([client.channels[index] for client in self.clients], lane.step)
+        self.written.start()
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones
         in the parameter's shape.
         """
-        for lane in self.lanes:
-            lane.drain()
+        self._drain()
         return self._transfer.states()
 
-    def barrier(self, name: str) -> None:
-        """Waits for every trainer that has not left.  Server 0 keeps the list."""
+    def agree(self, topic: str, text: str) -> str:
+        """What the first trainer said about a topic: ``text``, where that is this one.  Server 0
+        keeps it.
+        """
+        return self.clients[0].agree(topic, text)
+
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left.  Server 0 keeps the list.
+
+        Args:
+            text: what this trainer tells the others there.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+        """
         self._barriers += 1
-        self.clients[0].barrier(f"{self._barriers}: {name}")
+        return self.clients[0].barrier(f"{self._barriers}: {name}", text)
 
 
 def _lookups(plan: Plan) -> Lookups | None:

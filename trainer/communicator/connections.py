@@ -18,6 +18,7 @@ def clients_of(
     connection: Connection,
     destinations: Sequence[Destination],
     table_destination: Callable[[int], Destination | None],
+    incarnation: str = "",
 ) -> list[Client]:
     """The clients of a trainer, by server; none has joined yet.
 
@@ -27,6 +28,7 @@ def clients_of(
         destinations: by lane, where values go.
         table_destination: gives, for a server's index, where arrays of tables go; None where the
             plan has no tables.
+        incarnation: of this trainer; "" draws one.
     """
     # Without wait_port the servers are expected to be there already.
     start_timeout = (
@@ -34,7 +36,7 @@ def clients_of(
         if deployment.wait_port
         else connection.heartbeat_timeout_seconds
     )
-    identity = _identity(deployment, connection)
+    identity = _identity(deployment, connection, incarnation or secrets.token_hex(8))
     return [
         Client(
             endpoint,
@@ -49,11 +51,11 @@ def clients_of(
     ]
 
 
-def _identity(deployment: Deployment, connection: Connection) -> Identity:
+def _identity(deployment: Deployment, connection: Connection, incarnation: str) -> Identity:
     assert deployment.trainer_id is not None, "a trainer's deployment has its number"
     return Identity(
         trainer_id=deployment.trainer_id,
-        incarnation=secrets.token_hex(8),
+        incarnation=incarnation,
         fingerprint=deployment.plan.fingerprint(),
         manifest=deployment.plan.manifest(),
         transports=TRANSPORTS if connection.transport == "auto" else (connection.transport,),

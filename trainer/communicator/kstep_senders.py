@@ -24,6 +24,8 @@ from transpiler.plan.plan import Lane
 if TYPE_CHECKING:
     from trainer.communicator.geo_rows import GeoRows
 
+ROUNDED = 4  # messages at most that take what rounding has left of a difference
+
 
 class KStepSender:
     """What the senders of the two k-step modes have in common: gradients stay on the trainer, and
@@ -46,8 +48,9 @@ class KStepSender:
         return self._pipeline.step
 
     def start(self, channels: list[Channel], step: int) -> None:
-        """See :class:`LaneSender`."""
+        """See :class:`LaneSender`.  Steps that have not been exchanged count no more."""
         self._pipeline.start(channels, step)
+        self._taken = 0
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """Gradients stay here."""
@@ -81,18 +84,27 @@ class DiLoCoSender(KStepSender):
     def finish(self) -> Reply:
         """See :class:`LaneSender`."""
         if self._taken >= self._lane.k_steps:
-            self._taken = 0
-            self._last, _ = self._pipeline.exchange(
-                {name: self._slices.read(name) for name in self._slices.names}, self._hparams, False
-            )
-            self._slices.flush_buffers()
+            self._exchange(last=False)
         return self._last
+
+    def _exchange(self, last: bool) -> None:
+        self._taken = 0
+        own = {name: self._slices.read(name) for name in self._slices.names}
+        self._last, _ = self._pipeline.exchange(own, self._hparams, False, last=last)
+        self._slices.flush_buffers()
 
     def refresh(self) -> None:
         """Nothing arrives between steps."""
 
     def drain(self) -> None:
         """Nothing is under way between steps."""
+
+    def leave(self) -> None:
+        """Exchanges the steps since the last exchange.  A trainer that has none sends nothing, and
+        no other waits for it.
+        """
+        if self._taken:
+            self._exchange(last=True)
 
     def stop(self) -> None:
         """No threads."""
@@ -107,6 +119,9 @@ class GeoSender(KStepSender):
     back, which has this and the others' deltas in it, y becomes z plus those deltas that left after
     this one, and x moves by as much as y did.  Until then the script trains on;
     ``send_queue_size`` deltas may be on their way.
+
+    A sum of floats rounds, so y + (x - y) may not be x.  One trainer alone therefore sends what is
+    left of the difference when it drains: then the servers hold what it has, to the bit.
 
     The values of a reply arrive in the memory of its delta, unless an earlier reply is still
     staged: that one has to be moved by this delta first.
@@ -235,6 +250,22 @@ class GeoSender(KStepSender):
         if self._taken:
             self._send_changes()
         self._drain_to(0)
+        for _ in range(ROUNDED if self._trainers == 1 else 0):
+            if all(torch.equal(self._slices.read(name), y) for name, y in self._known.items()):
+                break
+            self._send_changes()
+            self._drain_to(0)
+
+    def leave(self) -> None:
+        """Sends what has changed, and puts the servers' values in the place of the trainer's
+        own.
+        """
+        self.drain()
+        values = self._pipeline.pull().values
+        for name, value in values.items():
+            self._slices.write(name, value)
+        self._slices.flush_buffers()
+        self._buffers.give_back(values)
 
     def stop(self) -> None:
         """See :class:`LaneSender`."""

@@ -9,20 +9,22 @@ the parameters.
 
 A step goes through three calls of the script's thread: ``send`` (each gradient), ``close`` (the
 step is complete), ``finish`` (waits for what the mode waits for, and takes in what has arrived).
-Nothing but ``finish``, ``refresh`` and ``drain`` changes parameters.
+Nothing but ``finish``, ``refresh``, ``drain`` and ``leave`` changes parameters.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply
 from pserver.table.gradient import RowGradient
+from pserver.transport.assignment import Assignment
+from trainer.communicator.parameter_slices import ParameterSlices
 
 
 class LaneSender(Protocol):
@@ -63,8 +65,62 @@ class LaneSender(Protocol):
     def drain(self) -> None:
         """Waits until everything has been sent and answered, and takes it in."""
 
+    def leave(self) -> None:
+        """What :meth:`drain` does, at the end of the job: what stays on the trainer until then
+        leaves, too.
+        """
+
     def stop(self) -> None:
         """Ends the lane's threads."""
 
     def metrics(self) -> dict[str, float]:
         """Counters, by name."""
+
+
+class Landings(Protocol):
+    """What last landed in a lane's parameters, and what differs from it."""
+
+    slices: ParameterSlices
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether values land between steps, too."""
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the lane itself keeps what has landed."""
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether a copy of what has landed is to be kept after every step."""
+
+    def holds(self, variables: Iterable[str]) -> bool:
+        """Whether it has what last landed in all of these variables."""
+
+    def copy(self, variables: Iterable[str]) -> None:
+        """Notes the variables' present values."""
+
+    def forget(self) -> None:
+        """Keeps nothing from now on."""
+
+    def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
+        """What of these variables is not as it last landed, by slice.
+
+        While it is called nothing lands on those of them that are held back.
+        """
+
+
+@runtime_checkable
+class GradientLane(LaneSender, Protocol):
+    """A lane whose servers step.  What the script writes into its parameters is a part of the next
+    step: see [Note: what a script writes] in written_values.py.
+    """
+
+    landed: Landings
+
+    @property
+    def arrived(self) -> bool:
+        """Whether ``refresh`` would change parameters."""
+
+    def assign(self, assignments: Mapping[str, Assignment]) -> None:
+        """The step under way assigns this, by slice."""

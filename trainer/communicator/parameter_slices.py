@@ -3,17 +3,20 @@
 [Note: destinations]  A parameter that is contiguous main memory receives its slices in place.  One
 that is not (on a GPU, or channels-last) receives them in buffers, and ``flush_buffers`` copies them
 into the parameter when everything has arrived.  Buffers of a parameter on a GPU are pinned, and are
-copied both ways by :mod:`trainer.communicator.device_copy`.
+copied both ways by :mod:`trainer.communicator.device_copy`.  What arrives for a parameter that is
+held back, because the script has written to it, goes to a buffer and nowhere from there.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 import torch
 
 from pserver.dense.compression import Compressor
+from pserver.transport.assignment import Assignment
 from pserver.transport.codec import DTYPES
 from trainer.communicator.device_copy import DeviceCopy, PendingCopy, is_on_gpu, pinned
 from transpiler.plan.plan import Placement, Slice
@@ -43,12 +46,20 @@ class ParameterSlices:
     Args:
         placements: the variables.
         tensors: all live tensors by variable name.
+        held_back: names of variables that nothing lands on; others change the set.
 
     Attributes:
+        held_back: as given.
         names: of the slices that servers update, in the order of the plan.
     """
 
-    def __init__(self, placements: list[Placement], tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        placements: list[Placement],
+        tensors: Mapping[str, torch.Tensor],
+        held_back: AbstractSet[str] = frozenset(),
+    ) -> None:
+        self.held_back = held_back
         self._tensors = tensors
         self._placements = placements
         self._owners = {
@@ -56,6 +67,7 @@ class ParameterSlices:
             for placement in placements
             for slice_ in placement.slices
         }
+        self._by_variable = {placement.name: placement for placement in placements}
         self._split = {placement.name: placement for placement in placements if placement.split}
         self.names = [
             slice_.name
@@ -78,6 +90,11 @@ class ParameterSlices:
         return name in self._owners
 
     @property
+    def trained(self) -> list[str]:
+        """The variables that servers update."""
+        return [p.name for p in self._placements if p.group is not None]
+
+    @property
     def bytes(self) -> int:
         """The size of all updated variables, in bytes."""
         return sum(
@@ -98,6 +115,20 @@ class ParameterSlices:
         """The updated slices on a server, as a set."""
         return set(self.order(server))
 
+    def variable(self, name: str) -> str:
+        """The variable that a slice belongs to; a variable's own name is its."""
+        return self._owners[name][0].name if name in self._owners else name
+
+    def trains(self, variable: str) -> bool:
+        """Whether servers update a variable; otherwise they only hold it."""
+        return self._by_variable[variable].group is not None
+
+    def slices_of(self, variables: Iterable[str]) -> list[str]:
+        """The slices of these variables."""
+        return [
+            slice_.name for variable in variables for slice_ in self._by_variable[variable].slices
+        ]
+
     def server(self, name: str) -> int:
         """The index of the server that holds a slice."""
         return self._owners[name][1].server
@@ -115,6 +146,17 @@ class ParameterSlices:
         placement, slice_ = self._owners[name]
         flat = self._tensors[placement.name].detach().contiguous().view(-1)
         return flat[slice_.begin : slice_.end].to("cpu").view(slice_.shape)
+
+    def by_server(self, names: Iterable[str]) -> dict[int, list[str]]:
+        """These slices, by the index of the server that holds them."""
+        found: dict[int, list[str]] = {}
+        for name in names:
+            found.setdefault(self.server(name), []).append(name)
+        return found
+
+    def here(self, server: int, assignments: Mapping[str, Assignment]) -> dict[str, Assignment]:
+        """Those of some slices' assignments that go to a server."""
+        return {n: each for n, each in assignments.items() if self.server(n) == server}
 
     def encoded(self, name: str, gradient: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         """A slice's gradient as it travels: its tensors by name on the wire."""
@@ -158,6 +200,8 @@ class ParameterSlices:
     def destination(self, name: str) -> torch.Tensor:
         """Where a slice's value goes.  See [Note: destinations]."""
         placement, slice_ = self._owners[name]
+        if placement.name in self.held_back:
+            return self.blank(name)
         tensor = self._tensors[placement.name].detach()
         if not is_on_gpu(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous():
             return tensor.view(-1)[slice_.begin : slice_.end].view(slice_.shape)

@@ -6,17 +6,19 @@ the script goes on writing to its own.  What comes back for a slice arrives in t
 server replies when it has applied the message, and then no one reads the gradient again.  (Where
 the stream breaks in the middle of a reply, all frames are sent again, some with values in them; the
 server has applied the step, so it replies again, and uses none of it.)  When the reply is whole,
-the script's thread copies the values into the parameters as soon as it asks for them, and the
-memory is that of the next message.  So a running backward never sees a parameter move, the script
-never sees half of a message, and a lane holds as many copies of its parameters as it has messages
-under way, and one in between.
+the script's thread copies the values into the parameters as soon as it asks for them.  The memory
+is kept until the next values land, to see by it what the script writes into its parameters; then it
+is that of the next message.  So a running backward never sees a parameter move, the script never
+sees half of a message, and a lane holds as many copies of its parameters as it has messages under
+way, one in between, and one of what landed last.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -24,6 +26,7 @@ import torch
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
 from pserver.table.gradient import RowGradient
+from pserver.transport.assignment import Assignment
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.plan.plan import Lane
 
@@ -54,6 +57,33 @@ class Buffers:
             self._spare.update(tensors)
 
 
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Slices as the servers have them.
+
+    Attributes:
+        values: by slice.
+        message: the last message that they have applied.
+        versions: of their lane, by server, with the updates that had begun.
+    """
+
+    values: Tensors
+    message: int
+    versions: Mapping[int, int]
+
+
+def checksums_of(channels: Sequence[Channel], asked: Mapping[int, list[str]]) -> dict[str, int]:
+    """The servers' checksums of slices, by slice.
+
+    Args:
+        asked: the slices, by server.
+    """
+    replies = [channels[server].checksums(names) for server, names in asked.items()]
+    if replies:
+        first_of(replies)
+    return {name: found for each in replies for name, found in each.result().checksums.items()}
+
+
 class RequestPipeline:
     """The messages of one lane that the script does not wait for: one at a time, to all servers.
 
@@ -61,11 +91,13 @@ class RequestPipeline:
 
     Attributes:
         step: messages sent.
+        versions: of the servers' lane, in their last replies, by server.
         turn: held during a request; also taken by other requests on the lane's channels.
     """
 
     def __init__(self, lane: Lane, slices: ParameterSlices, buffers: Buffers) -> None:
         self.step = 0
+        self.versions: dict[int, int] = {}
         self._lane = lane
         self._slices = slices
         self._buffers = buffers
@@ -95,6 +127,9 @@ class RequestPipeline:
         omit_values: bool,
         reuse: bool = False,
         tables: Mapping[str, RowGradient] = MappingProxyType({}),
+        last: bool = False,
+        assignments: Mapping[str, Assignment] = MappingProxyType({}),
+        leaves: Callable[[int], None] = lambda number: None,
     ) -> tuple[Reply, Tensors]:
         """Sends one message to every server, ``thread_pool_size`` of them at a time, and waits for
         the replies.
@@ -105,12 +140,16 @@ class RequestPipeline:
             reuse: the values may take the gradients' memory.  See [Note: one buffer there and
                 back].
             tables: gradients of rows.
+            last: this trainer leaves after the message.
+            assignments: what the script has written, by slice.
+            leaves: called with the message's number before it leaves.
 
         Returns:
             The first server's reply, and the values that came, by slice.
         """
         with self.turn:
             self.step += 1
+            leaves(self.step)
             self._reusable, self._values = gradients if reuse else {}, {}
             replies: list[Future[Reply]] = []
             divided = {
@@ -125,12 +164,15 @@ class RequestPipeline:
                     for part in self._slices.encoded(name, gradients[name])
                 ]
                 replies.append(channel.begin())
+                channel.assign(self.step, self._slices.here(server, assignments))
                 channel.push(self.step, here)
                 for name, parts in divided.items():
                     channel.push_rows(self.step, name, parts[server])
                 absent = self._slices.on(server) - set(gradients)
-                channel.commit(self.step, hparams, absent, omit_values=omit_values)
-            return first_of(replies), self._values
+                channel.commit(self.step, hparams, absent, omit_values=omit_values, last=last)
+            first = first_of(replies)
+            self.versions = {index: reply.result().version for index, reply in enumerate(replies)}
+            return first, self._values
 
     def _wait_for_room(self, replies: list[Future[Reply]]) -> None:
         while (
@@ -139,18 +181,28 @@ class RequestPipeline:
         ):
             wait(under_way, return_when=FIRST_COMPLETED)
 
-    def pull(self) -> Tensors:
-        """Fetches the lane's parameters, by slice, without sending anything."""
+    def pull(self, names: Collection[str] | None = None) -> Pulled:
+        """Fetches slices, without sending anything.
+
+        Args:
+            names: None: the lane's parameters.
+        """
         with self.turn:
             self._reusable, self._values = {}, {}
-            replies = [
-                channel.pull(self._slices.order(server), self.step)
-                for server, channel in enumerate(self._channels)
-                if self._slices.on(server)
-            ]
+            asked = self._slices.by_server(self._slices.names if names is None else names)
+            replies = {
+                server: self._channels[server].pull(here, self.step)
+                for server, here in asked.items()
+            }
             if replies:
-                first_of(replies)
-            return self._values
+                first_of(list(replies.values()))
+            versions = {server: reply.result().version for server, reply in replies.items()}
+            return Pulled(self._values, self.step, versions)
+
+    def checksums(self, names: Collection[str]) -> dict[str, int]:
+        """Fetches the checksums of slices."""
+        with self.turn:
+            return checksums_of(self._channels, self._slices.by_server(names))
 
 
 class StagedValues:
@@ -186,15 +238,23 @@ class StagedValues:
         self._buffers.give_back(outdated)
 
     def take(self, write: Callable[[str, torch.Tensor, int], None]) -> int | None:
-        """Calls ``write(slice, value, message)`` for every staged value.
+        """Calls ``write(slice, value, message)`` for every staged value; their memory is given
+        back.
 
         Returns:
             The message's number; None if there was none since the last call.
         """
-        with self._lock:
-            values, memory, message = self._values, self._memory, self._message
-            self._values, self._memory = {}, {}
+        values, memory, message = self.take_out()
         for name, value in values.items():
             write(name, value, message)
         self._buffers.give_back(memory)
         return message if values else None
+
+    def take_out(self) -> tuple[Tensors, Tensors, int]:
+        """The staged values, which are the caller's from now on: values, memory, and message as of
+        :meth:`put`; none are empty.
+        """
+        with self._lock:
+            values, memory, message = self._values, self._memory, self._message
+            self._values, self._memory = {}, {}
+        return values, memory, message

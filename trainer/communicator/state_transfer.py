@@ -18,9 +18,7 @@ from pserver.client.retrying_stream import Destination
 from pserver.dense.slice_optimizer import slice_state
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.parameter_slices import ParameterSlices
-from transpiler.ir.graph import Ref
-from transpiler.ir.rules import RULES
-from transpiler.ir.table_ops import updates_rows
+from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan
 from transpiler.program import Program
 
@@ -50,8 +48,10 @@ class StateTransfer:
         self._slices = slices
         self._tensors = tensors
         self._optimizer = optimizer
-        self._states = [_states(program) for program in programs]
-        self._collected: dict[str, torch.Tensor] | None = None  # optimizer states that are arriving
+        self._states = [slice_states(program.blocks) for program in programs]
+        # what arrives in new tensors: optimizer states, or values beside the live ones
+        self._wanted: frozenset[str] = frozenset()
+        self._collected: dict[str, torch.Tensor] = {}
         self._in_place = False  # values arrive in the parameters: nothing computes
         self._clients: list[Client] = []
         self._lane: LaneSender
@@ -64,7 +64,7 @@ class StateTransfer:
         """Where values go that arrive on a lane's channels."""
 
         def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-            if self._collected is not None and name not in self._slices:
+            if name in self._wanted:
                 if name not in self._collected:
                     self._collected[name] = blank()
                 return self._collected[name]
@@ -137,21 +137,43 @@ class StateTransfer:
             )
         )
 
+    def _collect(self, names_on: Callable[[int], list[str] | None]) -> Mapping[str, torch.Tensor]:
+        """Receives variables in new tensors, by name."""
+        asked = {client.index: names_on(client.index) for client in self._clients}
+        self._wanted = frozenset(name for names in asked.values() for name in names or ())
+        self._collected = collected = dict[str, torch.Tensor]()
+        try:
+            self._ask(lambda server: asked[server])
+        finally:
+            self._wanted, self._collected = frozenset(), {}
+        return collected
+
+    def values(self, placements: Iterable[Placement]) -> dict[str, torch.Tensor]:
+        """The servers' values of some variables, whole, by name: new tensors in main memory."""
+        wanted = [placement for placement in placements if placement.group is not None]
+        parts = self._collect(
+            lambda server: (
+                [s.name for placement in wanted for s in placement.slices if s.server == server]
+                or None
+            )
+        )
+        return {
+            placement.name: torch.cat([parts[s.name].view(-1) for s in placement.slices]).view(
+                placement.shape
+            )
+            for placement in wanted
+        }
+
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones
         in the parameter's shape.
         """
-        collected: dict[str, torch.Tensor] = {}
-        self._collected = collected
-        try:
-            self._ask(
-                lambda server: (
-                    [name for states in self._states[server].values() for name in states.values()]
-                    or None
-                )
+        collected = self._collect(
+            lambda server: (
+                [name for states in self._states[server].values() for name in states.values()]
+                or None
             )
-        finally:
-            self._collected = None
+        )
         placed = [
             p
             for p in self._plan.placements
@@ -177,17 +199,3 @@ class StateTransfer:
                     placement.shape
                 )
         return states
-
-
-def _states(program: Program) -> dict[str, dict[str, str]]:
-    """Slice name -> state name -> variable name, as a server's program has them."""
-    found: dict[str, dict[str, str]] = {}
-    for op in (
-        op
-        for block in program.blocks[1:]
-        for op in block.ops
-        if op.type in RULES and not updates_rows(op)
-    ):
-        refs = {key: value.name for key, value in op.arguments.items() if isinstance(value, Ref)}
-        found[refs.pop("param")] = {key: name for key, name in refs.items() if key != "grad"}
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -14,9 +14,44 @@ from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
 from pserver.dense.merge import clip_coefficients
 from pserver.table.gradient import RowGradient
+from pserver.transport.assignment import Assignment, checksum
 from trainer.communicator.device_copy import PendingCopy, is_on_gpu
+from trainer.communicator.landed_values import LandedValues
 from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.request_pipeline import checksums_of
 from transpiler.ir.rules import Clip
+
+
+class SyncLandings(LandedValues):
+    """What last landed in a sync lane: between steps the servers have it.  See
+    :class:`~trainer.communicator.lane.Landings`.
+
+    Args:
+        slices: of the lane.
+        channels: gives the channels, by server; none while a step is under way.
+    """
+
+    between_steps = False
+    keeps_memory = False
+    keeps_copies = False
+
+    def __init__(self, slices: ParameterSlices, channels: Callable[[], Sequence[Channel]]) -> None:
+        super().__init__(slices)
+        self._channels = channels
+
+    def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
+        """Whole slices.
+
+        Where gradients of the step have left, the servers cannot be asked before it is closed: all
+        slices are given, and the servers leave out those that are as they have them.
+        """
+        kept = [variable for variable in variables if self.holds([variable])]
+        names = self.slices.slices_of(variable for variable in variables if variable not in kept)
+        if names and (channels := self._channels()):
+            theirs = checksums_of(channels, self.slices.by_server(names))
+            names = [name for name in names if checksum(self.slices.read(name)) != theirs[name]]
+        names += self.differences(kept)
+        return {name: Assignment(self.slices.read(name)) for name in names}
 
 
 class SyncSender:
@@ -28,9 +63,13 @@ class SyncSender:
     Args:
         slices: of the lane.
         clip: the plan's, where servers clip.
+        trainer: this one's number.
     """
 
-    def __init__(self, slices: ParameterSlices, clip: Clip | None) -> None:
+    def __init__(self, slices: ParameterSlices, clip: Clip | None, trainer: int) -> None:
+        self.landed = SyncLandings(slices, lambda: [] if self._replies else self._channels)
+        self._trainer = trainer
+        self._assignments: dict[str, Assignment] = {}  # of the step under way
         self.turn = threading.Lock()
         self._step = 0
         self._slices = slices
@@ -94,12 +133,20 @@ class SyncSender:
             channel.push_rows(self.step + 1, table, part)
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
-        """See :class:`LaneSender`."""
+        """See :class:`LaneSender`.  Trainer 0's assignments travel, and all trainers' checksums of
+        theirs.
+        """
         self._begin()
         self._push_copied(everything=True)
         self._step += 1
+        assignments, self._assignments = self._assignments, {}
         for server, channel in enumerate(self._channels):
-            channel.commit(self.step, hparams, self._slices.on(server) - self._sent, overflow)
+            here = self._slices.here(server, assignments)
+            if self._trainer == 0:
+                channel.assign(self.step, here)
+            absent = self._slices.on(server) - self._sent
+            written = {name: checksum(each.values) for name, each in here.items()}
+            channel.commit(self.step, hparams, absent, overflow, written=written)
         self._sent = set()
 
     def finish(self) -> Reply:
@@ -127,11 +174,23 @@ class SyncSender:
             if channel.norms.done():
                 channel.scale(self.step, coefficients)
 
+    @property
+    def arrived(self) -> bool:
+        """Nothing arrives between steps."""
+        return False
+
+    def assign(self, assignments: Mapping[str, Assignment]) -> None:
+        """See :class:`~trainer.communicator.lane.GradientLane`."""
+        self._assignments.update(assignments)
+
     def refresh(self) -> None:
         """Nothing arrives between steps."""
 
     def drain(self) -> None:
         """Nothing is under way between steps."""
+
+    def leave(self) -> None:
+        """Nothing is left."""
 
     def stop(self) -> None:
         """No threads."""

@@ -381,6 +381,11 @@ class DistributedEmbedding(TableSettings):
             self.cache.clear()
 
     @property
+    def has_row_states(self) -> bool:
+        """Whether rows of this process have optimizer state."""
+        return isinstance(self.rows, LocalRows) and self.rows.have_states
+
+    @property
     def initial_rows(self) -> tuple[Tensor, Tensor] | None:
         """The rows in this process, or those that were when it was connected: ids, int64 [n], and
         values, [n, embedding_dim].

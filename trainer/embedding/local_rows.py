@@ -118,6 +118,11 @@ class LocalRows:
 
     # ---- whole ----
 
+    @property
+    def have_states(self) -> bool:
+        """Whether a rule with states has trained them."""
+        return self._rows is not None and any(rule.type != "sgd" for _, _, rule in self._rules)
+
     def state(self, changed: bool = False) -> tuple[Chunk, dict[str, Any]]:
         """Copies of all rows, or of those that changed since they were saved, with their states,
         and the table's metadata.

@@ -7,8 +7,8 @@ gradients through ``p.grad``.  A table's gradient is some rows, which no paramet
 uses read its norm, and then multiply it or drop it.  So after each backward ``proxy.grad`` is the
 norm of all pending row gradients, and when the step takes the rows they are multiplied by
 ``proxy.grad`` / that norm; where ``proxy.grad`` is None there are none.  ``clip_grad_norm_`` and
-``GradScaler`` thus count tables as they count parameters.  (``clip_grad_value_`` sees the norm,
-too: a table's rows are scaled to it.)
+``GradScaler`` thus count tables as they count parameters.  ``clip_grad_value_`` clamps the rows:
+see [Note: clamps of a norm].
 
 [Note: steps without servers]  The scalar itself stays 0.  An optimizer's step does not see its
 gradient: just before, the rows take their step, by the table's own rule or the group's, where they
@@ -36,6 +36,7 @@ from torch.optim.optimizer import (
 )
 
 from pserver.table.gradient import RowGradient, total_of
+from trainer.embedding.proxy_gradient import ProxyGradient
 from trainer.row_optimizers import group_rule
 from transpiler.ir.rules import Rule
 
@@ -109,10 +110,30 @@ class ProxyParameter(nn.Parameter):
         parts = self._parts.pop(torch._C._current_graph_task_id(), [])
         if parts:
             self._pending = total_of(parts if self._pending is None else [self._pending, *parts])
-            self.grad = torch.full_like(
-                self, float(torch.linalg.vector_norm(self._pending.rows)), requires_grad=False
-            )
-            self._recorded = float(self.grad)
+            self._show(self._pending)
+
+    def _show(self, pending: RowGradient) -> None:
+        """Sets ``grad`` to the norm of these rows."""
+        norm = float(torch.linalg.vector_norm(pending.rows))
+        self.grad = ProxyGradient.of(torch.full_like(self, norm, requires_grad=False), self)
+        self._recorded = float(self.grad)
+
+    def pending_rows(self) -> Tensor:
+        """The rows of the pending gradient, times the script's factors on ``grad``."""
+        scaled = self._scaled()
+        return torch.zeros(0, dtype=self.dtype) if scaled is None else scaled.rows
+
+    def change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Puts ``change(rows)`` in the place of the pending rows; the tensor that ``grad`` is gets
+        their norm.
+        """
+        scaled = self._scaled()
+        if scaled is None or self.grad is None:
+            return
+        rows = change(scaled.rows.clone())
+        self._pending = RowGradient(scaled.ids, rows, scaled.statistics)
+        self.grad.fill_(float(torch.linalg.vector_norm(rows)))
+        self._recorded = float(self.grad)
 
     def waiting(self) -> RowGradient | None:
         """A copy of the pending gradient: the sum over all lookups since it was last zeroed, times
@@ -130,10 +151,7 @@ class ProxyParameter(nn.Parameter):
         """In this context ``gradient`` is the pending one; afterwards the former is again."""
         before = self._pending, self._recorded, self.grad
         self._pending = gradient
-        self.grad = torch.full_like(
-            self, float(torch.linalg.vector_norm(gradient.rows)), requires_grad=False
-        )
-        self._recorded = float(self.grad)
+        self._show(gradient)
         try:
             yield
         finally:

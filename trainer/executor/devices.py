@@ -43,3 +43,7 @@ def move(storage: Storage, device: torch.device) -> None:
     if moved and storage.optimizer is not None and storage.optimizer.state:
         # casts every state to its parameter's device
         storage.optimizer.load_state_dict(storage.optimizer.state_dict())
+    if moved:
+        for held in storage.states.values():
+            for key in held.keys() - {"step"}:
+                held[key] = held[key].to(device)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from pserver.config import ServerConfig
-from pserver.errors import JobFailed
-from pserver.service.server import serve
+from pserver.service.server import serve_job
 from trainer.executor.collective_runtime import CollectiveRuntime
 from trainer.executor.devices import checked_device, move
 from trainer.executor.feed import Feed, check_feed
@@ -84,9 +83,9 @@ class Executor:
         """Runs a program once.
 
         A startup program binds its variables to the module's present values.  A pserver program
-        serves until it is stopped.  The startup program of a job without servers waits for the
-        other trainers.  An nccl2 trainer program is the single-node one, and run here it trains
-        alone: ``ParallelExecutor`` averages its gradients.
+        serves until its job is over, then returns.  The startup program of a job without servers
+        waits for the other trainers.  An nccl2 trainer program is the single-node one, and run here
+        it trains alone: ``ParallelExecutor`` averages its gradients.
 
         Args:
             program: the default main program if None.
@@ -100,7 +99,8 @@ class Executor:
         Raises:
             TypeError, ValueError: the feed or a name in ``fetch_list`` does not fit the program, or
                 the program has no values.
-            PServerError: the job cannot go on.
+            PServerError: the job cannot go on, or (a pserver program) has failed.
+            SystemExit: a pserver program was told to stop before its job was done.
         """
         if self._closed:
             raise ValueError("Executor.run: this Executor is closed")
@@ -128,7 +128,8 @@ class Executor:
         return [fetched(program, name, values, loaded.tensors, loaded.updates) for name in fetches]
 
     def close(self) -> None:
-        """Sends what still waits to be sent, leaves the job and drops all programs.
+        """Sends what still waits to be sent, leaves the job when every trainer has finished, and
+        drops all programs.
 
         Without servers the process groups go with the last Executor of the process that used them.
         """
@@ -144,8 +145,10 @@ class Executor:
             try:
                 if not failure:
                     runtime.pull_weights()
-            finally:
-                runtime.close()
+            except BaseException as error:
+                runtime.close(f"{type(error).__name__}: {error}")
+                raise
+            runtime.close(failure)
 
     def __enter__(self) -> Executor:
         return self
@@ -270,7 +273,12 @@ class Executor:
         return ", ".join(sorted(transports)) or "local"
 
     def _serve(self, program: Program) -> None:
-        """Runs a pserver program: serves until stopped by SIGTERM, SIGINT or a Drain call."""
+        """Runs a pserver program: serves one job until it is done.
+
+        Raises:
+            PServerError: the job has failed; this is what ended it.
+            SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
+        """
         held = program.main.variables_of(Role.PARAMETER, Role.BUFFER)
         missing = [variable.name for variable in held if variable.name not in self._scope]
         if missing:
@@ -287,10 +295,11 @@ class Executor:
             endpoint=deployment.endpoints[deployment.server_index],
             transport=connection.transport,
             heartbeat_timeout_seconds=connection.heartbeat_timeout_seconds,
+            start_timeout_seconds=connection.start_timeout_seconds,
+            once=True,
         )
         values = {variable.name: self._scope[variable.name] for variable in held}
-        if serve(config, replace(program, storage=Storage(values, None, rows=self._rows))):
-            raise JobFailed("the server's job failed; the line before says why")
+        serve_job(config, replace(program, storage=Storage(values, None, rows=self._rows)))
 
 
 def _stored(program: Program) -> Storage:

@@ -130,8 +130,10 @@ class LoadedProgram:
         return segments
 
     def _update(self, program: Program, ops: Sequence[Op]) -> OptimizerSegment:
-        optimizer = program.storage.optimizer if program.storage is not None else None
-        update = OptimizerSegment(ops, self.tensors, optimizer, self.tables)
+        optimizer, states = None, None
+        if program.storage is not None:
+            optimizer, states = program.storage.optimizer, program.storage.states
+        update = OptimizerSegment(ops, self.tensors, optimizer, self.tables, states)
         self.updates.append(update)
         return update
 

@@ -36,6 +36,8 @@ class OptimizerSegment:
         tensors: the parameters by name; updated in place.
         optimizer: the live one whose parameters they are, or None.
         tables: those whose rows the ops update, by name.
+        states: where there is no optimizer, the states to go on from, by parameter's name and
+            state; the dicts have the present ones afterwards.
 
     Attributes:
         grads: the variable of each parameter's gradient, by the parameter's name.
@@ -47,6 +49,7 @@ class OptimizerSegment:
         tensors: Mapping[str, Tensor],
         optimizer: torch.optim.Optimizer | None,
         tables: Mapping[str, TableHandle] = MappingProxyType({}),
+        states: dict[str, dict[str, Tensor]] | None = None,
     ) -> None:
         self.grads = {_name(op, "param"): _name(op, "grad") for op in ops}
         self._tables = {
@@ -55,14 +58,28 @@ class OptimizerSegment:
         self._tensors = tensors
         self._live = optimizer
         dense = [op for op in ops if not updates_rows(op)]
-        self._optimizers = [optimizer] if optimizer is not None else self._made(dense)
+        made = {} if states is None else states
+        self._optimizers = [optimizer] if optimizer is not None else self._made(dense, made)
 
-    def _made(self, ops: Sequence[Op]) -> list[torch.optim.Optimizer]:
-        groups: dict[object, tuple[Rule, list[Tensor]]] = {}
+    def _made(
+        self, ops: Sequence[Op], states: dict[str, dict[str, Tensor]]
+    ) -> list[torch.optim.Optimizer]:
+        groups: dict[object, tuple[Rule, list[str]]] = {}
         for op in ops:
             _, members = groups.setdefault(op.arguments["group"], (rule_of_op(op), []))
-            members.append(self._tensors[_name(op, "param")])
-        return [make(rule, members) for rule, members in groups.values()]
+            members.append(_name(op, "param"))
+        optimizers = []
+        for rule, members in groups.values():
+            optimizer = make(rule, [self._tensors[name] for name in members])
+            for name in members:
+                parameter, held = self._tensors[name], states.setdefault(name, {})
+                held |= {
+                    key: value if key == "step" else value.to(parameter.device)
+                    for key, value in (held or optimizer.state.get(parameter, {})).items()
+                }
+                optimizer.state[parameter] = held
+            optimizers.append(optimizer)
+        return optimizers
 
     def __call__(self, values: Mapping[str, Any]) -> None:
         """One step.

@@ -22,7 +22,7 @@ from transpiler.ir.graph import Op, Storage, refs
 from transpiler.ir.rules import ROW_RULES, RULES, Hparam, hparams_of
 from transpiler.lower import Kernel
 from transpiler.plan.modes import Barrier, Mode
-from transpiler.plan.plan import Deployment
+from transpiler.plan.plan import Deployment, Plan
 from transpiler.program import Program
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class PServerRuntime:
         self._deployment = program.deployment
         self._storage = storage
         self._tables: ServedTables | None = None
+        _note_what_servers_hold(program.deployment.plan, storage)
         if program.deployment.plan.tables:
             # imports numba
             from trainer.executor.served_tables import ServedTables
@@ -104,9 +105,13 @@ class PServerRuntime:
             self._tables.pull_weights(self._communicator)
 
     def close(self, failure: str = "") -> None:
-        """Leaves the servers."""
-        if self._started:
+        """Leaves the servers: when every trainer of the job has finished, or at once with a
+        reason.
+        """
+        if self._started and failure:
             self._communicator.leave(failure)
+        elif self._started:
+            self._communicator.finish()
 
     def _hparams(self) -> Hparams:
         """The present hyper-parameters: the live optimizer's, or the plan's in a process that has
@@ -186,3 +191,23 @@ def _present(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Hparam]:
         if op_type in RULES
         else {name: group[name] for name in ROW_RULES[op_type].hparams}
     )
+
+
+def _note_what_servers_hold(plan: Plan, storage: Storage) -> None:
+    """Optimizer states and rows that this process has no more, so that no file claims to hold them.
+
+    Raises:
+        ValueError: a loaded program has states, which would be lost on the way to the servers.
+    """
+    for placement in plan.placements:
+        if placement.group is None or plan.lane_of(placement).kind.steps_on_trainer:
+            continue
+        if storage.optimizer is None and storage.states.get(placement.name):
+            raise ValueError(
+                f"{placement.name!r} was loaded with optimizer state, and servers begin with that "
+                "of a live optimizer only: train the loaded program in this process, or use "
+                "fleet.save and fleet.load"
+            )
+        storage.unsaved[placement.name] = "its optimizer state is on the servers"
+    for table in plan.tables:
+        storage.unsaved[table.name] = "its rows are on the servers"

@@ -131,10 +131,19 @@ class DeclaredHandle(RangeChecked):
 
     Args:
         rules: of its columns; none where nothing updates it.
+        unsaved: of the program's storage; the first step notes that the rows are not in it.
     """
 
-    def __init__(self, name: str, count: int | None, rows: LocalRows, rules: ByColumns) -> None:
+    def __init__(
+        self,
+        name: str,
+        count: int | None,
+        rows: LocalRows,
+        rules: ByColumns,
+        unsaved: dict[str, str],
+    ) -> None:
         super().__init__(name, count)
+        self._unsaved = unsaved
         self._rows = rows
         self._rules = rules
 
@@ -145,6 +154,7 @@ class DeclaredHandle(RangeChecked):
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
         """Steps the rows at once: no optimizer has them."""
+        self._unsaved[self._name] = "its rows have been trained since it was loaded"
         self._rows.update(as_gradient(gradient), self._rules)
         yield
 
@@ -191,7 +201,13 @@ def local_tables(program: Program) -> dict[str, TableHandle]:
     for table in tables_of(program.main):
         rules = [_columns(op) for op in updates if table_name(op) == table.name]
         start = None if storage is None else storage.rows.get(table.name)
-        found[table.name] = DeclaredHandle(table.name, table.rows, LocalRows(table, start), rules)
+        found[table.name] = DeclaredHandle(
+            table.name,
+            table.rows,
+            LocalRows(table, start),
+            rules,
+            {} if storage is None else storage.unsaved,
+        )
     return found
 
 

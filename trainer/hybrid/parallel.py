@@ -164,14 +164,12 @@ def _average(part: nn.Module, mesh: DeviceMesh) -> None:
     """FSDP2 over samples: gradients are averaged over replicas, everything is sharded in the
     "sharding" direction.
     """
-    from torch.distributed.fsdp import fully_shard
-
-    from trainer.sharding.units import units_of
+    from trainer.sharding.units import divide, units_of
 
     cut = mesh["sharding"].size() > 1
     over = mesh["replicas", "sharding"] if mesh["replicas"].size() > 1 else mesh["sharding"]
-    for unit in (*units_of(part, set(part.parameters())), part):
-        fully_shard(unit, mesh=over, reshard_after_forward=cut)
+    units = units_of(part, set(part.parameters()))
+    divide(part, units, over, reshard_after_forward=cut)
 
 
 def hybrid_optimizer(

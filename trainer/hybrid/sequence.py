@@ -9,7 +9,8 @@ part of the heads at a time.
                     all-to-all
 
 Layers that work on each token by itself need nothing.
-``torch.nn.functional.scaled_dot_product_attention``, called in the model's forward, is replaced.
+``torch.nn.functional.scaled_dot_product_attention``, called in the model's forward, is replaced,
+also where ``nn.MultiheadAttention`` calls it: with ``need_weights=False``.
 (Jacobs et al.: DeepSpeed Ulysses, 2023.)  Positions are inputs: a rank's tokens do not begin at 0.
 """
 
@@ -29,6 +30,8 @@ from trainer.hybrid.mesh import divides
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+_attention = F.scaled_dot_product_attention  # torch's own, also while it is replaced
 
 
 def split_sequence(tensor: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
@@ -133,9 +136,7 @@ def attention(
             f"shape {tuple(attn_mask.shape)}"
         )
     parts = [_to_heads(tensor, group, ranks) for tensor in (query, key, value)]
-    result = F.scaled_dot_product_attention(
-        parts[0], parts[1], parts[2], attn_mask=attn_mask, **options
-    )
+    result = _attention(parts[0], parts[1], parts[2], attn_mask=attn_mask, **options)
     return _to_time(result, group, ranks)
 
 
@@ -153,12 +154,30 @@ class _Replaced(TorchFunctionMode):
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is not F.scaled_dot_product_attention:
+        if func is F.multi_head_attention_forward:
+            return self._multi_head(args, kwargs or {})
+        if func is not _attention:
             return func(*args, **(kwargs or {}))
+        return self._attend(*args, **(kwargs or {}))
+
+    def _attend(self, *args: Any, **options: Any) -> Tensor:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        return attention(
-            **dict(zip(names, args, strict=False)), **(kwargs or {}), group=self._group
-        )
+        return attention(**dict(zip(names, args, strict=False)), **options, group=self._group)
+
+    def _multi_head(self, args: Any, options: Mapping[str, Any]) -> Any:
+        """torch runs this function's body with the mode left, so what it calls is replaced by
+        name.
+        """
+        if options.get("need_weights", True):
+            raise ValueError(
+                "sep_degree: nn.MultiheadAttention computes weights from this rank's part of a "
+                "sequence only: call it with need_weights=False"
+            )
+        F.scaled_dot_product_attention = self._attend
+        try:
+            return F.multi_head_attention_forward(*args, **options)
+        finally:
+            F.scaled_dot_product_attention = _attention
 
 
 def replace_attention(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -8,7 +8,7 @@ without gradients, as in an evaluation, needs no other trainer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,32 +28,12 @@ from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Role, RoleMaker
 from transpiler.clip import GradClip
-from transpiler.strategy.fields import supported_without_servers
+from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy
 
-# ``a_sync`` is on in every new strategy, so it says nothing here: trainers without servers always
-# step together.
-SUPPORTED = supported_without_servers("collective")
 END = object()  # of a trainer's batches
 
 log = logging.getLogger(__name__)
-
-
-def check(strategy: DistributedStrategy | None, supported: Collection[str] = SUPPORTED) -> None:
-    """Refuses a strategy with a switch that has no effect without servers.
-
-    Args:
-        supported: the switches that have one.
-
-    Raises:
-        ValueError: the message names the switch.
-    """
-    unsupported = [] if strategy is None else strategy.unsupported(supported)
-    if unsupported:
-        raise ValueError(
-            f"strategy.{unsupported[0]}: has no effect in the collective mode; leave it at its "
-            "default"
-        )
 
 
 class CollectiveJob(Job):
@@ -67,7 +47,7 @@ class CollectiveJob(Job):
         PServerError: a trainer has not come up; see :func:`trainer.init_parallel_env`.
     """
 
-    supported = SUPPORTED  # switches of a strategy
+    kind = "collective"  # which settings of a strategy it reads
 
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
         if role.role not in (Role.COLLECTIVE, Role.SINGLE):
@@ -76,7 +56,7 @@ class CollectiveJob(Job):
                 "PSERVER_ENDPOINTS "
                 f"{','.join(role.server_endpoints)}"
             )
-        check(strategy, self.supported)
+        check(strategy, self.kind)
         init_parallel_env()
         world = current_peers()
         super().__init__(RoleMaker(Role.COLLECTIVE, world.rank, world.size), strategy)
@@ -103,13 +83,16 @@ class CollectiveJob(Job):
             FingerprintMismatch: another trainer's models are others.
         """
         if compression is not None:
-            raise ValueError("compression: has no effect in the collective mode; leave it out")
+            raise ValueError(
+                "compression: acts only in a job with parameter servers, and this is one without; "
+                "leave it out"
+            )
         if self.find_tables() is not None:
             raise ValueError(
                 "DistributedEmbedding: expected parameter servers to hold its rows, got a job "
                 "without servers"
             )
-        check(self.strategy)
+        check(self.strategy, self.kind)
         names = {tensor: name for name, tensor in self.tensors().items()}
         distributed = CollectiveOptimizer(optimizer, names, grad_clip)
         self._groups(distributed)
@@ -147,14 +130,22 @@ class CollectiveJob(Job):
             model.register_forward_hook(after),
         ]
 
+    def agree(self, topic: str, text: str) -> str | None:
+        """What the first trainer said about a topic."""
+        return current_peers().store.compare_set(f"agree/{topic}", "", text).decode()
+
     def shard(self, loader: Iterable[Any], seed: int | None) -> Iterable[Any]:
         """See :func:`trainer.fleet.shard`."""
-        mine = shard(loader, self.role.trainers, self.role.trainer_id, seed)
+        mine = shard(loader, self.role.trainers, self.role.trainer_id, seed, self.passes)
         return (
             mine
             if self.role.trainers == 1
             else LockstepBatches(mine, self.role.trainers, self.role.trainer_id)
         )
+
+    def finish(self) -> None:
+        """The same as :meth:`close`."""
+        self.close()
 
     def close(self) -> None:
         """Leaves; the models are plain modules again."""
@@ -185,15 +176,16 @@ class CollectiveOptimizer(DistributedOptimizer):
         super().__init__(optimizer, names, lambda _: None, grad_clip)
         self._barriers = 0
 
-    def barrier(self, name: str) -> None:
-        """Waits for every trainer.
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """See :meth:`DistributedOptimizer.barrier`.
 
         Raises:
             TrainerLost: one has left.
         """
         self._barriers += 1
         peers = current_peers()
-        peers.exchange(f"{name} (barrier {self._barriers})", "", range(peers.size))
+        texts = peers.exchange(f"{name} (barrier {self._barriers})", text, range(peers.size))
+        return {rank: told for rank, told in enumerate(texts) if told}
 
     def __repr__(self) -> str:
         return (

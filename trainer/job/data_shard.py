@@ -1,110 +1,117 @@
-"""This trainer's part of the data: every process computes the same split, no sample is in two
-parts, and all trainers have equally many batches.
+"""``fleet.shard``: this trainer's batches of whatever a single-node script iterates over.
 
-[Note: equal numbers of batches]  A sync step needs every trainer.  If one had a batch less than the
-others, its next step would be theirs of the last one, and a barrier at the end of an epoch would
-wait for ever.  So the data set is cut into joint batches of ``trainers * batch_size`` samples, each
-trainer takes its part of each, and the last, smaller one is divided evenly.
+``part.py`` deals out, ``sample_order.py`` says which samples a pass has.
 """
 
 from __future__ import annotations
 
-import logging
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
-log = logging.getLogger(__name__)
+from trainer.job.part import (
+    JointBatches,
+    Part,
+    dealt,
+    dealt_by_and_by,
+    joint_batches_by_and_by,
+    singles,
+    warn_left_out,
+)
+from trainer.job.passes import Passes
+from trainer.job.sample_order import (
+    base_seed,
+    checksum_of_batch,
+    divides,
+    drawn,
+    drawn_by_and_by,
+    is_compared,
+    randomness_of,
+    refuse_parts,
+)
 
-# by loader: epochs that have begun
-_epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-
-class JointBatches:
-    """A batch sampler: one trainer's part of each joint batch.
-
-    See [Note: equal numbers of batches].
-
-    Args:
-        order: of the samples in this epoch, the same on every trainer.
-        batch_size: of one trainer.
-        trainers, trainer_id: how many share the data, and which one this is.
-        drop_last: leaves out a last joint batch that is not full.
-
-    Raises:
-        ValueError: there are fewer samples than trainers.
-    """
-
-    def __init__(
-        self, order: Sequence[int], batch_size: int, trainers: int, trainer_id: int, drop_last: bool
-    ) -> None:
-        samples = len(order)
-        if samples < trainers:
-            raise ValueError(
-                f"expected at least one sample for each of {trainers} trainers, got {samples}"
-            )
-        self._order, self._trainers, self._trainer_id = order, trainers, trainer_id
-        joint = batch_size * trainers
-        full, rest = divmod(samples, joint)
-        self._bounds = [(index * joint, (index + 1) * joint) for index in range(full)]
-        if rest >= trainers and not drop_last:
-            self._bounds.append((full * joint, samples))
-        # too few for every trainer to have one: they join the batch before
-        elif rest and not drop_last:
-            begin = self._bounds[-1][0]
-            self._bounds[-1] = (begin, samples)
-
-    def __len__(self) -> int:
-        return len(self._bounds)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for begin, end in self._bounds:
-            share, more = divmod(end - begin, self._trainers)
-            first = begin + self._trainer_id * share + min(self._trainer_id, more)
-            yield list(self._order[first : first + share + (self._trainer_id < more)])
+_END = object()
 
 
-def shard(
-    loader: Iterable[Any], trainers: int, trainer_id: int, seed: int | None = None
-) -> Iterable[Any]:
-    """One trainer's part of one epoch.
-
-    A ``DataLoader`` over a data set with a length is cut sample by sample; where it shuffles, every
-    call gives another order, the same in every process.  A sampler of the script's own decides
-    which samples there are, and in which order: it is asked with torch's random state seeded alike
-    everywhere.  Of any other iterable the trainer gets every ``trainers``-th batch.
+class Shard:
+    """One trainer's batches of a loader.  Each iteration is a pass of its own, with an order of its
+    own where the loader shuffles.
 
     Args:
         loader: what a single-node script would iterate over.
-        trainers, trainer_id: how many share the data, and which one this is.
-        seed: of the shuffling; with None a loader that shuffles uses 0 and one that does not keeps
-            its order.
-
-    Returns:
-        An iterable of batches.
-
-    Raises:
-        ValueError: there are fewer samples than trainers.
+        part: this trainer's.
+        seed: of the shuffling.
+        passes: of the job.
     """
-    if trainers == 1 and seed is None:
-        return loader
-    if (
-        not isinstance(loader, DataLoader)
-        or isinstance(loader.dataset, IterableDataset)
-        or loader.batch_size is None
-    ):
-        return _every_nth(loader, trainers, trainer_id)
-    epoch = _epochs.get(loader, 0)
-    _epochs[loader] = epoch + 1
-    batches = JointBatches(
-        _order(loader, seed, epoch), loader.batch_size, trainers, trainer_id, loader.drop_last
-    )
+
+    def __init__(self, loader: Iterable[Any], part: Part, seed: int | None, passes: Passes) -> None:
+        self._loader, self._part, self._seed, self._passes = loader, part, seed, passes
+        self._last: Iterable[Any] | None = None  # the last pass that was drawn
+        self._begun = False  # somebody iterates, or has iterated, over it
+
+    def __len__(self) -> int:
+        if self._last is None:
+            self._last = self._pass()
+        return len(self._last)  # type: ignore[arg-type]  # what has no length says so
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._last is None or self._begun:
+            self._last = self._pass()
+        self._begun = True
+        return iter(self._last)
+
+    def _pass(self) -> Iterable[Any]:
+        loader, number = self._loader, self._passes.begin()
+        if _knows_its_samples(loader):
+            return _remade(loader, self._chosen(loader, number))
+        return DealtBatches(loader, self._part, self._seed, self._passes, number)
+
+    def _chosen(self, loader: DataLoader[Any], number: int) -> dict[str, Any]:
+        """The sampler, or batch sampler, of this trainer's part of a pass: arguments of a
+        DataLoader.
+        """
+        part, batches = self._part, loader.batch_sampler
+        if type(batches) is BatchSampler:
+            size, drop_last = batches.batch_size, batches.drop_last
+            order = self._drawn(loader, batches.sampler, number)
+            if order is not None:
+                return {"batch_sampler": JointBatches(order, size, part, drop_last)}
+            windows = self._windows(batches.sampler, size * part.of, number)
+            return {"batch_sampler": joint_batches_by_and_by(windows, size, part, drop_last)}
+        if batches is not None:
+            order = self._drawn(loader, batches, number)
+            if order is not None:
+                return {"batch_sampler": dealt(order, part)}
+            windows = self._windows(batches, part.of, number)
+            return {"batch_sampler": dealt_by_and_by(windows, part)}
+        order = self._drawn(loader, loader.sampler, number)
+        if order is None:
+            draws = (draw for w in self._windows(loader.sampler, part.of, number) for draw in w)
+            return {"batch_size": None, "sampler": singles(draws, part, number)}
+        if order and isinstance(order[0], list | tuple):  # a sampler of batches
+            return {"batch_size": None, "sampler": dealt(order, part)}
+        return {"batch_size": None, "sampler": list(singles(order, part, number))}
+
+    def _drawn(
+        self, loader: DataLoader[Any], sampler: Iterable[Any], number: int
+    ) -> Sequence[Any] | None:
+        samples = len(loader.dataset)  # type: ignore[arg-type]  # it knows its samples
+        return drawn(sampler, samples, self._seed, number, self._passes)
+
+    def _windows(self, sampler: Iterable[Any], many: int, number: int) -> Iterator[list[Any]]:
+        return drawn_by_and_by(sampler, many, self._seed, number, self._passes)
+
+
+def _knows_its_samples(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+
+def _remade(loader: DataLoader[Any], chosen: dict[str, Any]) -> DataLoader[Any]:
+    """A loader like this one, of these samples."""
     return DataLoader(
         loader.dataset,
-        batch_sampler=batches,
+        **chosen,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
@@ -115,33 +122,107 @@ def shard(
     )
 
 
-def _order(loader: DataLoader[Any], seed: int | None, epoch: int) -> Sequence[int]:
-    """The samples of an epoch, in their order: the same in every process."""
-    sampler, samples = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]  # a data set with a length
-    permutes = (
-        isinstance(sampler, RandomSampler)
-        and not sampler.replacement
-        and sampler.num_samples == samples
-    )
-    if not permutes and not isinstance(sampler, SequentialSampler):
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed((seed or 0) + epoch)
-            return list(sampler)
-    if not permutes and seed is None:
-        return range(samples)
-    generator = torch.Generator().manual_seed((seed or 0) + epoch)
-    return torch.randperm(samples, generator=generator).tolist()
+class DealtBatches:
+    """Batch ``part.index`` of each ``part.of`` in a row, of any iterable; one pass.
 
+    Every trainer reads all batches, with the same random numbers, and some are compared.
 
-def _every_nth(batches: Iterable[Any], trainers: int, trainer_id: int) -> Iterator[Any]:
-    """Batch ``trainer_id`` of each ``trainers`` in a row; a last group that is not full is left
-    out, so that all have as many.
+    Args:
+        batches: that every trainer reads.
+        part: this trainer's.
+        seed: of the random numbers; None: a loader's generator's, or 0.
+        passes: of the job; ``number``: of this pass.
     """
-    group: list[Any] = []
-    for batch in batches:
-        group.append(batch)
-        if len(group) == trainers:
-            yield group[trainer_id]
-            group = []
-    if group:
-        log.info("left out the last %d batches: too few for %d trainers", len(group), trainers)
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        part: Part,
+        seed: int | None,
+        passes: Passes,
+        number: int,
+    ) -> None:
+        self._batches, self._part, self._passes, self._number = batches, part, passes, number
+        self._seed = base_seed(batches, seed) + number
+
+    def __len__(self) -> int:
+        return len(self._batches) // self._part.of  # type: ignore[arg-type]  # what has no length says so
+
+    def __iter__(self) -> Iterator[Any]:
+        part, randomness = self._part, randomness_of(self._batches, self._seed)
+        with randomness:
+            batches = iter(self._batches)
+        count, group = 0, list[Any]()
+        while True:
+            with randomness:
+                batch = next(batches, _END)
+            if batch is _END:
+                break
+            group.append(batch)
+            if len(group) == part.of:
+                count += 1
+                self._compare(count, group)
+                yield group[part.index]
+                group = []
+        if not count:
+            part.expect(len(group), "batch")
+        warn_left_out(len(group), part, self._number)
+
+    def _compare(self, count: int, group: Sequence[Any]) -> None:
+        if self._part.of == 1 or not is_compared(count):
+            return
+        first = (count - 1) * len(group)
+        self._passes.compare(
+            f"pass {self._number}, batches {first} to {first + len(group) - 1}",
+            f"checksum {checksum_of_batch(group):08x}",
+            "every trainer must read the same batches in the same order, of which fleet.shard "
+            "gives each its part: draw from torch's, random's or numpy's global generator, which "
+            "fleet.shard seeds, or seed alike on every trainer; iterate over data that is divided "
+            "already without fleet.shard; and every trainer must call fleet.shard equally often",
+        )
+
+
+def shard(
+    loader: Iterable[Any],
+    trainers: int,
+    trainer_id: int,
+    seed: int | None = None,
+    passes: Passes | None = None,
+) -> Iterable[Any]:
+    """One trainer's part of the data.
+
+    A ``DataLoader`` over a data set with a length is cut sample by sample; where it shuffles, every
+    pass has another order, the same in every process.  A sampler or batch sampler of the script's
+    own decides which samples there are, and in which order: it is asked with the same random
+    numbers everywhere.  Of any other iterable the trainer gets every ``trainers``-th batch.
+
+    Args:
+        loader: what a single-node script would iterate over.
+        trainers, trainer_id: how many share the data, and which one this is.
+        seed: of the shuffling; with None a loader that shuffles uses its generator's seed, or 0,
+            and one that does not keeps its order.
+        passes: of the job; None begins to count.
+
+    Returns:
+        An iterable of batches; each iteration is a pass.
+
+    Raises:
+        ValueError: the sampler gives one rank's part only.
+    """
+    part_of_one_rank = None
+    if _knows_its_samples(loader):
+        part_of_one_rank = _dividing(loader)
+    if part_of_one_rank is not None:
+        refuse_parts(part_of_one_rank)
+    elif trainers == 1 and seed is None:
+        return loader
+    return Shard(loader, Part(trainer_id, trainers), seed, passes or Passes())
+
+
+def _dividing(loader: DataLoader[Any]) -> Sampler[Any] | Iterable[Any] | None:
+    """The loader's sampler, or batch sampler, that gives one rank's part; None if none does."""
+    batches = loader.batch_sampler
+    chosen = [loader.sampler]
+    if batches is not None:
+        chosen = [batches.sampler if type(batches) is BatchSampler else batches]
+    return next((sampler for sampler in chosen if divides(sampler)), None)

@@ -25,10 +25,7 @@ from trainer.job.data_shard import shard
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import RoleMaker
 from transpiler.clip import GradClip
-from transpiler.strategy.fields import supported_without_servers
 from transpiler.strategy.strategy import DistributedStrategy
-
-SUPPORTED = supported_without_servers("hybrid")
 
 
 class HybridJob(CollectiveJob):
@@ -42,7 +39,7 @@ class HybridJob(CollectiveJob):
             here.
     """
 
-    supported = SUPPORTED
+    kind = "hybrid"
     divided = True
 
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy) -> None:
@@ -85,7 +82,10 @@ class HybridJob(CollectiveJob):
                 ``fleet.distributed_model``.
         """
         if compression is not None:
-            raise ValueError("compression: has no effect in the collective mode; leave it out")
+            raise ValueError(
+                "compression: acts only in a job with parameter servers, and this is one without; "
+                "leave it out"
+            )
         if self.strategy != self._strategy:
             raise ValueError(
                 "strategy: expected that of fleet.init, which made the model parallel, got "
@@ -111,7 +111,7 @@ class HybridJob(CollectiveJob):
         """
         place, parts = data_place(self.mesh)
         return LockstepBatches(
-            shard(loader, parts, place, seed), self.role.trainers, self.role.trainer_id
+            shard(loader, parts, place, seed, self.passes), self.role.trainers, self.role.trainer_id
         )
 
 

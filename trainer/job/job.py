@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.checkpoint import Claims, Saved
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.job.arrival import Arrival
+from trainer.job.passes import Passes
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
 from transpiler.distribute import plan_parameters
@@ -41,7 +43,9 @@ class Job:
         compression: how gradients travel, by pattern of parameter names; None: as they are.
         models: that were registered, in order.
         optimizer: once it is distributed.
+        passes: over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
+        claims: the paths that it writes checkpoints to.
         tables: once the optimizer is distributed, where a model has embeddings of ours.
     """
 
@@ -54,7 +58,36 @@ class Job:
         self.models: list[nn.Module] = []
         self.optimizer: DistributedOptimizer | None = None
         self.saved: Saved | None = None
+        self.claims = Claims()
         self.tables: Tables | None = None
+        self.passes = Passes(role.trainer_id, self.agree)
+        self._arrival: Arrival | None = None
+
+    def announce(self) -> None:
+        """Says to the servers that this trainer has started; nothing in other roles."""
+        if self.role.role is Role.TRAINER and not Connection.from_environment().plan_only:
+            self._arrival = Arrival(self.role)
+
+    def finish(self) -> None:
+        """Leaves when every trainer has finished.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        self._arrived()
+        if self.optimizer is not None:
+            self.optimizer.finish()
+
+    def _arrived(self) -> None:
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            arrival.joined()
+
+    def agree(self, topic: str, text: str) -> str | None:
+        """What the first trainer said about a topic; None while this one is not connected."""
+        if self.role.trainers == 1:
+            return text
+        return None if self.communicator is None else self.communicator.agree(topic, text)
 
     @property
     def communicator(self) -> Communicator | None:
@@ -96,8 +129,22 @@ class Job:
         raise NotImplementedError
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """The model's state_dict, whole; where the job is ``divided`` every trainer calls this."""
-        return {name: value for name, value in model.state_dict().items() if torch.is_tensor(value)}
+        """The model's state_dict as servers have it, whole; where the job is ``divided`` every
+        trainer calls this.
+        """
+        served = self.served()
+        names = {tensor: name for name, tensor in self.tensors().items()} if served else {}
+        return {
+            name: served.get(names.get(value, ""), value)
+            for name, value in model.state_dict(keep_vars=True).items()
+            if torch.is_tensor(value)
+        }
+
+    def served(self) -> dict[str, torch.Tensor]:
+        """The servers' values of those parameters that trainers step by themselves (the k-step
+        modes), by name.
+        """
+        return {} if self.communicator is None else self.communicator.served()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of every registered model, by name, without the proxy parameters
@@ -143,8 +190,10 @@ class Job:
             distributed.inner,
             start_rows=start_rows,
             options=options_of(strategy),
+            incarnation="" if self._arrival is None else self._arrival.incarnation,
         )
         communicator.start()
+        self._arrived()
         if plan.averaged:
             log.info("training collectively, beside: %s", ", ".join(plan.averaged))
             communicator.dense_allreduce = DenseAllreduce(
@@ -156,9 +205,8 @@ class Job:
         if self.tables is not None and communicator.lookups is not None:
             self.tables.connect(communicator.rows_of)
         if strategy is None or not strategy.a_sync_configs["overlap"]:
-            communicator.changes = changes_of(
-                plan, self.role.trainer_id, distributed.trained(), self.tables
-            )
+            trained = distributed.trained()
+            distributed.watch(changes_of(plan, self.role.trainer_id, trained, self.tables))
         if any(lane.independent_recv_thread for lane in plan.lanes):
             for model in self.models:
                 model.register_forward_pre_hook(lambda *_: _refresh(communicator))

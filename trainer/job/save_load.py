@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pserver.checkpoint import checkpoint
 from trainer.checkpoint import resume
 from trainer.checkpoint.export import TableRows
 from trainer.checkpoint.export import export as _export
 from trainer.job.current import distributed, present
 from trainer.job.job import Job
+from trainer.job.joint_call import jointly
 
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
@@ -24,7 +24,8 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     whole, or not at all.
 
     Every trainer calls this, between steps; trainer 0 writes.  All steps of a trainer before its
-    call are in the checkpoint, and none after it.
+    call are in the checkpoint, and none after it.  In the k-step modes it has what the servers
+    hold: of DiLoCo's parameters, the values of the last exchange.
 
     Args:
         scheduler: of torch.optim.lr_scheduler, whose state is written too.
@@ -33,8 +34,11 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
             Without an earlier one everything is written.
 
     Raises:
+        InUse (an OSError): another job writes checkpoints to this path.
         OSError: the directory cannot be written; the checkpoint that was there stays.
         ValueError: ``delta``, and the checkpoint before was removed or replaced.
+
+    What one trainer raises all raise, and the job may go on: see :func:`jointly`.
 
     ::
 
@@ -46,11 +50,21 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     optimizer = distributed(job)
     optimizer.flush()
     optimizer.barrier("save")
-    if job.role.trainer_id == 0:
-        optimizer.flush()  # the others' last steps too
-        base = job.saved if delta else None
-        job.saved = resume.save(path, job.tensors(), optimizer, scheduler, _store(job), base)
-    optimizer.barrier("saved")
+    with jointly(optimizer, "fleet.save", "saved"):
+        if job.role.trainer_id == 0:
+            optimizer.flush()  # the others' last steps too
+            base = job.saved if delta else None
+            tensors = job.tensors() | job.served()
+            job.saved = resume.save(
+                path,
+                tensors,
+                optimizer,
+                scheduler,
+                _store(job),
+                base,
+                job.passes.count,
+                job.claims,
+            )
 
 
 def load(path: str, scheduler: Any | None = None) -> int:
@@ -67,26 +81,33 @@ def load(path: str, scheduler: Any | None = None) -> int:
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        ValueError: it is torn, or of another model or optimizer; nothing is changed.
+        ValueError: it is torn, or of another model or optimizer, or trainers find different ones.
+
+    What one trainer raises all raise.  Then nothing is changed, unless a file was changed while it
+    was read, and the job may go on.
     """
     job = _whole(present())
     optimizer = distributed(job)
     optimizer.flush()
     optimizer.barrier("load")
-    store = _store(job)
-    resume.load(
-        path, job.tensors(), optimizer, scheduler, store, loads_tables=job.role.trainer_id == 0
-    )
-    if job.tables is not None:
-        job.tables.invalidate_caches()
+    store, first = _store(job), job.role.trainer_id == 0
+    with jointly(optimizer, "fleet.load", "opened") as part:
+        found = resume.opened(path, job.tensors(), optimizer, scheduler, store)
+        part.fact = f"the checkpoint {found.reader.saved.identity}"
+    with jointly(optimizer, "fleet.load", "taken"):
+        resume.load(found, job.tensors(), optimizer, scheduler, store if first else None)
+        job.passes.count = found.passes
+        if job.tables is not None:
+            job.tables.invalidate_caches()
     if job.communicator is not None:
         job.communicator.push()
-    if job.role.trainer_id == 0:
-        if store is not None:
-            for name in store.names():
+    with jointly(optimizer, "fleet.load", "loaded"):
+        if first:
+            for name in [] if store is None else store.names():
+                assert store is not None, "it has names"
                 store.mark_saved(name)
-        job.saved = checkpoint.saved_in(path)
-    optimizer.barrier("loaded")
+            job.saved = found.reader.saved
+            job.claims.saw(job.saved)
     return optimizer.steps
 
 
@@ -111,7 +132,7 @@ def _whole(job: Job) -> Job:
 
 def export(path: str) -> None:
     """Writes the model, with every step that was taken, to one file that torch alone can read: a
-    plain state_dict.
+    plain state_dict.  In the k-step modes it has what the servers hold, as in :func:`save`.
 
     A table becomes its module's ``weight``, whole; or, where it has no range of ids or the weight
     would be larger than 4 GiB, ``ids`` and the ``weight`` of those.
@@ -136,9 +157,17 @@ def export(path: str) -> None:
     job = present()
     if not job.models:
         raise RuntimeError("call fleet.distributed_model first")
-    if job.optimizer is not None:
-        job.optimizer.flush()
-        job.optimizer.barrier("export")
+    if job.optimizer is None:
+        _export_model(job, path)
+        return
+    job.optimizer.flush()
+    job.optimizer.barrier("export")
+    with jointly(job.optimizer, "fleet.export", "exported"):
+        _export_model(job, path)
+
+
+def _export_model(job: Job, path: str) -> None:
+    """Trainer 0 writes; where the job is divided all give their parts."""
     if job.role.trainer_id == 0 or job.divided:
         prefixes = [
             f"model{index}." if len(job.models) > 1 else "" for index in range(len(job.models))
@@ -148,8 +177,6 @@ def export(path: str) -> None:
         whole = {prefix + name: value for prefix, state in states for name, value in state.items()}
         if job.role.trainer_id == 0:
             _export(path, whole, None if job.tables is None else _table_rows(job, job.tables))
-    if job.optimizer is not None:
-        job.optimizer.barrier("exported")
 
 
 def _table_rows(job: Job, tables: Tables) -> dict[str, TableRows]:

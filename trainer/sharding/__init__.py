@@ -9,6 +9,7 @@ In reading order::
     reducer        means of gradients, bucket by bucket, while backward runs
     collectives    torch's collectives over flat memory, by their names in the installed torch
     shards         a rank's shards: the interface, and the flat ones of "os" and "os_g"
+    reads          parameters that are read where their unit is not running
     units          those of "p_g_os", on torch's FSDP2
     norms          clipping by the norms of whole gradients
     optimizer      ShardedOptimizer: the given optimizer steps shards

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pserver.storage.single_file import joined, written
 from trainer.checkpoint.export import export
 from trainer.sharding.levels import sharded
 from trainer.sharding.optimizer import ShardedOptimizer
+from transpiler.files.local_path import is_url, local_path
+from transpiler.files.tensor_file import write_object
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
 
@@ -34,7 +36,7 @@ def save_group_sharded_model(
 
     Args:
         model: that ``group_sharded_parallel`` returned.
-        output: the directory, which is made.
+        output: the directory, which is made, or a URL.
         optimizer: that ``group_sharded_parallel`` returned.
 
     Raises:
@@ -53,9 +55,9 @@ def save_group_sharded_model(
             "optimizer: expected the one that group_sharded_parallel returned, got "
             f"{type(optimizer).__name__}"
         )
-    directory, group = Path(output), sharded[model].group
-    if directory.is_file():
-        raise ValueError(f"output: expected a directory, got the file {str(directory)!r}")
+    group = sharded[model].group
+    if not is_url(output) and local_path(output, "output").is_file():
+        raise ValueError(f"output: expected a directory, got the file {str(output)!r}")
     writes = dist.get_rank(group) == 0
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -64,20 +66,23 @@ def save_group_sharded_model(
         if writes:
             tensors[name] = whole.detach().to("cpu", copy=True)
     state = optimizer.state_dict() if optimizer is not None else None
-    failed = _written(directory, tensors, state) if writes else None
+    failed = _written(output, tensors, state) if writes else None
     _agree(failed, group, next(model.parameters()).device)
 
 
-def _written(directory: Path, tensors: dict[str, torch.Tensor], state: Any) -> OSError | None:
+def _written(
+    directory: str | os.PathLike[str], tensors: dict[str, torch.Tensor], state: Any
+) -> OSError | None:
     """Writes both files, each whole or not at all; gives the error, if there was one."""
     try:
-        export(str(directory / MODEL), tensors)
+        export(joined(directory, MODEL), tensors)
         if state is not None:
-            temporary = directory / f"{OPTIMIZER}.part"
-            torch.save(state, temporary)
-            os.replace(temporary, directory / OPTIMIZER)
+            with written(joined(directory, OPTIMIZER)) as file:
+                write_object(state, file)
     except OSError as error:
         return error
+    except (ImportError, ValueError) as error:  # the URL's
+        return OSError(str(error))
     return None
 
 

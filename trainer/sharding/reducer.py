@@ -10,12 +10,16 @@ Buckets leave in one order everywhere, whichever is full first: ranks would othe
 different buckets with one another.  At most two are on their way, so that the memory of whole
 gradients stays bounded where each rank keeps its share only.  At the end of backward a missing
 gradient counts as zero; a parameter that no rank has a gradient of keeps none, as on a single node.
+
+A backward that runs within another (a reentrant checkpoint's) is a pass of its own, which ends
+before the other does; their means add up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +39,6 @@ _IN_FLIGHT = 2
 class _Pass:
     """One backward pass: the gradients that have come, the buckets that have left."""
 
-    task: int  # autograd's number for it
     arrived: set[nn.Parameter] = field(default_factory=set)
     left: int = 0  # buckets
     # the work, and memory that must live as long
@@ -71,19 +74,18 @@ class Reducer:
             deliver,
         )
         self.reductions = 0  # collectives that carried gradients
-        self._pass: _Pass | None = None
+        self._passes: dict[int, _Pass] = {}  # by their number; a later one is within an earlier one
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]  # torch's own
 
     def _arrived(self, parameter: Tensor) -> None:
         task = torch._C._current_graph_task_id()
-        # another number: the backward before this one has failed
-        if self._pass is None or self._pass.task != task:
-            self._pass = _Pass(task)
+        if task not in self._passes:
+            self._passes[task] = _Pass()
             # as torch's own do
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        now = self._pass
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._finish, task))
+        now = self._passes[task]
         assert isinstance(parameter, nn.Parameter)
         now.arrived.add(parameter)
         while now.left < len(self.buckets) and now.arrived.issuperset(
@@ -121,14 +123,19 @@ class Reducer:
             work, _ = now.flying.pop(0)
             work.wait()
 
-    def _finish(self) -> None:
-        now, self._pass = self._pass, None
-        assert now is not None
+    def forget(self) -> None:
+        """Drops the passes of backwards that have failed."""
+        self._passes.clear()
+
+    def _finish(self, task: int) -> None:
+        now = self._passes.pop(task)
         while now.left < len(self.buckets):
             self._send(now)
         anywhere = self._anywhere(now.arrived)
         self._wait(now, 0)
         for bucket, result in zip(self.buckets, now.results, strict=True):
+            if not self._scatter:
+                _add_later(bucket, result)
             self._deliver(bucket, result, anywhere)
 
     def _anywhere(self, arrived: set[nn.Parameter]) -> set[nn.Parameter]:
@@ -141,3 +148,11 @@ class Reducer:
         )
         dist.all_reduce(marks, op=dist.ReduceOp.MAX, group=self._group)
         return {parameter for parameter, mark in zip(ours, marks.tolist(), strict=True) if mark}
+
+
+@torch.no_grad()
+def _add_later(bucket: Bucket, result: Tensor) -> None:
+    """Adds what a backward within this one has delivered after the bucket had left."""
+    for parameter, begin, end in bucket.spans():
+        if parameter.grad is not None:
+            result[begin:end].add_(parameter.grad.reshape(-1))

@@ -166,6 +166,7 @@ class FlatShards(Shards):
                     parameter.grad = result[begin:end].view(parameter.shape)
 
     def refresh(self) -> None:
+        self.reducer.forget()
         if self._scatter:
             return
         for parameter, shard in self.of.items():

@@ -4,10 +4,12 @@ A unit is a module whose parameters are gathered, used and freed together.  See 
 
 [Note: units]  Repeated blocks (the elements of the outermost ModuleList, ModuleDict or Sequential)
 are units, because that is how large models are written.  An element that holds more than half of
-the model is opened, and so is every module outside them; a module without children that has a
-tensor worth sharding is a unit.  A module that shares a tensor with another (tied weights) is none,
-because a tensor can only be gathered in one place; what is in no unit is gathered with the model
-itself.
+the model is opened, and so is every module outside them.  Opened are modules that call others.  A
+module whose own tensors are half or more of all that it holds is a unit: those without children,
+and those that read their children's tensors instead of calling them, such as an attention with its
+output's.  A module that shares a tensor with another (tied weights) is none, because a tensor can
+only be gathered in one place; what is in no unit is gathered with the model itself.  What a forward
+reads of a unit that it does not call is gathered there: see [Note: reads outside a unit].
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultReduceScatter,
 )
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils._pytree import tree_map_only
 
 from trainer.sharding.bucket import buckets_of
+from trainer.sharding.reads import Reads
 from trainer.sharding.reducer import Reducer
 from trainer.sharding.shards import Shards, Values
 
@@ -39,6 +43,10 @@ def _tensors(module: nn.Module, large: set[nn.Parameter]) -> set[nn.Parameter]:
     return large.intersection(module.parameters())
 
 
+def _elements(tensors: set[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in tensors)
+
+
 def units_of(model: nn.Module, large: set[nn.Parameter]) -> list[nn.Module]:
     """The modules below ``model`` that are units, in the order of their definition; see [Note:
     units].
@@ -46,7 +54,7 @@ def units_of(model: nn.Module, large: set[nn.Parameter]) -> list[nn.Module]:
     Args:
         large: the parameters that are to be sharded.
     """
-    half = sum(parameter.numel() for parameter in large) / 2
+    half = _elements(large) / 2
 
     def owners(module: nn.Module) -> Counter[nn.Parameter]:
         return Counter(
@@ -64,14 +72,58 @@ def units_of(model: nn.Module, large: set[nn.Parameter]) -> list[nn.Module]:
             here = _tensors(child, large)
             if not here:
                 continue
-            leaf = not any(True for _ in child.children())
-            fits = leaf or (repeated and sum(parameter.numel() for parameter in here) <= half)
+            size, own = _elements(here), _elements(large.intersection(child._parameters.values()))
+            fits = 2 * own >= size or (repeated and size <= half)
             if fits and alone(child) and not isinstance(child, _CONTAINERS[:2]):
                 yield child
             else:
                 yield from below(child)
 
     return list(dict.fromkeys(below(model)))
+
+
+class _Outermost(nn.Module):
+    """Stands for a model that has no forward: its parts are called."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+def divide(
+    model: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, **options: Any
+) -> list[nn.Module]:
+    """Shards a model by FSDP2.
+
+    Args:
+        units: of the model.
+        mesh: of shards, or of replicas and shards.
+        options: of ``fully_shard``.
+
+    Returns:
+        What FSDP2 has sharded: the model (or what stands for it), and its units.
+    """
+    reads = Reads(model, mesh)
+    outermost = _Outermost(model) if isinstance(model, _CONTAINERS[:2]) else model
+    for module in (*units, outermost):
+        fully_shard(module, mesh=mesh, **options)
+        module.register_forward_hook(_own_memory, prepend=True)
+    assert isinstance(outermost, FSDPModule)
+    # now, not when a module is first called, which need not be the outermost one
+    outermost._get_fsdp_state()._lazy_init()
+    reads.begin()
+    return [outermost, *units]
+
+
+def _own_memory(module: nn.Module, args: Any, output: Any) -> Any:
+    """Views become copies: where the script writes into a view of an output, autograd forgets the
+    hook by which FSDP2 gathers the unit in backward.
+    """
+    if not torch.is_grad_enabled():
+        return output
+    return tree_map_only(
+        Tensor, lambda t: t.clone() if t.requires_grad and t._is_view() else t, output
+    )
 
 
 class BlockingAllGather(DefaultAllGather):
@@ -96,13 +148,13 @@ class BlockingReduceScatter(DefaultReduceScatter):
         return work
 
 
-def _overlap(model: nn.Module, units: Sequence[nn.Module], cpu: bool, at_once: bool) -> None:
+def _overlap(modules: Sequence[nn.Module], cpu: bool, at_once: bool) -> None:
     """Whether a unit's tensors are gathered while the unit before it computes.
 
     On GPUs streams overlap without being told; on the CPU collectives block unless they are started
     early.
     """
-    every = [module for module in (model, *units) if isinstance(module, FSDPModule)]
+    every = [module for module in modules if isinstance(module, FSDPModule)]
     for module in every if at_once else ():
         module.set_custom_all_gather(BlockingAllGather())
         module.set_custom_reduce_scatter(BlockingReduceScatter())
@@ -153,15 +205,13 @@ class Units(Shards):
             dist.broadcast(parameter.detach(), group=self.group, group_src=0)
         self.units = units_of(model, set(model.parameters()) - small)
         options: dict[str, Any] = {
-            "mesh": mesh,
             "reshard_after_forward": True,
             "shard_placement_fn": _placement(ranks),
             "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
             "ignored_params": small,
         }
-        for module in (*self.units, model):
-            fully_shard(module, **options)
-        _overlap(model, self.units, mesh.device_type == "cpu", at_once)
+        every = divide(model, self.units, mesh, **options)
+        _overlap(every, mesh.device_type == "cpu", at_once)
         self._take(dict(model.named_parameters()), names, small)
         small_here = [parameter for parameter in names.values() if parameter in self.whole]
         self.reducer = Reducer(
@@ -198,6 +248,7 @@ class Units(Shards):
         return whole_of(tensor)
 
     def refresh(self) -> None:
+        self.reducer.forget()
         for sharded, shard in self.of.items():
             if sharded not in self.whole:
                 _copy_gradient(sharded, shard)

@@ -2,13 +2,15 @@
 
 In reading order::
 
-    serialize.py       protobuf messages, and files (Program.to_proto, from_proto, save, load)
+    serialize.py       protobuf messages (Program.to_proto, from_proto)
+    program_file.py    files (Program.save, load)
     plan_message.py    plans, deployments and hyper-parameters as messages
     table_message.py   tables as messages
     canonical.py       the bytes under a fingerprint (Program.fingerprint)
     phases.py          the phase of a step that an op belongs to
     text.py            readable text (str(program))
     svg.py             a picture (Program.draw)
+    table_text.py      tables as readable text
     plan_text.py       a plan as readable text (pserver plan)
 
 The room may import ir and plan, and the generated messages of program.proto.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from transpiler.formats.table_text import server_bytes, size, table_rows
 from transpiler.ir.rules import state_of
 from transpiler.plan.lanes import applied, describe
 from transpiler.plan.placement import element_bytes
@@ -14,11 +15,12 @@ SCALAR_BYTES = 4  # of a scalar state
 
 
 def plan_text(plan: Plan) -> str:
-    """The tables of ``pserver plan``: one line per variable and one per server.
+    """The tables of ``pserver plan``: one line per variable, per sparse table and per server.
 
     "sent to it" and "received" are the bytes that one trainer exchanges with a server in one
     message of each lane; a k-step lane sends one every k steps.  "memory" is that of slices,
-    optimizer states and every trainer's gradients.
+    optimizer states and every trainer's gradients, and with sparse tables the most that their rows
+    take; "+ rows" stands for tables that have no bound.
     """
     if plan.collective is not None:
         return _without_servers(plan)
@@ -33,7 +35,8 @@ def plan_text(plan: Plan) -> str:
         ("server", "slices", "parameters", "states", "sent to it", "received", "memory")
     ]
     servers += [_server(plan, index) for index in range(plan.servers)]
-    return "\n".join([*head, "", *_table(variables), "", *_table(servers)])
+    tables = ["", *_table(table_rows(plan))] if plan.tables else []
+    return "\n".join([*head, "", *_table(variables), *tables, "", *_table(servers)])
 
 
 def _without_servers(plan: Plan) -> str:
@@ -90,6 +93,8 @@ def _server(plan: Plan, server: int) -> tuple[str, ...]:
     travels = sum(_bytes(p, slice_) for p, slice_ in updated)
     sent = sum(_sent_bytes(p, slice_) for p, slice_ in updated)
     buffers = plan.trainers * travels
+    tables = [server_bytes(plan, table) for table in plan.tables]
+    memory = size(parameters + states + buffers + sum(each or 0 for each in tables))
     return (
         str(server),
         str(len(held)),
@@ -97,7 +102,7 @@ def _server(plan: Plan, server: int) -> tuple[str, ...]:
         size(states),
         size(sent),
         size(travels),
-        size(parameters + states + buffers),
+        memory + (" + rows" if None in tables else ""),
     )
 
 
@@ -123,16 +128,6 @@ def _state_bytes(plan: Plan, placement: Placement, slice_: Slice) -> int:
         return 0
     shaped = state_of(found[1]).values()
     return sum(_bytes(placement, slice_) if whole else SCALAR_BYTES for whole in shaped)
-
-
-def size(count: int) -> str:
-    """Bytes as readable text: ``"1.5 MB"``."""
-    value, unit = float(count), "B"
-    for larger in ("KB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

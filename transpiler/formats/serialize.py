@@ -1,20 +1,12 @@
-"""Programs as protobuf messages and as files: data, never code.
+"""Programs as protobuf messages: data, never code.
 
 ``to_proto`` and ``from_proto`` are exact inverses of each other; those of plans are in
-``plan_message.py``.  ``save`` and ``load`` keep a program and the values of its persistent
-variables in one safetensors file, whose metadata field ``program`` is the message as JSON.
+``plan_message.py``.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-
-import torch
-from google.protobuf import json_format
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from transpiler import program_pb2 as pb
 from transpiler.formats.canonical import canonical as canonical
@@ -25,21 +17,18 @@ from transpiler.formats.plan_message import hparams_to_proto as hparams_to_proto
 from transpiler.formats.plan_message import plan_from_proto as plan_from_proto
 from transpiler.formats.plan_message import plan_to_proto as plan_to_proto
 from transpiler.ir.graph import (
-    PERSISTENT,
     Argument,
     Block,
     Literal,
     Op,
     Ref,
     Role,
-    Storage,
     Symbol,
     Variable,
     freeze,
 )
 from transpiler.ir.ops import check, in_order
-from transpiler.ir.schema import DTYPES, LARGEST, describe
-from transpiler.ir.table_ops import start_rows
+from transpiler.ir.schema import LARGEST, describe
 from transpiler.plan.plan import Deployment
 
 DEEPEST = 16  # lists within lists
@@ -243,148 +232,3 @@ def from_proto(message: object) -> tuple[tuple[Block, ...], Deployment | None]:
         deployment_from_proto(message.deployment) if message.HasField("deployment") else None
     )
     return blocks, deployment
-
-
-# ---- files ----
-
-_FIELD = "program"
-_IDS, _ROWS = "@IDS", "@ROWS"  # of a table's rows
-
-
-def _persistent(blocks: Sequence[Block]) -> dict[str, Variable]:
-    return {
-        name: v for block in blocks for name, v in block.variables.items() if v.role in PERSISTENT
-    }
-
-
-def _values(blocks: Sequence[Block], storage: Storage | None) -> dict[str, torch.Tensor]:
-    """The values that this process holds, each in memory of its own, as safetensors requires."""
-    held = {} if storage is None else storage.tensors
-    values: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name in _persistent(blocks):
-        if name in held:
-            value = held[name].detach().cpu().contiguous()
-            if (
-                value.untyped_storage().data_ptr() in seen
-                or value.untyped_storage().nbytes() != value.nbytes
-            ):
-                value = value.clone()
-            seen.add(value.untyped_storage().data_ptr())
-            values[name] = value
-    return values | _rows(blocks[0], storage)
-
-
-def _rows(main: Block, storage: Storage | None) -> dict[str, torch.Tensor]:
-    """The first rows of tables that this process holds."""
-    found: dict[str, torch.Tensor] = {}
-    if storage is None:
-        return found
-    for variable in main.variables_of(Role.TABLE):
-        rows = storage.rows.get(variable.name) or start_rows(storage.tables.get(variable.name, ()))
-        if rows is not None:
-            found[f"{variable.name}{_IDS}"], found[f"{variable.name}{_ROWS}"] = (
-                part.clone() for part in rows
-            )
-    return found
-
-
-def save(
-    blocks: Sequence[Block], deployment: Deployment | None, storage: Storage | None, path: Path
-) -> None:
-    """Writes the program, and those values of its persistent variables and tables that this process
-    holds, to a safetensors file.
-
-    The file appears whole or not at all: it is written under another name in the same directory,
-    synced, then renamed.
-
-    Raises:
-        OSError: the directory does not exist or cannot be written.
-    """
-    message = json_format.MessageToJson(
-        to_proto(blocks, deployment), indent=None, preserving_proto_field_name=True
-    )
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        save_file(_values(blocks, storage), partial, {_FIELD: message})
-        partial.chmod(0o644)  # safetensors keeps its files to their owner
-        _sync(partial)
-        os.replace(partial, path)
-        _sync(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
-    """Reads what :func:`save` wrote.  The storage holds the file's values, and no optimizer.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or holds no program, an op is not in the catalogue, or a
-            value does not fit its variable.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"expected a file that Program.save wrote, got no file at {str(path)!r}"
-        )
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            values = {name: file.get_tensor(name) for name in file.keys()}
-        if _FIELD not in metadata:
-            raise ValueError("no program in its metadata")
-        blocks, deployment = from_proto(json_format.Parse(metadata[_FIELD], pb.Program()))
-        rows = _rows_of(blocks[0], values)
-        _check_values(_persistent(blocks), values)
-    except (SafetensorError, json_format.ParseError, ValueError) as error:
-        raise ValueError(
-            f"expected a file that Program.save wrote, got {str(path)!r}: {error}"
-        ) from error
-    return blocks, deployment, Storage(values, None, rows=rows)
-
-
-def _rows_of(
-    main: Block, values: dict[str, torch.Tensor]
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The rows of tables, taken out of a file's values."""
-    found = {}
-    for table in main.variables_of(Role.TABLE):
-        if f"{table.name}{_IDS}" not in values or f"{table.name}{_ROWS}" not in values:
-            continue
-        ids, rows = values.pop(f"{table.name}{_IDS}"), values.pop(f"{table.name}{_ROWS}")
-        if (
-            ids.dtype != torch.int64
-            or ids.dim() != 1
-            or (rows.dtype, rows.shape)
-            != (
-                DTYPES.get(table.dtype),
-                (len(ids), table.shape[1]),
-            )
-        ):
-            got = f"{ids.dtype}{list(ids.shape)} and {rows.dtype}{list(rows.shape)}"
-            raise ValueError(
-                f"table {table.name!r}: expected ids and rows of {table.dtype}[n, "
-                f"{table.shape[1]}], got {got}"
-            )
-        found[table.name] = ids, rows
-    return found
-
-
-def _check_values(variables: dict[str, Variable], values: dict[str, torch.Tensor]) -> None:
-    for name, value in values.items():
-        if name not in variables:
-            raise ValueError(f"value {name!r}: the program has no persistent variable of that name")
-        variable = variables[name]
-        if tuple(value.shape) != variable.shape or DTYPES.get(variable.dtype) != value.dtype:
-            got = f"{value.dtype}{list(value.shape)}"
-            raise ValueError(
-                f"value {name!r}: expected {variable.dtype}{list(variable.shape)}, got {got}"
-            )

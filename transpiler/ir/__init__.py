@@ -10,6 +10,7 @@ In reading order::
     table_ops.py         the ops of sparse tables
     ops.py               the op catalogue
     updates.py           what the optimizer, clip and table ops of a block say
+    slice_states.py      the optimizer states of a server's slices
     sparse_rows.py       rows of a table as values, and the kernels of lookups
     source_location.py   the line of the user's code that is running
 

@@ -194,6 +194,9 @@ class Storage:
         own: the optimizers that belong to single tables, in the order of the groups that they add
             to the optimizer's.
         rows: the first rows of a server's tables, by name: ids, int64 [n], and values, [n, dim].
+        states: where there is no optimizer, the states that a file gave, by parameter and state;
+            the optimizers that a program's ops are run with go on with these dicts.
+        unsaved: what a file could not give back, by the name of a parameter or a table: why not.
     """
 
     def __init__(
@@ -203,12 +206,23 @@ class Storage:
         tables: Mapping[str, Sequence[torch.nn.Module]] | None = None,
         own: Sequence[HasRule] = (),
         rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+        states: Mapping[str, dict[str, torch.Tensor]] | None = None,
     ) -> None:
         self.tensors = dict(tensors)
         self.optimizer = optimizer
         self.tables = dict(tables or {})
         self.own = tuple(own)
         self.rows = dict(rows or {})
+        self.states = dict(states or {})
+        self.unsaved: dict[str, str] = {}
+
+    def states_of(self, parameter: str) -> Mapping[str, torch.Tensor]:
+        """The present optimizer states of a parameter, by state; none before its first step."""
+        if self.optimizer is None:
+            return self.states.get(parameter, {})
+        tensor = self.tensors.get(parameter)
+        found: Mapping[str, torch.Tensor] = {}
+        return found if tensor is None else self.optimizer.state.get(tensor, found)
 
 
 def freeze(mapping: Mapping[str, Variable]) -> Mapping[str, Variable]:

@@ -66,6 +66,7 @@ class Setting:
 
 
 Table = Mapping[str, Setting]
+SECRET = "fs_client_param"  # has a password: no message quotes its values
 
 
 def table(*settings: Setting) -> Table:
@@ -73,14 +74,20 @@ def table(*settings: Setting) -> Table:
     return MappingProxyType({setting.key: setting for setting in settings})
 
 
+def _quoted(name: str, value: Any) -> str:
+    """A value as a message may have it."""
+    return "***" if name.startswith(SECRET) else repr(value)
+
+
 def refuse_type(name: str, words: str, value: Any) -> NoReturn:
     """Raises the TypeError for a value of another type."""
-    raise TypeError(f"{name}: expected {words}, got {value!r} ({type(value).__name__})")
+    got = f"{_quoted(name, value)} ({type(value).__name__})"
+    raise TypeError(f"{name}: expected {words}, got {got}")
 
 
 def refuse_range(name: str, words: str, value: Any) -> NoReturn:
     """Raises the ValueError for a value of the right type that is out of range."""
-    raise ValueError(f"{name}: expected {words}, got {value!r}")
+    raise ValueError(f"{name}: expected {words}, got {_quoted(name, value)}")
 
 
 def refuse_name(owner: str, name: object, known: Collection[str]) -> NoReturn:

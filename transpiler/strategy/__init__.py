@@ -7,4 +7,5 @@ Reading order::
     parallel_settings.py  rows about trainers without servers
     strategy.py           the object that keeps assigned values
     from_strategy.py      the lanes that a strategy asks for
+    refusals.py           why a setting is refused in a job
 """

@@ -28,9 +28,14 @@ SWITCHES: Table = table(
     *DIVISION_SWITCHES,
     Setting("elastic", False, flag(), "Trainers may come and go."),
     Setting("without_graph_optimization", True, flag(), "The graph runs as it was written."),
-    Setting("cudnn_exhaustive_search", True, flag(), "cuDNN measures its algorithms."),
-    Setting("conv_workspace_size_limit", 4000, count(least=0), "Of cuDNN, in MB."),
-    Setting("cudnn_batchnorm_spatial_persistent", True, flag(), "cuDNN's fast batch norm."),
+    Setting(
+        "cudnn_exhaustive_search",
+        False,
+        flag(),
+        "cuDNN measures its algorithms, which torch.backends.cudnn.benchmark says.",
+    ),
+    Setting("conv_workspace_size_limit", 0, count(least=0), "Of cuDNN, in MB; 0: no limit."),
+    Setting("cudnn_batchnorm_spatial_persistent", False, flag(), "cuDNN's fast batch norm."),
 )
 
 CONFIGS: Mapping[str, Table] = MappingProxyType(
@@ -96,15 +101,6 @@ def every_setting() -> Iterator[tuple[str, Setting]]:
 def supported_with_servers() -> frozenset[str]:
     """The full names of the settings that some update mode of a job with servers reads."""
     return frozenset(name for name, setting in every_setting() if setting.modes)
-
-
-def supported_without_servers(job: str) -> frozenset[str]:
-    """The full names of the settings that a job without servers reads.
-
-    Args:
-        job: its kind: "collective" or "hybrid".
-    """
-    return frozenset(name for name, setting in every_setting() if job in setting.jobs)
 
 
 class Row(NamedTuple):

@@ -16,7 +16,7 @@ the gradients among themselves.
 With ``modes`` the first pattern that a parameter's name matches (as a file name of a shell: ``*``,
 ``?``, ``[...]``; case counts) gives its mode, and parameters that match none have the strategy's
 own.  The other keys are the settings of every lane whose mode reads them; a key that no lane reads
-raises an error that names the key and what decides the mode.
+raises an error that names the key and what decides the mode.  One error names all such keys.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from transpiler.plan.lane_plan import AUTO, LanePlan, uniform
 from transpiler.plan.lane_settings import A_SYNC_CONFIGS, LANE_SETTINGS
 from transpiler.plan.modes import ASYNC, DILOCO, GEO, HALF_ASYNC, SYNC, Mode, mode_of
 from transpiler.plan.plan import Lane
-from transpiler.strategy.fields import supported_with_servers
 from transpiler.strategy.strategy import DistributedStrategy
-
-SUPPORTED = supported_with_servers()  # full names of settings
 
 _K_STEPS = ("k_step", "k_steps")  # as a mode: geo, or diloco
 
@@ -67,16 +64,7 @@ def _choices(strategy: DistributedStrategy) -> Iterator[tuple[str, Mode]]:
     settings = strategy.a_sync_configs
     outer = settings["outer_optimizer"]
     for pattern, word in settings["modes"].items():
-        mode = (DILOCO if outer else GEO) if word in _K_STEPS else mode_of(word)
-        if mode.steps_on_trainer and not settings["k_steps"]:
-            raise ValueError(
-                f"a_sync_configs: modes[{pattern!r}]={word!r} needs k_steps above 0, got k_steps=0"
-            )
-        if mode.outer_optimizer and not outer:
-            raise ValueError(
-                f"a_sync_configs: modes[{pattern!r}]={word!r} needs an outer_optimizer, got none"
-            )
-        yield pattern, mode
+        yield pattern, (DILOCO if outer else GEO) if word in _K_STEPS else mode_of(word)
         if pattern == "*":
             return
     yield "*", _own(strategy)[0]
@@ -136,22 +124,42 @@ def _has_effect(key: str, modes: Sequence[Mode], own: Mode, settings: Mapping[st
     return any(_effective(mode, settings).name in read_by for mode in modes)
 
 
-def _check_effects(strategy: DistributedStrategy, modes: Sequence[Mode]) -> None:
-    """Whether each key that was set has an effect."""
-    settings = strategy.a_sync_configs
+def _lacking(pattern: str, mode: Mode, settings: Mapping[str, Any]) -> str:
+    """What else a mode that ``modes`` gives needs, in words; "" where nothing is missing."""
+    word = settings["modes"].get(pattern)
+    if word is None:
+        return ""
+    said = f"a_sync_configs: modes[{pattern!r}]={word!r} needs"
+    if mode.steps_on_trainer and not settings["k_steps"]:
+        return f"{said} k_steps above 0, got k_steps=0"
+    if mode.outer_optimizer and not settings["outer_optimizer"]:
+        return f"{said} an outer_optimizer, got none"
+    return ""
+
+
+def ineffective(strategy: DistributedStrategy) -> list[str]:
+    """The keys of ``a_sync_configs`` that have no effect beside the others, or lack another one.
+
+    Returns:
+        A sentence for each of them; empty where all keys act.
+    """
+    settings, choices = strategy.a_sync_configs, list(_choices(strategy))
     own, chosen = _own(strategy)
-    for key in _set_keys(strategy):
-        if not A_SYNC_CONFIGS[key].modes:
-            raise ValueError(
-                f"a_sync_configs[{key!r}]: this version has no such effect yet; leave it at its "
-                "default"
-            )
-        if not _has_effect(key, modes, own, settings):
-            by = f"modes={dict(settings['modes'])!r}" if settings["modes"] else chosen
-            raise ValueError(
-                f"a_sync_configs: {key}={settings[key]!r} has no effect with {by}, which makes "
-                f"the mode {', '.join(mode.name for mode in modes)}"
-            )
+    modes = list(dict.fromkeys(mode for _, mode in choices))
+    by = f"modes={dict(settings['modes'])!r}" if settings["modes"] else chosen
+    found = [said for pattern, mode in choices if (said := _lacking(pattern, mode, settings))]
+    return found + [
+        f"a_sync_configs: {key}={settings[key]!r} has no effect with {by}, which makes the mode "
+        f"{', '.join(mode.name for mode in modes)}; {_readers(key)}"
+        for key in _set_keys(strategy)
+        if not _has_effect(key, modes, own, settings)
+    ]
+
+
+def _readers(key: str) -> str:
+    if key == "half_async":
+        return "it chooses the strategy's own mode, beside a_sync=True"
+    return f"it is read in mode {', '.join(A_SYNC_CONFIGS[key].modes)}"
 
 
 def lanes_of(strategy: DistributedStrategy | None) -> LanePlan:
@@ -161,13 +169,15 @@ def lanes_of(strategy: DistributedStrategy | None) -> LanePlan:
         strategy: None is sync mode for all parameters.
 
     Raises:
-        ValueError: two keys contradict each other, or one has no effect in any of the modes; the
-            message names both.
+        ValueError: keys contradict each other, or have no effect in any of the modes; the message
+            names all of them.
     """
     if strategy is None:
         return uniform(Lane(SYNC.name))
-    choices = list(_choices(strategy))
-    _check_effects(strategy, list(dict.fromkeys(mode for _, mode in choices)))
+    if found := ineffective(strategy):
+        raise ValueError("; ".join(found))
     return LanePlan(
-        tuple((pattern, _lane(mode, strategy.a_sync_configs)) for pattern, mode in choices)
+        tuple(
+            (pattern, _lane(mode, strategy.a_sync_configs)) for pattern, mode in _choices(strategy)
+        )
     )

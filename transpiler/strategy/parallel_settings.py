@@ -24,7 +24,7 @@ _COLLECTIVE = ("collective",)
 _HYBRID = ("hybrid",)
 
 EXCHANGE_SWITCHES = (
-    Setting("sync_nccl_allreduce", True, flag(), "The host waits for each all-reduce."),
+    Setting("sync_nccl_allreduce", False, flag(), "The host waits for each all-reduce."),
     Setting(
         "use_hierarchical_allreduce", False, flag(), "Reduces within machines, then between them."
     ),

@@ -1,17 +1,19 @@
 """``DistributedStrategy``: the switches and settings of a distributed job, as plain data.
 
 Assignment checks name, type and range, and nothing else, so the order of assignments never matters.
-``fleet.init`` and ``distributed_optimizer`` raise for a setting that has no effect in their job;
-:meth:`DistributedStrategy.unsupported` finds such settings.
+``fleet.init`` and ``distributed_optimizer`` raise for settings that cannot act in their job
+(refusals.py); :meth:`DistributedStrategy.unsupported` finds such settings.
 
 [Note: defaults]  Where the documentation of this strategy and the code that it described differed,
 the documentation's default holds: ``amp_configs["decr_ratio"]`` 0.5, ``dgc_configs["sparsity"]``
 [0.999], ``lars_configs["lars_coeff"]`` 0.001 (one page's example writes 0.01, the other page names
-the default), ``cudnn_exhaustive_search`` and ``cudnn_batchnorm_spatial_persistent`` True,
-``conv_workspace_size_limit`` 4000, an ``order`` without "cp". The number of ranks of a hierarchical
-all-reduce is documented as the machine's number of GPUs, which a strategy cannot know: 0 means it.
-``a_sync_configs["k_steps"]`` has no documented default and is 0. ``checkpoints`` is a list of names
-(one page types it as a number), ``avg`` a bool that may be written "avg" or "sum".
+the default), an ``order`` without "cp".  A default that would say about torch what is not so says
+what is: ``cudnn_exhaustive_search``, ``cudnn_batchnorm_spatial_persistent`` and
+``sync_nccl_allreduce`` are False, ``conv_workspace_size_limit`` is 0 (no limit).  The number of
+ranks of a hierarchical all-reduce is documented as the machine's number of GPUs, which a strategy
+cannot know: 0 means it.  ``a_sync_configs["k_steps"]`` has no documented default and is 0.
+``checkpoints`` is a list of names (one page types it as a number), ``avg`` a bool that may be
+written "avg" or "sum".
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from transpiler import strategy_pb2 as pb
+from transpiler.files.local_path import local_path, shown
+from transpiler.files.whole_file import PRIVATE, whole_file
 from transpiler.plan.lane_settings import OUTER_OPTIMIZER
 from transpiler.plan.setting import check_keys, refuse_name, refuse_type
 from transpiler.strategy.fields import ALIASES, CONFIGS, SWITCHES
 
-_SECRET = frozenset({"fs_client_param.passwd"})  # never printed
+_PASSWORD = "passwd"  # of fs_client_param; never printed
 
 
 def _refuse_change(self: object, *args: object, **kwargs: object) -> NoReturn:
@@ -40,8 +44,11 @@ def _refuse_change(self: object, *args: object, **kwargs: object) -> NoReturn:
 
 class Settings(dict[str, Any]):
     """The settings of one switch, as read from a strategy: a dict that refuses changes, which would
-    have no effect.
+    have no effect, and prints no password.
     """
+
+    def __repr__(self) -> str:
+        return repr({key: _printable(key, value) for key, value in self.items()})
 
     __setitem__ = __delitem__ = __ior__ = _refuse_change
     clear = pop = popitem = setdefault = update = _refuse_change
@@ -199,7 +206,7 @@ class DistributedStrategy:
 
     def __str__(self) -> str:
         found = [
-            (name, "***" if name in _SECRET else _plain(value))
+            (name, _printable(name.rpartition(".")[2], value))
             for name, value in self._differences()
         ]
         if not found:
@@ -231,15 +238,18 @@ class DistributedStrategy:
         object.__setattr__(self, "_message", pb.DistributedStrategy.FromString(state))
 
     def save_to_prototxt(self, output: str | Path) -> None:
-        """Writes the settings that differ from their defaults as protobuf text.
+        """Writes the settings that differ from their defaults as protobuf text, to a file that only
+        its owner may read: ``fs_client_param`` has a password.
 
         Args:
             output: a path; the message is that of ``protos/transpiler/strategy.proto``.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be written; the one that was there stays.
+            ValueError: the path is a URL.
         """
-        Path(output).write_text(text_format.MessageToString(self._compact()), encoding="utf-8")
+        with whole_file(local_path(output, "save_to_prototxt"), PRIVATE) as file:
+            file.write_text(text_format.MessageToString(self._compact()), encoding="utf-8")
 
     def load_from_prototxt(self, pb_file: str | Path) -> None:
         """Takes over the settings of a file; settings that it does not name return to their
@@ -250,17 +260,20 @@ class DistributedStrategy:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: an unknown field, a value of another type or out of range; the message names
-                the file, and the line that is no protobuf text of a strategy.
+            ValueError: an unknown field, a value of another type or out of range, or the path is a
+                URL; the message names the file, and the line that is no protobuf text of a
+                strategy.
         """
-        content = Path(pb_file).read_bytes()
+        content = local_path(pb_file, "load_from_prototxt").read_bytes()
         try:
             parsed = text_format.Parse(content.decode(), pb.DistributedStrategy())
         except text_format.ParseError as error:
             line = "" if error.GetLine() is None else f", line {error.GetLine()}"
+            # the parser quotes the file, which may have a password
+            got = "a line that it does not take" if b"fs_client_param" in content else error
             raise ValueError(
-                f"{str(pb_file)!r}{line}: expected a strategy as protobuf text, got {error}"
-            ) from error
+                f"{str(pb_file)!r}{line}: expected a strategy as protobuf text, got {got}"
+            ) from (None if b"fs_client_param" in content else error)
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{str(pb_file)!r}: expected a strategy as protobuf text, got bytes that are no "
@@ -273,7 +286,12 @@ class DistributedStrategy:
         object.__setattr__(self, "_message", checked._message)
 
 
-def _plain(value: Any) -> Any:
+def _printable(key: str, value: Any) -> Any:
+    """A setting as it is printed: without a password."""
+    if key == _PASSWORD and value:
+        return "***"
+    if isinstance(value, str):
+        return shown(value)
     return list(value) if isinstance(value, tuple) else value
 
 

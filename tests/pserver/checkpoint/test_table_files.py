@@ -15,7 +15,9 @@ import torch
 
 from pserver.checkpoint import checkpoint, manifest, table_files
 from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.manifest_bytes import packed
 from pserver.checkpoint.table_files import Chunk
+from pserver.storage.place import place_at
 
 DENSE = {"w": torch.arange(3.0)}
 
@@ -194,7 +196,7 @@ def test_a_compacted_chain_continues_nothing(tmp_path: Path, in_place: bool) -> 
     }
     assert checkpoint.reading(target).meta == {"step": 4} and checkpoint.saved_in(target) == saved
     # manifest, tensors, two chunks
-    assert manifest.read(target).base is None and len(list(target.iterdir())) == 4
+    assert manifest.read(place_at(target)).base is None and len(list(target.iterdir())) == 4
 
 
 def test_a_base_that_is_gone_or_was_replaced_is_noticed(tmp_path: Path) -> None:
@@ -297,7 +299,7 @@ def test_a_manifest_with_odd_tables_or_bases_is_refused(
     """It raises and says what is wrong."""
     write(tmp_path, [chunk([1], 1.0)])
     found = json.loads((tmp_path / "checkpoint.json").read_text()) | {key: value}
-    (tmp_path / "checkpoint.json").write_text(json.dumps(found))
+    (tmp_path / "checkpoint.json").write_bytes(packed(found))
 
     with pytest.raises(ValueError, match=message):
         checkpoint.reading(tmp_path)
@@ -358,7 +360,7 @@ def test_files_that_are_not_rows_are_refused(tmp_path: Path) -> None:
     """Bytes that pass the checksum and are no chunk raise a ValueError that names the file."""
     for content in (b"", b"what", b"\xff" * 64):
         (tmp_path / "rows").write_bytes(content)
-        facts = {"size": len(content), "blake2b": manifest.checksum(tmp_path / "rows")}
+        facts = {"size": len(content), "blake2b": place_at(tmp_path).checksum("rows")}
 
         with pytest.raises(ValueError, match="rows: expected a safetensors file"):
-            table_files.read(tmp_path / "rows", facts)
+            table_files.read(place_at(tmp_path), "rows", facts)

@@ -12,7 +12,7 @@ import torch
 
 from pserver.client import retrying_stream
 from pserver.client.channel import Channel
-from pserver.errors import ServerLost, Unreachable
+from pserver.errors import CorruptFrame, ServerLost, Unreachable
 from pserver.transport import inprocess
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
@@ -181,3 +181,62 @@ def test_streams_that_keep_breaking_are_a_lost_server() -> None:
         ServerLost, match="streams have broken for 0.3 s: the server: the stream ended"
     ):
         answer.result(timeout=10)
+
+
+def test_a_stream_that_brings_nothing_is_opened_again() -> None:
+    """No frame arrives, and no error: the second stream begins with PROBE, and the request follows,
+    whole.
+    """
+    streams: list[list[int]] = []
+
+    def serve(stream: Stream) -> None:
+        stream, kinds = SequencedStream(stream), []
+        streams.append(kinds)
+        while (received := stream.receive()) is not None:
+            kinds.append(received[0].kind)
+            if received[0].kind == Kind.COMMIT and len(streams) == 2:
+                stream.send(Frame(kind=Kind.DONE))
+
+    opening = opened(serve, deadline=0.4)  # a silence may last a quarter of it
+    answer = opening.begin()
+    opening.push(1, [("w", torch.zeros(3))])
+    opening.commit(1, {})
+
+    def ended() -> bool:
+        opening.end_if_silent()
+        return answer.done()
+
+    eventually(ended)
+    assert answer.result().version == 0 and opening.reconnects == 1
+    assert streams[0][:3] == [Kind.HELLO, Kind.GRADIENT, Kind.COMMIT] and Kind.PROBE in streams[0]
+    assert streams[1][:4] == [Kind.HELLO, Kind.PROBE, Kind.GRADIENT, Kind.COMMIT]
+    opening.close()
+
+
+def test_bytes_that_are_no_frame_end_streams_and_then_the_channel() -> None:
+    """A few times the request is asked again; what comes garbled each time is no accident."""
+    streams: list[int] = []
+
+    class Garbled:
+        """A stream that brings bytes which are no frame."""
+
+        transport, peer = "garbled", "nobody"
+
+        def send(self, header: Frame, payload: object = ()) -> None: ...
+
+        def receive(self) -> None:
+            raise CorruptFrame("it is garbage")
+
+        def close(self) -> None: ...
+
+        def cancel(self) -> None: ...
+
+    def open_stream(number: int) -> Stream:
+        streams.append(number)
+        return Garbled()
+
+    channel = Channel(open_stream, lambda name, blank: torch.zeros(1), 10.0, "the server")
+    with pytest.raises(CorruptFrame, match="it is garbage"):
+        channel.begin().result(timeout=10)
+
+    assert streams == list(range(1, retrying_stream.MAX_CORRUPT + 2))

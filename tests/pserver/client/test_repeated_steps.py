@@ -17,6 +17,7 @@ from pserver.errors import PServerError, Unreachable, from_wire
 from pserver.job.job import Job
 from pserver.job.job_identity import PROTOCOL
 from pserver.service.tensor_service import handle
+from pserver.service.working_streams import WorkingStreams
 from pserver.transport import codec, inprocess
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
@@ -131,7 +132,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[], tuple[Job, int]]]:
 
     def make() -> tuple[Job, int]:
         jobs: list[Job] = []
-        listener = inprocess.listen(lambda stream: handle(stream, jobs[0]))
+        listener = inprocess.listen(lambda stream: handle(stream, jobs[0], WorkingStreams()))
         jobs.append(Job(ServerConfig(data_dir=str(tmp_path)), {"inprocess": listener.port}))
         made.append((jobs[0], listener))
         return jobs[0], listener.port

@@ -9,6 +9,7 @@ import pytest
 from pserver.config import ServerConfig
 from pserver.job.job import Job
 from pserver.service.tensor_service import handle
+from pserver.service.working_streams import WorkingStreams
 from pserver.transport import inprocess
 from tests.support.job_frames import DEADLINE, Clock
 
@@ -21,7 +22,7 @@ def clock() -> Clock:
 @pytest.fixture
 def served(clock: Clock) -> Iterator[tuple[Job, inprocess.InprocessListener]]:
     made: list[Job] = []
-    listener = inprocess.listen(lambda stream: handle(stream, made[0]))
+    listener = inprocess.listen(lambda stream: handle(stream, made[0], WorkingStreams()))
     made.append(
         Job(ServerConfig(heartbeat_timeout_seconds=DEADLINE), {"inprocess": listener.port}, clock)
     )

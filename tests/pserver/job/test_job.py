@@ -38,7 +38,7 @@ def test_a_job_installs_steps_and_leaves(served) -> None:
     assert "mean" not in values
     assert torch.equal(trainer.ask(Frame(kind=Kind.PULL))[1]["mean"], torch.full((3,), 7.0))
     trainer.stream.send(Frame(kind=Kind.BYE))
-    job.leave(LeaveRequest(session=trainer.session))
+    job.leave(LeaveRequest(session=trainer.session, success=True))
     assert job.status(StatusRequest()).state == "empty"
     assert job.ended.is_set()
 
@@ -87,7 +87,8 @@ def test_the_divisor_is_the_trainers_that_committed(served) -> None:
     second.stream.send(Frame(kind=Kind.BYE))
 
     waiting, _ = together(
-        lambda: first.step(2, **ones), lambda: job.leave(LeaveRequest(session=second.session))
+        lambda: first.step(2, **ones),
+        lambda: job.leave(LeaveRequest(session=second.session, success=True)),
     )
 
     done, values = waiting

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,19 @@ print(sorted(name for name in os.environ if name.startswith("PSERVER_")))
 """
 
 
-def collective(tmp_path: Path, *command: str) -> tuple[list[str], list[str]]:
+BY_HAND = """
+import os, sys
+from pserver.launcher import cluster, launch
+on_gpus = cluster.Cluster(sys.argv[3], (), (), ("", ""), devices=("2", "3"), log_dir=sys.argv[2])
+sys.exit(launch.launch(on_gpus, os.environ))
+"""
+
+
+def collective(
+    tmp_path: Path,
+    *command: str,
+    launch: Sequence[str] = ("-m", "pserver", "launch", "--nccl2"),
+) -> tuple[list[str], list[str]]:
     """What the trainers of ``pserver launch --nccl2`` print, of a caller that has a role among
     servers itself.
     """
@@ -103,10 +116,7 @@ def collective(tmp_path: Path, *command: str) -> tuple[list[str], list[str]]:
     launched = subprocess.run(
         [
             sys.executable,
-            "-m",
-            "pserver",
-            "launch",
-            "--nccl2",
+            *launch,
             *command,
             "--log-dir",
             str(tmp_path),
@@ -127,16 +137,23 @@ def collective(tmp_path: Path, *command: str) -> tuple[list[str], list[str]]:
 
 
 def test_a_collective_launch_gives_torchruns_variables(tmp_path: Path) -> None:
-    """Two trainers that meet at one port of this machine, each with its number; --devices are what
-    they see, --heartbeat-timeout holds.
+    """Two trainers that meet at one port of this machine, each with its number; --heartbeat-timeout
+    and --start-timeout hold.
     """
-    first, second = collective(tmp_path, "--devices", "2,3", "--heartbeat-timeout", "7")
+    timeouts = ("--heartbeat-timeout", "7", "--start-timeout", "9")
+    first, second = collective(tmp_path, "--trainers", "2", *timeouts)
 
     assert first[0] == "TRAINING_ROLE TRAINER" and first[5] == "MASTER_ADDR 127.0.0.1"
     assert first[1:5] == ["RANK 0", "WORLD_SIZE 2", "LOCAL_RANK 0", "LOCAL_WORLD_SIZE 2"]
     assert second[1:5] == ["RANK 1", "WORLD_SIZE 2", "LOCAL_RANK 1", "LOCAL_WORLD_SIZE 2"]
     assert first[6:] == second[6:] and re.fullmatch(r"MASTER_PORT [1-9]\d+", first[6])
-    assert first[7:] == ["CUDA_VISIBLE_DEVICES 2,3", "['PSERVER_HEARTBEAT_TIMEOUT']"]
+    assert first[-1] == "['PSERVER_HEARTBEAT_TIMEOUT', 'PSERVER_START_TIMEOUT']"
+
+
+def test_trainers_see_the_devices_of_their_launch(tmp_path: Path) -> None:
+    """All of this host's, of which each takes its own by LOCAL_RANK."""
+    for mine in collective(tmp_path, launch=("-c", BY_HAND)):
+        assert "CUDA_VISIBLE_DEVICES 2,3" in mine
 
 
 def test_a_part_of_a_larger_collective_meets_at_the_first_trainer(tmp_path: Path) -> None:

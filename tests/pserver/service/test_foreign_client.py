@@ -172,7 +172,7 @@ class Trainer:
     def leave(self) -> None:
         self.out.put(wire.Frame(kind=wire.BYE))
         self.out.put(None)
-        self.stub.Leave(wire.LeaveRequest(session=self.joined.session), timeout=10)
+        self.stub.Leave(wire.LeaveRequest(session=self.joined.session, success=True), timeout=10)
 
 
 def test_the_proto_files_are_enough_to_write_a_client_from(endpoint: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pserver.checkpoint import checkpoint
+from pserver.storage.place import place_at
 from pserver.table.sparse_table import SparseTable
 from pserver.table.tiered_table import TieredTable, open_table
 from transpiler.ir.rules import Rule
@@ -266,7 +267,7 @@ def test_a_table_in_two_tiers_is_saved_and_restored(tmp_path: Path) -> None:
     same(both, whole(story.tiered, materialized=True))
     same(both, whole(story.plain, materialized=True))
     assert all(each.counters()["cold"] > 100 and len(each) > 200 for each in parts)
-    assert len(checkpoint.manifest.read(tmp_path / "1").files) > 1 and len(
+    assert len(checkpoint.manifest.read(place_at(tmp_path / "1")).files) > 1 and len(
         whole(parts[0])["ids"]
     ) == len(parts[0])
 

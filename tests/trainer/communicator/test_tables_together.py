@@ -352,3 +352,5 @@ def test_a_server_refuses_an_id_that_its_table_does_not_have(join: Any) -> None:
     asking.add([3], 1.0)
     with pytest.raises(Refused, match="'emb': expected ids from 0 to 9, got 10"):
         asking.job.communicator.lookups.pull("emb", torch.tensor([3, 10]))
+    with pytest.raises(Refused, match="'emb': expected ids"):  # which has ended its job
+        asking.optimizer.close()

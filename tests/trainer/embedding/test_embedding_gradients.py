@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.embeddings import Net, Optimizer, pair, some_ids, values
+from trainer import fleet
 from trainer.optimizer import DistributedOptimizer
-from transpiler import ClipGradByGlobalNorm
+from transpiler import ClipGradByGlobalNorm, ClipGradByValue
 
 
 def trained(
@@ -206,3 +208,92 @@ def test_a_distributed_optimizer_alone_trains_tables() -> None:
         found.append(values(net))
 
     assert torch.allclose(*found, atol=1e-6)
+
+
+def by_value(model: nn.Module) -> None:
+    clip_grad_value_(model.parameters(), 0.02)
+
+
+def by_value_at_once(model: nn.Module) -> None:
+    clip_grad_value_(model.parameters(), 0.02, foreach=True)
+
+
+def by_clamp(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad.data.clamp_(-0.01, 0.02)  # as older scripts write it
+
+
+def by_largest(model: nn.Module) -> None:
+    clip_grad_norm_(model.parameters(), 0.03, norm_type=math.inf)
+
+
+def by_value_after_norm(model: nn.Module) -> None:
+    clip_grad_norm_(model.parameters(), 0.2)
+    by_value(model)
+
+
+@pytest.mark.parametrize(
+    "clip", [by_value, by_value_at_once, by_clamp, by_largest, by_value_after_norm]
+)
+def test_clip_grad_value_acts_on_a_tables_rows(clip: Callable[[nn.Module], None]) -> None:
+    """Element by element, not on the rows' norm: equal to a plain nn.Embedding, also over several
+    lookups and backwards.
+    """
+
+    def script(net: Net, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(3):
+            optimizer.zero_grad()
+            (net(some_ids(step)) + net(some_ids(step + 1))).backward()
+            net(some_ids(step + 2)).backward()
+            clip(net)
+            optimizer.step()
+
+    theirs, mine = pair()
+    make = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
+    before = values(mine)
+    found, expected = trained(mine, make, script), trained(theirs, make, script)
+    assert torch.allclose(found, expected, atol=2e-6) and not torch.equal(found, before)
+
+
+def test_what_neither_multiplies_nor_clamps_a_norm_is_refused() -> None:
+    """A new value, a sum, a sign: the rows could not be told from the norm."""
+    _, mine = pair()
+    mine(some_ids(1)).backward()
+    proxy = mine.embedding.proxy
+    for change in (
+        lambda: proxy.grad.clamp(-1, 1),
+        lambda: proxy.grad.add_(1.0),
+        lambda: proxy.grad.sign_(),
+        lambda: torch._foreach_add_([proxy.grad], 1.0),
+    ):
+        with pytest.raises(TypeError, match="expected clamp_.. or clip_grad_value_, mul_"):
+            change()
+
+
+@pytest.mark.parametrize("servers_", [0, 1, 2])
+@pytest.mark.parametrize("who", ["the script", "grad_clip"])
+def test_clipping_by_value_equals_a_plain_embedding(
+    servers: Callable[[int], str], servers_: int, who: str
+) -> None:
+    """Alone and on servers, by the script and by ``grad_clip``."""
+    theirs, mine = pair()
+    plain = torch.optim.SGD(theirs.parameters(), lr=0.5)
+    clip = ClipGradByValue(0.02) if who == "grad_clip" else None
+    inner = torch.optim.SGD(mine.parameters(), lr=0.5)
+    if servers_:
+        endpoints = servers(servers_).split(",")
+        fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints))
+        fleet.distributed_model(mine)
+        optimizer: Any = fleet.distributed_optimizer(inner, grad_clip=clip)
+    else:
+        names = {p: name for name, p in mine.named_parameters() if p is not mine.embedding.proxy}
+        optimizer = DistributedOptimizer(inner, names, lambda _: None, clip)
+    for step in range(3):
+        for net, one in ((theirs, plain), (mine, optimizer)):
+            one.zero_grad()
+            net(some_ids(step)).backward()
+            if one is plain or clip is None:
+                clip_grad_value_(net.parameters(), 0.02)
+            one.step()
+    assert torch.allclose(values(mine), values(theirs), atol=1e-6)
+    fleet.finish()

@@ -181,8 +181,10 @@ def test_fleet_names_what_cannot_be_hybrid(rank: int, scratch: Path) -> None:
         fleet.distributed_model(Net(), tensor_plan=PLAN)
     fleet.finish()
     other = strategy_of(mp=2)
-    other.amp = True
-    with pytest.raises(ValueError, match="strategy.amp: has no effect in the collective mode"):
+    other.amp, other.fuse_grad_size_in_MB = True, 8
+    with pytest.raises(ValueError, match="strategy.amp: no job reads it"):
+        fleet.init(is_collective=True, strategy=other)
+    with pytest.raises(ValueError, match="fuse_grad_size_in_MB: acts only in .* without hybrid"):
         fleet.init(is_collective=True, strategy=other)
     with pytest.raises(ValueError, match="expected degrees whose product is the 4 ranks"):
         fleet.init(is_collective=True, strategy=strategy_of(dp=3, mp=2))

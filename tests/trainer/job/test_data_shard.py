@@ -95,6 +95,10 @@ def test_drop_last_leaves_out_the_last_joint_batch_only(
     count: int, size: int, trainers: int
 ) -> None:
     """What is left are full batches, each trainer's of the loader's own size."""
+    if count < size * trainers:
+        with pytest.raises(ValueError, match=f"at least .*got {count}"):
+            parts(lambda: DataLoader(Numbers(count), size, drop_last=True), trainers)
+        return
     found = parts(lambda: DataLoader(Numbers(count), size, drop_last=True), trainers)
 
     assert all(len(batch) == size for batches in found for batch in batches)
@@ -108,13 +112,10 @@ def test_without_shuffling_the_joint_batches_are_the_data_sets_own_order() -> No
     assert first == [[0, 1, 2, 3], [8, 9, 10, 11]] and second == [[4, 5, 6, 7], [12, 13, 14, 15]]
 
 
-def test_a_loader_that_shuffles_is_reshuffled_at_every_call() -> None:
+def test_a_loader_that_shuffles_is_reshuffled_at_every_iteration() -> None:
     """Another order in each epoch; each of them again a partition between the trainers."""
-    loaders = [DataLoader(Numbers(40), 5, shuffle=True) for _ in range(2)]
-    epochs = [
-        [samples([b.tolist() for b in shard(loader, 2, n)]) for n, loader in enumerate(loaders)]
-        for _ in range(3)
-    ]
+    mine = [shard(DataLoader(Numbers(40), 5, shuffle=True), 2, number) for number in range(2)]
+    epochs = [[samples([b.tolist() for b in part]) for part in mine] for _ in range(3)]
 
     for first, second in epochs:
         assert sorted(first + second) == list(range(40))
@@ -156,7 +157,8 @@ def test_every_process_splits_alike() -> None:
         "import torch; from torch.utils.data import DataLoader, TensorDataset\n"
         "from trainer.job.data_shard import shard\n"
         "loader = DataLoader(TensorDataset(torch.arange(50)), 4, shuffle=True)\n"
-        "print([[b.tolist() for b, in shard(loader, 3, 1)] for _ in range(2)])"
+        "mine = shard(loader, 3, 1)\n"
+        "print([[b.tolist() for b, in mine] for _ in range(2)])"
     )
     printed = [
         subprocess.run(
@@ -168,7 +170,8 @@ def test_every_process_splits_alike() -> None:
         for salt in ("1", "2")
     ]
     loader = DataLoader(TensorDataset(torch.arange(50)), 4, shuffle=True)
-    here = str([[batch.tolist() for (batch,) in shard(loader, 3, 1)] for _ in range(2)])
+    mine = shard(loader, 3, 1)
+    here = str([[batch.tolist() for (batch,) in mine] for _ in range(2)])
 
     assert [done.stdout.decode().strip() for done in printed] == [here, here], printed
 
@@ -184,14 +187,11 @@ SAMPLERS = {
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_sampler_of_the_scripts_own_decides_which_samples_there_are(kind: str) -> None:
     """It is not replaced by another order: drawn alike on every trainer, anew in every epoch."""
-    loaders = []
+    mine = []
     for number in range(2):
         torch.manual_seed(number)  # what trainers drew before has no part in it
-        loaders.append(DataLoader(Numbers(40), 4, sampler=SAMPLERS[kind]()))
-    epochs = [
-        [[b.tolist() for b in shard(loader, 2, n)] for n, loader in enumerate(loaders)]
-        for _ in range(2)
-    ]
+        mine.append(shard(DataLoader(Numbers(40), 4, sampler=SAMPLERS[kind]()), 2, number))
+    epochs = [[[b.tolist() for b in part] for part in mine] for _ in range(2)]
     joint = [
         list(itertools.chain(*(a + b for a, b in zip(*parts, strict=True)))) for parts in epochs
     ]
@@ -227,6 +227,8 @@ def test_any_iterable_of_batches_will_do() -> None:
 
     assert [int(batch[0]) for batch in shard(batches, 3, 2)] == [2, 5]
     assert [int(batch[0]) for batch in shard((batch for batch in batches), 3, 0)] == [0, 3]
+    with pytest.raises(ValueError, match="at least one batch for each of 8 trainers, got 7"):
+        list(shard(batches, 8, 0))
 
 
 def test_a_loader_without_batches_of_its_own_is_dealt_out_sample_by_sample() -> None:

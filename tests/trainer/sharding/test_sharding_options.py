@@ -18,6 +18,7 @@ from tests.support.sharded_nets import (
     LEVELS,
     assert_close,
     batches,
+    live,
     net,
     pair,
     part,
@@ -35,22 +36,6 @@ from trainer.sharding import (
 )
 from trainer.sharding.shards import FlatShards
 from trainer.sharding.units import Units, units_of
-
-
-def live() -> int:
-    """Bytes of all memory that tensors of this process hold, but for those that were there before
-    ``gc.freeze()``.
-    """
-    gc.collect()
-    found = {}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor):
-            for tensor in (thing, thing.grad if thing.is_leaf else None):
-                tensor = getattr(tensor, "_local_tensor", tensor)
-                if tensor is not None and tensor.device.type != "meta":
-                    found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return sum(found.values())
-
 
 # ---- memory ----
 
@@ -97,6 +82,49 @@ def test_memory_of_a_rank_at_each_level(rank: int, scratch: Path) -> None:
             assert max(held) >= 0.8 * most, (level, ranks, "the measurement misses something")
             del model, optimizer
     gc.unfreeze()
+
+
+class Deep(nn.Module):
+    """Layers that are no elements of a container."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        for number, layer in enumerate(layers):
+            setattr(self, f"layer{number}", layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+@on_ranks(4)
+def test_memory_of_a_deep_model_with_attention(rank: int, scratch: Path) -> None:
+    """Torch's own layers, in a stack and one after the other: what a rank holds of parameters,
+    gradients and state is its share, and two layers at the most.
+    """
+    layers = [nn.TransformerEncoderLayer(64, 4, 256, 0.0, batch_first=True) for _ in range(8)]
+    for model in (nn.TransformerEncoder(layers[0], 8), Deep(layers)):
+        whole = sum(parameter.nbytes for parameter in model.parameters())
+        gc.collect()
+        gc.freeze()
+        divided, optimizer, _ = sharded("p_g_os", None, model)
+        held: list[int] = []
+
+        def look(*_: Any, held: list[int] = held) -> None:
+            held.append(live())
+
+        inner = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
+        for module in inner[::3]:
+            module.register_forward_hook(look)
+        for _ in range(2):
+            divided(torch.ones(1, 1, 64)).sum().backward()
+            look()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert 0.8 <= max(held) / whole <= 1.15 * (4 / 4 + 2 / 8), max(held) / whole
+        del divided, optimizer
+        gc.unfreeze()
 
 
 @on_ranks(4)

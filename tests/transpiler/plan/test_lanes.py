@@ -10,8 +10,8 @@ from transpiler.plan.lanes import check_lane, describe
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Lane
 from transpiler.plan.planner import plan_parameters
-from transpiler.strategy.fields import CONFIGS
-from transpiler.strategy.from_strategy import SUPPORTED, lanes_of
+from transpiler.strategy.fields import CONFIGS, supported_with_servers
+from transpiler.strategy.from_strategy import lanes_of
 
 SGD = Rule("sgd", {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
 ADAM = Rule("adam", {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
@@ -216,9 +216,10 @@ def test_a_key_without_effect_raises_and_so_do_keys_that_contradict(
 def test_supported_names_are_names_of_a_strategy() -> None:
     """Everything that has an effect exists, and all keys of a_sync_configs do."""
     keys = {f"a_sync_configs.{key}" for key in CONFIGS["a_sync_configs"]}
-    assert keys <= SUPPORTED
-    assert SUPPORTED - keys == {"a_sync"}
-    assert strategy(launch_barrier=False, k_steps=4).unsupported(SUPPORTED) == []
+    supported = supported_with_servers()
+    assert keys <= supported
+    assert supported - keys == {"a_sync"}
+    assert strategy(launch_barrier=False, k_steps=4).unsupported(supported) == []
 
 
 OUTER = Rule("sgd", {**SGD.hparams}, {})

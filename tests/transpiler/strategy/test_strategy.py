@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.support.settings import assign, other, read
 from transpiler import DistributedStrategy
 from transpiler import strategy_pb2 as pb
 from transpiler.plan.lane_settings import OUTER_OPTIMIZER
-from transpiler.plan.setting import Setting
 from transpiler.strategy.fields import CONFIGS, SWITCHES, documentation, every_setting
 
 DEFAULTS = {
@@ -25,9 +26,10 @@ DEFAULTS = {
     "nccl_comm_num": 1,
     "find_unused_parameters": False,
     "split_data": True,
-    "cudnn_exhaustive_search": True,
-    "conv_workspace_size_limit": 4000,
-    "cudnn_batchnorm_spatial_persistent": True,
+    "cudnn_exhaustive_search": torch.backends.cudnn.benchmark,
+    "conv_workspace_size_limit": 0,
+    "cudnn_batchnorm_spatial_persistent": False,
+    "sync_nccl_allreduce": False,
     "a_sync_configs.k_steps": 0,
     "a_sync_configs.max_merge_var_num": 1,
     "a_sync_configs.send_queue_size": 16,
@@ -48,16 +50,6 @@ DEFAULTS = {
     "hybrid_configs.dp_degree": -1,
     "hybrid_configs.order": ["dp", "pp", "sharding", "sep", "mp"],
 }
-
-
-def read(strategy: DistributedStrategy, name: str) -> Any:
-    owner, _, key = name.rpartition(".")
-    return getattr(strategy, owner)[key] if owner else getattr(strategy, name)
-
-
-def assign(strategy: DistributedStrategy, name: str, value: Any) -> None:
-    owner, _, key = name.rpartition(".")
-    setattr(strategy, owner or name, {key: value} if owner else value)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
@@ -90,31 +82,6 @@ def test_documentation_has_one_row_for_each_key() -> None:
     assert staleness[1:5] == ("int or None", "None", "0 or more", ("async",))
     assert rows["hybrid_configs.order"].modes == ("hybrid job",)
     assert rows["amp_configs.decr_ratio"][1:5] == ("float", "0.5", "above 0 and below 1", ())
-
-
-def other(name: str, setting: Setting) -> Any:
-    """A valid value that is not the default."""
-    special = {
-        "a_sync_configs.merge": "mean",
-        "a_sync_configs.launch_barrier": False,
-        "a_sync_configs.staleness": 0,
-        "a_sync_configs.outer_optimizer": {"type": "nesterov", "lr": 0.7, "momentum": 0.9},
-        "a_sync_configs.modes": {"emb.*": "async", "*": "sync"},
-        "gradient_scale_configs.scale_strategy": "sum",
-        "sharding_configs.sharding_segment_strategy": "segment_anchors",
-        "hybrid_configs.order": ["mp", "sep", "sharding", "pp", "dp"],
-        "dgc_configs.sparsity": [0.75, 0.9],
-        "recompute_configs.checkpoint_shape": [100, 512],
-        "amp_configs.decr_ratio": 0.25,
-    }
-    if name in special:
-        return special[name]
-    default = setting.default
-    if isinstance(default, bool):
-        return not default
-    if isinstance(default, str):
-        return "something"
-    return ["a", "b"] if isinstance(default, tuple) else type(default)(default + 2)
 
 
 EVERY = dict(every_setting())

@@ -1,0 +1,77 @@
+"""A trainer announces itself to the servers, from its start until it has joined them: so the others
+learn of its end although no server has seen it yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pserver.control import ControlClient
+from pserver.errors import PServerError
+from pserver.wire_pb2 import AnnounceRequest
+
+FIRST_SECONDS = 1.0  # between two announcements, until a server has told its heartbeat timeout
+CALL_SECONDS = 1.0
+
+
+class Announcement:
+    """Says "trainer N is there" to every server, as often as a heartbeat, in a thread of its own
+    for each.
+
+    A server that is not up yet is asked again.  A second end has no effect.
+
+    Args:
+        endpoints: HOST:PORT of each server.
+        trainer_id: this trainer's number.
+        incarnation: with which it will join.
+    """
+
+    def __init__(self, endpoints: Sequence[str], trainer_id: int, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self._trainer_id = trainer_id
+        self._ended = threading.Event()
+        self._said: list[AnnounceRequest] = []  # the last word
+        self._threads = [
+            threading.Thread(
+                target=self._announce, args=(endpoint,), name=f"announcement {endpoint}"
+            )
+            for endpoint in endpoints
+        ]
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def joined(self) -> None:
+        """This trainer has joined, or stays away in good order: nothing more is announced."""
+        self._end(AnnounceRequest(joined=True))
+
+    def failed(self, failure: str) -> None:
+        """This trainer will never join; returns when every server that has been reached knows."""
+        self._end(AnnounceRequest(failure=failure))
+
+    def _end(self, word: AnnounceRequest) -> None:
+        if self._ended.is_set():
+            return
+        self._said.append(word)
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(2 * CALL_SECONDS)
+
+    def _announce(self, endpoint: str) -> None:
+        control = ControlClient(endpoint, CALL_SECONDS)
+        request = AnnounceRequest(trainer_id=self._trainer_id, incarnation=self.incarnation)
+        interval, reached = FIRST_SECONDS, False
+        try:
+            while not self._ended.is_set():
+                with suppress(PServerError):
+                    timeout = control.announce(request).heartbeat_timeout_seconds
+                    interval, reached = min(1.0, timeout / 5), True
+                self._ended.wait(interval if reached else min(interval, FIRST_SECONDS / 5))
+            if reached:
+                request.MergeFrom(self._said[-1])
+                with suppress(PServerError):
+                    control.announce(request)
+        finally:
+            control.close()

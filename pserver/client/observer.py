@@ -1,0 +1,145 @@
+"""Reading what a server holds without taking part in its job: for ``pserver save``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pserver.client.channel import Channel, Hparams
+from pserver.config import split_endpoint
+from pserver.control import ControlClient
+from pserver.errors import PServerError
+from pserver.transport.byte_counters import ByteCounters
+from pserver.transport.registry import TRANSPORTS, suited
+from pserver.transport.sequenced import SequencedStream
+from pserver.transport.stream import Stream
+from pserver.wire_pb2 import Frame, Hello, Kind, ObserveReply, ObserveRequest
+from transpiler.formats.plan_message import hparams_from_proto
+from transpiler.program import Program
+
+PREFERRED = ("shm", "flight", "grpc")
+CALL_SECONDS = 10.0
+PAUSE_SECONDS = 600.0  # for the steps that run, and for another observer's pause
+SCAN_ROWS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a server's job is.
+
+    Attributes:
+        versions: updates applied, by lane.
+        step: the last one applied, of the trainer that is furthest.
+        hparams: of the last step of each group.
+        failure: what has ended the job; "" while it runs.
+    """
+
+    versions: tuple[int, ...]
+    step: int
+    hparams: Hparams
+    failure: str
+
+    @classmethod
+    def from_message(cls, reply: ObserveReply) -> Progress:
+        """The same as plain values."""
+        hparams = {each.group: hparams_from_proto(each.values) for each in reply.hparams}
+        return cls(tuple(reply.versions), reply.step, hparams, reply.failure)
+
+
+class Observer:
+    """Reads what one server holds, in a pause of its job.  One thread uses it.
+
+    Args:
+        endpoint: HOST:PORT.
+
+    Attributes:
+        program: the server's.
+        fingerprint: of the job.
+        progress: how far the job was when the server was asked last.
+
+    Raises:
+        Unreachable: no server answers there.
+        Unprepared: it holds nothing.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._control = ControlClient(endpoint, CALL_SECONDS)
+        self._pausing = False
+        self._lock = threading.Lock()  # one Observe call at a time
+        self._ended = threading.Event()
+        self._arrived: dict[str, torch.Tensor] = {}
+        try:
+            wanted = suited(PREFERRED, split_endpoint(endpoint)[0])
+            self._reply = self._control.observe(ObserveRequest(transports=wanted))
+            self.program = Program.from_proto(self._reply.program)
+            self.fingerprint = self._reply.fingerprint
+            self.progress = Progress.from_message(self._reply)
+            timeout = self._reply.heartbeat_timeout_seconds
+            self._channel = Channel(self._open, self._destination, timeout, endpoint)
+        except BaseException:
+            self._control.close()
+            raise
+        interval = min(1.0, timeout / 5)
+        threading.Thread(target=self._beat, args=(interval,), daemon=True).start()
+
+    def pause(self, pausing: bool) -> None:
+        """From here on no step changes a value, or steps go on; asks how far the job is."""
+        with self._lock:
+            self._pausing = pausing
+            request = ObserveRequest(session=self._reply.session, pause=pausing)
+            reply = self._control.observe(request, PAUSE_SECONDS)
+        self.progress = Progress.from_message(reply)
+
+    def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Slices and optimizer states, by name; a state that no update has made yet is left out."""
+        if not names:
+            return {}
+        self._arrived = {}
+        self._channel.pull(names).result()
+        return self._arrived
+
+    def scan(self, table: str) -> Iterator[tuple[dict[str, torch.Tensor], Mapping[str, Any]]]:
+        """This server's rows of a table, chunk by chunk, each with what is known of the table
+        besides its rows.
+        """
+        cursor = 0
+        while cursor >= 0:
+            self._arrived = {}
+            reply = self._channel.scan(table, cursor, SCAN_ROWS).result()
+            chunk = {name.removeprefix(f"{table}@"): each for name, each in self._arrived.items()}
+            cursor = reply.cursor
+            yield chunk, reply.metadata
+
+    def close(self) -> None:
+        """Lets the job go on; never raises."""
+        self._ended.set()
+        self._channel.close()
+        with suppress(PServerError), self._lock:
+            self._control.observe(ObserveRequest(session=self._reply.session, end=True))
+        self._control.close()
+
+    def _open(self, number: int) -> Stream:
+        host, _ = split_endpoint(self.endpoint)
+        connect = TRANSPORTS[self._reply.transport].connect
+        timeout = self._reply.heartbeat_timeout_seconds
+        stream = connect(host, self._reply.data_port, timeout_seconds=timeout)
+        numbered = SequencedStream(stream, ByteCounters())
+        hello = Hello(session=self._reply.session, stream=number)
+        numbered.send(Frame(kind=Kind.HELLO, hello=hello))
+        return numbered
+
+    def _destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return self._arrived.setdefault(name, blank())
+
+    def _beat(self, interval: float) -> None:
+        while not self._ended.wait(interval):
+            with suppress(PServerError), self._lock:
+                if not self._ended.is_set():
+                    request = ObserveRequest(session=self._reply.session, pause=self._pausing)
+                    self._control.observe(request)

@@ -1,0 +1,352 @@
+"""Who takes part in a server's job: announced, joined, finished, left or lost; and how the job ends
+by it.
+
+:class:`Attendance` is the part of a :class:`~pserver.job.job.Job` that answers Announce, Join,
+Heartbeat, Finish, Leave and Reset, and that the clock ticks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from pserver import wire_pb2 as wire
+from pserver.config import ServerConfig
+from pserver.errors import Busy, Draining, JobFailed, PServerError, TrainerLost
+from pserver.job.announcements import Announcements
+from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.installed_program import InstalledProgram
+from pserver.job.job_identity import JobIdentity, check_protocol, choose_transport
+from pserver.job.lifecycle import JobState, Lifecycle
+from pserver.job.membership import Member, Membership, MemberState
+from pserver.job.observations import Observations
+
+log = logging.getLogger(__name__)
+
+FINISH_SECONDS = 1.0  # the longest that Finish waits
+
+
+class Attendance(ABC):
+    """Who takes part in a job.  Any thread may call it.
+
+    Args:
+        config: the server's.
+        transports: the transports that the server listens on, by name, with the port of each.
+        clock: seconds that never go back.
+
+    Attributes:
+        lifecycle: the job's state, its failure and its lock.
+        program: what the present job has installed; None before that.
+        observations: who reads without taking part.
+    """
+
+    def __init__(
+        self, config: ServerConfig, transports: Mapping[str, int], clock: Callable[[], float]
+    ) -> None:
+        self.config = config
+        self.transports = dict(transports)
+        self.lifecycle = Lifecycle(clock)
+        self.condition = self.lifecycle.condition
+        self.program: InstalledProgram | None = None
+        self._clock = clock
+        self._identity = JobIdentity()
+        self._members = Membership(1, clock())
+        self._announcements = Announcements()
+        self.observations = Observations()
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """The server is as it was at its start."""
+
+    # ---- the end ----
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set when a job has ended here, because its trainers left or because it failed."""
+        return self.lifecycle.ended
+
+    @property
+    def failure(self) -> PServerError | None:
+        """What ended the present job; None while all is well."""
+        return self.lifecycle.failure
+
+    @property
+    def busy(self) -> bool:
+        """Whether trainers take part in a job now."""
+        return bool(self._members.joined())
+
+    def _close_if_over(self) -> None:
+        """Ends the job when its last trainer has gone.  The caller holds the job's lock."""
+        if self.failure is not None and not self._members.joined():
+            self.ended.set()
+        elif self.failure is None and self._members.over:
+            version = self.program.version if self.program else 0
+            log.info("the job is done after %d updates", version)
+            self.lifecycle.succeed()
+            self._reset()
+            self.ended.set()
+
+    def tick(self) -> None:
+        """Applies the heartbeat timeout and the start timeout.
+
+        The server's clock thread calls it a few times a second.
+        """
+        with self.condition:
+            now, timeout = self._clock(), self.config.heartbeat_timeout_seconds
+            for lost in self._members.lose_silent(now, timeout):
+                self.lifecycle.fail(lost)
+            self._announcements.lose_silent(now, timeout)
+            self.observations.lose_silent(now, timeout)
+            if self._members.by_trainer and self.failure is None:
+                self._check_missing(now)
+            if self._members.by_trainer:
+                self._close_if_over()
+
+    def _check_missing(self, now: float) -> None:
+        """Fails the job where a trainer will not join any more."""
+        for trainer in self._members.not_joined():
+            lost = self._announcements.lost(trainer, self._members.began)
+            if lost is not None:
+                self.lifecycle.fail(lost)
+        start = self.config.start_timeout_seconds
+        names = ", ".join(map(str, self._members.missing(now, start)))
+        if names:
+            self.lifecycle.fail(TrainerLost(f"trainer {names} has not joined within {start:g} s"))
+
+    def shut_down(self) -> None:
+        """Takes no new trainers and no new steps; every trainer is told, those that wait at once
+        and the others by their heartbeats.
+        """
+        with self.condition:
+            if self.busy and self._members.unfinished():
+                self.lifecycle.fail(Draining("the server is shutting down"))
+            self.lifecycle.drain()
+
+    # ---- after a failure: see [Note: kept values] in lifecycle.py ----
+
+    @property
+    def kept_seconds(self) -> float:
+        """For how long a failed job's values are still kept from other jobs; 0: any may begin."""
+        if self.lifecycle.state is not JobState.FAILED or self.program is None:
+            return 0.0
+        if not self.program.version:
+            return 0.0
+        since = self._clock() - self.lifecycle.failed_at
+        return max(0.0, self.config.kept_failed_seconds - since)
+
+    def _make_room(self, request: wire.JoinRequest) -> bool:
+        """Whether a failed job has made way for the trainer that asks; False: it asks again later.
+
+        Raises:
+            Busy: the failed job's values are kept.
+        """
+        if self._members.joined():
+            # members of the failed job leave, or are lost within the heartbeat timeout
+            return False
+        if request.fingerprint != self._identity.fingerprint and (left := self.kept_seconds):
+            raise Busy(
+                f"the server keeps the values of a job that has failed ({self.failure}), for "
+                f"another {left:.0f} s: `pserver save ENDPOINTS PATH` writes them, `pserver reset "
+                "ENDPOINTS` drops them"
+            )
+        self._reset()
+        return True
+
+    def reset(self, request: wire.ResetRequest) -> wire.ResetReply:
+        """Drops what a failed job has left.
+
+        Raises:
+            Busy: a job runs.
+        """
+        with self.condition:
+            state = self.lifecycle.word
+            if self._members.joined():
+                names = ", ".join(str(member.trainer) for member in self._members.joined())
+                raise Busy(
+                    f"a job runs here, with trainer {names}: end its trainers first, and reset "
+                    "when they have gone"
+                )
+            if self.lifecycle.state is JobState.FAILED or self._members.by_trainer:
+                log.info("reset: what the job has left is dropped")
+                self._reset()
+            self.condition.notify_all()
+            return wire.ResetReply(state=state)
+
+    # ---- joining and leaving ----
+
+    def join(self, request: wire.JoinRequest) -> wire.JoinReply:
+        """A trainer joins, or is told to ask again later.
+
+        Raises:
+            Refused: another protocol version, a trainer number that the plan does not have, no
+                transport in common.
+            Busy: a running job has this trainer already, or a failed one's values are kept.
+            FingerprintMismatch: the trainer runs another program; the message says in what it
+                differs.
+            Draining: the server is shutting down.
+            TrainerLost: trainer 0, which would begin the job, has ended.
+        """
+        with self.condition:
+            if self.lifecycle.draining:
+                raise Draining("the server is shutting down")
+            check_protocol(request)
+            if self.lifecycle.state is JobState.FAILED and not self._make_room(request):
+                return wire.JoinReply(ready=False)
+            if request.trainer_id == 0 and self._members.deserted:
+                self._reset()
+            if self.lifecycle.state is JobState.EMPTY:
+                if request.trainer_id != 0:
+                    self._check_trainer_0(request)
+                    return wire.JoinReply(ready=False)
+                self._begin(request)
+            member = self._member_of(request)
+            if member is None:
+                return wire.JoinReply(ready=False)
+            installing = self.lifecycle.state is JobState.INSTALLING
+            lanes = self.program.lanes if self.program else ()
+            return wire.JoinReply(
+                ready=True,
+                install=request.trainer_id == 0 and installing,
+                transport=member.transport,
+                data_port=self.transports[member.transport],
+                heartbeat_timeout_seconds=self.config.heartbeat_timeout_seconds,
+                steps=[member.step(lane) for lane in range(len(lanes))],
+                session=member.session,
+            )
+
+    def _begin(self, request: wire.JoinRequest) -> None:
+        identity = JobIdentity.of_request(request)
+        began = self._announcements.first_heard(request.incarnation, self._clock())
+        self._members = Membership(identity.trainers, self._clock(), began)
+        self._identity = identity
+        self.lifecycle.begin()
+
+    def _check_trainer_0(self, request: wire.JoinRequest) -> None:
+        """Raises what has happened to trainer 0, if it will not come."""
+        since = self._announcements.first_heard(request.incarnation, self._clock())
+        lost = self._announcements.lost(0, since)
+        if lost is not None:
+            raise lost
+
+    def _member_of(self, request: wire.JoinRequest) -> Member | None:
+        """The trainer's member, new or known; None where it should ask again later."""
+        trainer = request.trainer_id
+        known = self._members.by_trainer.get(trainer)
+        if (
+            known is not None
+            and known.incarnation == request.incarnation
+            and known.state is MemberState.JOINED
+        ):
+            # it asks again because its first transport did not work
+            known.transport = choose_transport(request, self.transports)
+            return known
+        other_job = known is not None or request.fingerprint != self._identity.fingerprint
+        if self._members.ending and other_job:
+            return None  # the next job begins when all have left
+        if known is not None:
+            raise Busy(
+                f"trainer {trainer} takes part in the server's job already; start another server "
+                "for a second job"
+            )
+        self._identity.check(request, self._members.expected)
+        if self.lifecycle.state is JobState.INSTALLING and trainer != 0:
+            return None
+        transport = choose_transport(request, self.transports)
+        member = Member(trainer, request.incarnation, transport, self._clock())
+        self._members.add(member)
+        self._announcements.joined(trainer, request.incarnation)
+        log.info("trainer %d joined over %s", trainer, transport)
+        self.condition.notify_all()
+        return member
+
+    def announce(self, request: wire.AnnounceRequest) -> wire.AnnounceReply:
+        """A trainer has started, and will join; or it says why it will not."""
+        trainer, incarnation = request.trainer_id, request.incarnation
+        with self.condition:
+            if request.failure:
+                self._announcements.failed(trainer, incarnation, request.failure, self._clock())
+            elif request.joined:
+                self._announcements.joined(trainer, incarnation)
+            elif not any(member.incarnation == incarnation for member in self._members.joined()):
+                self._announcements.heard(trainer, incarnation, self._clock())
+            timeout = self.config.heartbeat_timeout_seconds
+            return wire.AnnounceReply(heartbeat_timeout_seconds=timeout)
+
+    def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
+        """A heartbeat; the reply says whether the job still runs."""
+        with self.condition:
+            member = self.member(request.session)
+            member.activity = request.activity
+            if self.failure is None:
+                return wire.HeartbeatReply()
+            return wire.HeartbeatReply(failure=str(self.failure), error=type(self.failure).__name__)
+
+    def finish(self, request: wire.FinishRequest) -> wire.FinishReply:
+        """A trainer takes no further step; it may wait up to a second until all have said so.
+
+        Raises:
+            PServerError: what has ended the job.
+        """
+        with self.condition:
+            member, members = self.member(request.session), self._members
+            if self.failure is not None:
+                raise self.failure
+            member.finished = True
+            self.condition.notify_all()
+            end = time.monotonic() + (FINISH_SECONDS if request.wait else 0.0)
+            while members.unfinished() and time.monotonic() < end:
+                self.lifecycle.check_running()
+                self.condition.wait(WAKE_SECONDS)
+            missing = members.unfinished()
+            if missing:
+                self.lifecycle.check_running()
+            return wire.FinishReply(over=not missing, missing=missing)
+
+    def leave(self, request: wire.LeaveRequest) -> wire.LeaveReply:
+        """A trainer leaves because it has done its part; or because it has failed, and then the job
+        fails for all.
+        """
+        with self.condition:
+            member = self.member(request.session)
+            before = self.failure
+            if member.state is MemberState.JOINED:
+                member.state = MemberState.LEFT
+                reason = request.failure
+                if not reason and not request.success:
+                    reason = "it left without saying that it has finished"
+                log.info("trainer %d left%s", member.trainer, f": {reason}" if reason else "")
+                if reason:
+                    self.lifecycle.fail(
+                        JobFailed(f"trainer {member.trainer} ended the job: {reason}")
+                    )
+                self._close_if_over()
+                self.condition.notify_all()
+            if before is None:
+                return wire.LeaveReply()
+            return wire.LeaveReply(failure=str(before), error=type(before).__name__)
+
+    def leaves_after_step(self, member: Member) -> None:
+        """A trainer's last step has come: from here on no other step and no barrier waits for
+        it.
+        """
+        with self.condition:
+            member.leaving = True
+            self.condition.notify_all()
+
+    def member(self, session: str) -> Member:
+        """The trainer that holds a session; the call counts as a heartbeat.
+
+        Raises:
+            Refused: no trainer holds it.
+        """
+        with self.condition:
+            member = self._members.of_session(session)
+            member.last_heard = self._clock()
+            return member
+
+    def now(self) -> float:
+        """The job's clock, in seconds."""
+        return self._clock()

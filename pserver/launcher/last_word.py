@@ -1,0 +1,43 @@
+"""Tells servers on other hosts that trainers of this one have ended: ``launch`` runs it as a
+process, because it imports gRPC, and ``launch`` does not.
+
+::
+
+    python -m pserver.launcher.last_word ENDPOINTS "1=its process ended with status 3" ...
+
+A trainer that has joined tells its end itself, or is missed by its heartbeat; this is for one that
+dies before the servers have seen it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pserver.control import ControlClient
+from pserver.errors import PServerError
+from pserver.wire_pb2 import AnnounceRequest
+
+CALL_SECONDS = 1.0
+
+
+def tell(endpoints: Sequence[str], words: Sequence[str]) -> None:
+    """Tells every server that can be reached.
+
+    Args:
+        words: "NUMBER=REASON" of each trainer.
+    """
+    for endpoint in endpoints:
+        control = ControlClient(endpoint, CALL_SECONDS)
+        try:
+            for word in words:
+                number, _, reason = word.partition("=")
+                control.announce(AnnounceRequest(trainer_id=int(number), failure=reason))
+        except PServerError as error:
+            print(f"could not tell {error}", file=sys.stderr)
+        finally:
+            control.close()
+
+
+if __name__ == "__main__":
+    tell(sys.argv[1].split(","), sys.argv[2:])

@@ -1,0 +1,13 @@
+"""Where files are kept: on this machine's disks, or behind a URL.
+
+In reading order::
+
+    in_use        the error of two jobs at one path
+    path_lock     one writer at a time, on a local disk
+    local_place   a directory
+    remote_place  a prefix behind a URL, through fsspec
+    place         which of the two a caller's path is
+    single_file   one file, local or behind a URL, written whole
+
+It imports ``transpiler.files``, torch, safetensors, fsspec and the standard library.
+"""

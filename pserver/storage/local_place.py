@@ -1,0 +1,150 @@
+"""A directory on this machine's disks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from pserver.storage.path_lock import PathLock
+from transpiler.files.tensor_file import write_tensors
+from transpiler.files.whole_file import flush
+
+PARTIAL = "writing-"  # begins the names of what is being written
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """A directory.  What a method has written is on the disk when it returns.
+
+    Every method raises OSError where the disk is full or refuses, FileNotFoundError where there is
+    no such file.
+
+    Attributes:
+        directory: resolved.
+    """
+
+    directory: Path
+
+    def __str__(self) -> str:
+        return str(self.directory)
+
+    @property
+    def path(self) -> str:
+        """By which a process finds it again."""
+        return str(self.directory)
+
+    def at(self, relative: str) -> LocalPlace:
+        """The place at a path relative to this one."""
+        return LocalPlace((self.directory / relative).resolve())
+
+    def relative(self, other: LocalPlace) -> str:
+        """The path of another place relative to this one."""
+        return os.path.relpath(other.directory, self.directory)
+
+    def lock(self) -> PathLock | None:
+        """Keeps other writers out.
+
+        Raises:
+            InUse: there is one.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return PathLock(self.directory)
+
+    def writable(self) -> bool:
+        """Whether files can be written here."""
+        return os.access(self.directory, os.W_OK)
+
+    # ---- reading ----
+
+    def names(self) -> list[str]:
+        """The files that are here."""
+        if not self.directory.is_dir():
+            return []
+        return [path.name for path in self.directory.iterdir() if not path.is_dir()]
+
+    def size(self, name: str) -> int | None:
+        """In bytes; None where there is no such file."""
+        path = self.directory / name
+        return path.stat().st_size if path.is_file() else None
+
+    def read(self, name: str) -> bytes:
+        """A whole file."""
+        return (self.directory / name).read_bytes()
+
+    def checksum(self, name: str) -> str:
+        """BLAKE2b of a file, 16 bytes in hexadecimal."""
+        digest = hashlib.blake2b(digest_size=16)
+        with (self.directory / name).open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors of a safetensors file."""
+        return safetensors.torch.load_file(self.directory / name)
+
+    # ---- writing ----
+
+    def write(self, name: str, content: bytes) -> None:
+        """Makes a new file; after an error there is none."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / name
+        try:
+            path.write_bytes(content)
+            flush(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
+        """Makes a new safetensors file of contiguous tensors on the CPU; gives its size and its
+        checksum.
+        """
+        data = self.directory / name
+        partial = self.directory / f"{PARTIAL}{secrets.token_hex(8)}"
+        partial.mkdir(parents=True)
+        try:
+            # in a directory of its own, because safetensors first writes under a name of its own
+            write_tensors(tensors, partial / name)
+            os.replace(partial / name, data)
+        finally:
+            shutil.rmtree(partial)
+        data.chmod(0o644)  # like the manifest: safetensors makes files that only their owner reads
+        flush(data)
+        return data.stat().st_size, self.checksum(name)
+
+    def replace(self, name: str, content: bytes, before: bytes | None = None) -> bool:
+        """Puts a file in place of the one that may be there, in one moment; True."""
+        temporary = self.directory / f"{PARTIAL}{secrets.token_hex(8)}"
+        try:
+            temporary.write_bytes(content)
+            flush(temporary)
+            os.replace(temporary, self.directory / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def flush(self) -> None:
+        """Returns when the names of all files are on the disk."""
+        flush(self.directory)
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        (self.directory / name).unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Removes what stopped writers have left."""
+        for path in self.directory.glob(f"{PARTIAL}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

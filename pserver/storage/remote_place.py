@@ -1,0 +1,266 @@
+"""A prefix behind a URL, through fsspec: an object store, HDFS, SFTP, ``memory://``.
+
+[Note: replacing an object]  An object store has no rename and no lock, but it replaces one object
+in one moment, and some replace it only if it is still the one that the writer has read.  S3 does so
+(``If-Match``, ``If-None-Match``).  Elsewhere the object is read again just before it is replaced:
+two writers whose reads and writes cross within that moment are not noticed.  File systems behind
+URLs, like HDFS and SFTP, get the file under another name, and a rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+import safetensors.torch
+import torch
+
+from transpiler.files.local_path import shown
+from transpiler.files.tensor_file import write_tensors
+
+_OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "memory"})
+_CONDITIONS = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
+_KINDS = (FileNotFoundError, FileExistsError, PermissionError, TimeoutError)
+_CHUNK = 1 << 22
+
+T = TypeVar("T")
+
+
+class RemotePlace:
+    """A prefix.  Every method raises OSError where the store refuses or cannot be reached,
+    FileNotFoundError where there is no such file.
+
+    Args:
+        url: of the prefix.
+
+    Attributes:
+        path: the URL.
+
+    Raises:
+        ValueError: fsspec knows no such protocol.
+        ImportError: the package that reaches it is not installed; the message says which.
+        OSError: the store cannot be reached.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.path = url.rstrip("/")
+        try:
+            self._store, self._root = fsspec.core.url_to_fs(self.path)
+        except ImportError as error:
+            raise ImportError(f"{self}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{self}: {error}") from error
+        except Exception as error:  # as many kinds as there are drivers
+            raise _os_error(self, error) from error
+        kinds = self._store.protocol
+        self._kinds = frozenset((kinds,) if isinstance(kinds, str) else kinds)
+
+    def __str__(self) -> str:
+        return shown(self.path)
+
+    def __repr__(self) -> str:
+        return f"RemotePlace({shown(self.path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePlace) and (self._kinds, self._root, self._store) == (
+            other._kinds,
+            other._root,
+            other._store,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._kinds, self._root))
+
+    def at(self, relative: str) -> RemotePlace:
+        """The place at a path relative to this one."""
+        scheme, _, rest = self.path.partition("://")
+        return RemotePlace(f"{scheme}://{posixpath.normpath(posixpath.join(rest, relative))}")
+
+    def relative(self, other: RemotePlace) -> str:
+        """The path of another place relative to this one.
+
+        Raises:
+            ValueError: it is in another store.
+        """
+        if self._kinds != other._kinds or self._store != other._store:
+            raise ValueError(f"expected a place in the store of {self}, got {other}")
+        mine, theirs = (place.path.partition("://")[2] for place in (self, other))
+        return posixpath.relpath(f"/{theirs}", f"/{mine}")
+
+    def lock(self) -> None:
+        """Stores have no locks: see [Note: replacing an object]."""
+
+    def writable(self) -> bool:
+        """Whether files can be written here, as far as one knows."""
+        return True
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else str(self._root)
+
+    def _call(self, call: Callable[[], T]) -> T:
+        """What a call to the store gives; drivers have exceptions of their own."""
+        try:
+            return call()
+        except Exception as error:
+            raise _os_error(self, error) from error
+
+    # ---- reading ----
+
+    def names(self) -> list[str]:
+        """The files that are here."""
+        self._store.invalidate_cache()
+        with suppress(FileNotFoundError):
+            listed = self._call(lambda: self._store.ls(self._root, detail=True))
+            return [
+                posixpath.basename(entry["name"]) for entry in listed if entry["type"] == "file"
+            ]
+        return []
+
+    def size(self, name: str) -> int | None:
+        """In bytes; None where there is no such file."""
+        self._store.invalidate_cache()
+        try:
+            found = self._call(lambda: self._store.info(self._at(name)))
+        except FileNotFoundError:
+            return None
+        return int(found["size"]) if found["type"] == "file" else None
+
+    def read(self, name: str) -> bytes:
+        """A whole file."""
+        found: bytes = self._call(lambda: self._store.cat_file(self._at(name)))
+        return found
+
+    def checksum(self, name: str) -> str:
+        """BLAKE2b of a file, 16 bytes in hexadecimal."""
+
+        def read() -> str:
+            digest = hashlib.blake2b(digest_size=16)
+            with self._store.open(self._at(name), "rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+            return digest.hexdigest()
+
+        return self._call(read)
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Copies a file to this machine."""
+        self._call(lambda: self._store.get_file(self._at(name), str(target)))
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors of a safetensors file."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.fetch(name, Path(folder) / "tensors")
+            return safetensors.torch.load_file(Path(folder) / "tensors")
+
+    # ---- writing ----
+
+    def _prepare(self) -> None:
+        if not self._kinds & _OBJECTS:  # an object store has no directories
+            self._call(lambda: self._store.makedirs(self._root, exist_ok=True))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Makes a new file."""
+        self._prepare()
+        self._call(lambda: self._store.pipe_file(self._at(name), content))
+
+    def store(self, source: Path, name: str) -> None:
+        """Copies a file from this machine, in place of the one that may be there."""
+        self._prepare()
+        if self._kinds & _OBJECTS:
+            self._call(lambda: self._store.put_file(str(source), self._at(name)))
+            return
+        partial = f"{name}.{secrets.token_hex(8)}"
+        try:
+            self._call(lambda: self._store.put_file(str(source), self._at(partial)))
+            self._call(lambda: self._store.mv(self._at(partial), self._at(name)))
+        except BaseException:
+            self.remove(partial)
+            raise
+
+    def write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
+        """Makes a new safetensors file of contiguous tensors on the CPU; gives its size and its
+        checksum.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / name
+            write_tensors(tensors, source)
+            with source.open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            self.store(source, name)
+            return source.stat().st_size, digest.hexdigest()
+
+    def replace(self, name: str, content: bytes, before: bytes | None = None) -> bool:
+        """Puts a file in place of the one that is there.  See [Note: replacing an object].
+
+        Args:
+            before: what the file has now; None: there is none.
+
+        Returns:
+            False if it has something else; nothing is changed.
+        """
+        self._store.invalidate_cache()
+        condition: dict[str, Any] = {"mode": "create"}
+        try:
+            tag = self._call(lambda: self._store.info(self._at(name))).get("ETag")
+            if self.read(name) != before:
+                return False
+            condition = {"IfMatch": tag} if "s3" in self._kinds and tag else {}
+        except FileNotFoundError:
+            if before is not None:
+                return False
+        try:
+            self._replace(name, content, condition)
+        except OSError as error:
+            if _refused_condition(error):
+                return False
+            raise
+        return True
+
+    def _replace(self, name: str, content: bytes, condition: dict[str, Any]) -> None:
+        self._prepare()
+        if self._kinds & _OBJECTS:
+            self._call(lambda: self._store.pipe_file(self._at(name), content, **condition))
+            return
+        partial = f"{name}.{secrets.token_hex(8)}"
+        try:
+            self._call(lambda: self._store.pipe_file(self._at(partial), content))
+            self._call(lambda: self._store.mv(self._at(partial), self._at(name)))
+        except BaseException:
+            self.remove(partial)
+            raise
+
+    def flush(self) -> None:
+        """A store keeps what it has answered for."""
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        with suppress(FileNotFoundError):
+            self._call(lambda: self._store.rm_file(self._at(name)))
+
+    def tidy(self) -> None:
+        """Stopped writers leave nothing but files."""
+
+
+def _os_error(place: RemotePlace, error: Exception) -> OSError:
+    """A driver's error as an OSError that names the place."""
+    kind, said = next((each for each in _KINDS if isinstance(error, each)), OSError), str(error)
+    if not isinstance(error, OSError):
+        said = f"{type(error).__name__}: {said}"
+    named = kind(f"{place}: {shown(said)}")
+    named.errno = getattr(error, "errno", None)
+    return named
+
+
+def _refused_condition(error: OSError) -> bool:
+    """Whether a store has said that the object is another one."""
+    cause = error.__cause__ and error.__cause__.__cause__
+    response = getattr(cause, "response", None) or {}
+    code = str(response.get("Error", {}).get("Code", ""))
+    return isinstance(error, FileExistsError) or code in _CONDITIONS

@@ -1,0 +1,226 @@
+"""Promises of checkpoints behind URLs: whole or refused, one writer, as on a disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pserver.checkpoint import checkpoint
+from pserver.checkpoint.checkpoint import Claims
+from pserver.storage.in_use import InUse
+from pserver.storage.place import place_at
+from pserver.storage.remote_place import RemotePlace
+
+OLD = {"w": torch.arange(6.0).reshape(2, 3)}
+NEW = {"w": torch.arange(6.0).reshape(2, 3) + 1, "b": torch.ones(2)}
+
+
+def save(url: str, step: int, claims: Claims | None = None) -> None:
+    with checkpoint.writing(url, claims=claims) as writer:
+        writer.tensors(OLD if step == 1 else NEW)
+        writer.commit({"step": step})
+
+
+def test_what_was_saved_behind_a_url_is_what_is_loaded(url: str) -> None:
+    """A second save replaces the first, and leaves nothing of it."""
+    checkpoint.save(url, OLD, {"step": 1})
+    checkpoint.save(url, NEW, {"step": 2})
+    loaded, meta = checkpoint.load(url)
+
+    assert meta == {"step": 2} and loaded.keys() == NEW.keys()
+    assert all(torch.equal(loaded[name], NEW[name]) for name in NEW)
+    assert len(place_at(url).names()) == 2
+
+
+def test_a_chain_behind_urls_is_read_and_compacted(url: str) -> None:
+    """A delta names its base relative to itself; both stay readable while they are needed."""
+    ids = np.arange(4)
+
+    def rows(value: float, count: int) -> list[dict[str, np.ndarray]]:
+        return [{"ids": ids[:count], "values": np.full((count, 2), value, np.float32)}]
+
+    with checkpoint.writing(f"{url}/full") as writer:
+        writer.tensors(OLD)
+        writer.chunks("emb", rows(1.0, 4))
+        full = writer.commit({"step": 1})
+    with checkpoint.writing(f"{url}/delta", full) as writer:
+        writer.tensors(NEW)
+        writer.chunks("emb", rows(2.0, 1))
+        writer.commit({"step": 2})
+    save(f"{url}/full", 1)  # the delta's base keeps its files
+    checkpoint.compact(f"{url}/delta", f"{url}/whole")
+
+    for name in ("delta", "whole"):
+        chunks = list(checkpoint.reading(f"{url}/{name}").chunks("emb"))
+        found = {
+            own: value
+            for chunk in chunks
+            for own, value in zip(chunk["ids"], chunk["values"][:, 0], strict=True)
+        }
+        assert found == {0: 2.0, 1: 1.0, 2: 1.0, 3: 1.0}
+
+
+def test_a_delta_and_its_base_are_in_one_store(url: str, tmp_path: Path) -> None:
+    """Otherwise the delta could not name it; nothing is written."""
+    base = checkpoint.save(url, OLD, {})
+
+    with (
+        pytest.raises(ValueError, match="expected a place in the store of"),
+        checkpoint.writing(tmp_path / "delta", base),
+    ):
+        raise AssertionError("it does not begin")
+    assert not (tmp_path / "delta").exists()
+
+
+class Stopped(BaseException):
+    """Stands for a process that stops."""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_save_that_stops_at_any_call_of_the_store_leaves_the_old_or_the_new_one(
+    url: str, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """As a killed process would leave it; the next save leaves no trace of it."""
+    real = RemotePlace._call
+    left = 0
+
+    def stops(place: RemotePlace, call: Any) -> Any:
+        nonlocal left
+        left -= 1
+        result = real(place, call) if after or left != 0 else None
+        if left == 0:
+            raise Stopped
+        return result
+
+    for at in range(1, 40):
+        path = f"{url}/{at}"
+        save(path, 1)
+        left = at
+        with monkeypatch.context() as patch:
+            patch.setattr(RemotePlace, "_call", stops)
+            patch.setattr(RemotePlace, "remove", lambda self, name: None)
+            try:
+                save(path, 2)
+            except Stopped:
+                ended = False
+            else:
+                ended = True
+        loaded, meta = checkpoint.load(path)
+        expected = OLD if meta["step"] == 1 else NEW
+        assert loaded.keys() == expected.keys()
+        if ended:
+            assert at > 4 and meta == {"step": 2}
+            return
+        save(path, 3)
+        assert checkpoint.load(path)[1] == {"step": 3} and len(place_at(path).names()) == 2
+    pytest.fail("expected a save to end")
+
+
+def test_two_jobs_behind_one_url_are_noticed_and_both_are_named(url: str) -> None:
+    """A job that finds another checkpoint than the one it has seen there writes nothing; one whose
+    checkpoint is replaced while it writes, neither.
+    """
+    first, second = Claims(), Claims()
+    save(url, 1, first)
+    save(url, 2, second)
+    with pytest.raises(InUse, match="two jobs .* process [0-9]+ on .*, and process [0-9]+ on"):
+        save(url, 3, first)
+    with (
+        pytest.raises(InUse, match="which has replaced the checkpoint meanwhile"),
+        checkpoint.writing(url) as writer,
+    ):
+        writer.tensors(OLD)
+        save(url, 4)
+        writer.commit({"step": 5})
+
+    assert checkpoint.load(url)[1] == {"step": 4} and len(place_at(url).names()) == 2
+
+
+def test_a_job_that_has_loaded_saves_over_what_it_loaded(url: str) -> None:
+    """And not over what another has put there since."""
+    save(url, 1)
+    claims = Claims()
+    claims.saw(checkpoint.saved_in(url))
+    save(url, 2, claims)
+    save(url, 3)
+
+    with pytest.raises(InUse):
+        save(url, 4, claims)
+
+
+@pytest.mark.processes
+def test_s3_replaces_a_manifest_only_if_it_is_still_the_one_that_was_read(
+    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the comparison and the write nobody can slip in: If-Match, If-None-Match."""
+    for key, value in s3.items():
+        monkeypatch.setenv(key, value)
+    place = place_at("s3://bucket/race")
+    assert isinstance(place, RemotePlace)
+    real = RemotePlace.read
+
+    def races(self: RemotePlace, name: str) -> bytes:
+        found = real(self, name)
+        self.write(name, b"another's")
+        return found
+
+    place.write("a", b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(RemotePlace, "read", races)
+        assert not place.replace("a", b"mine", b"old")
+    assert place.read("a") == b"another's"
+    assert not place.replace("a", b"mine", None)
+    with pytest.raises(FileExistsError):
+        place._store.pipe_file("bucket/race/a", b"mine", mode="create")
+    assert place.replace("a", b"mine", b"another's") and place.read("a") == b"mine"
+
+
+MISSING = """
+import sys
+sys.modules["s3fs"] = None
+from pserver.checkpoint import checkpoint
+checkpoint.load("s3://user:sesame@bucket/job")
+"""
+
+
+@pytest.mark.processes
+def test_a_missing_driver_is_an_error_that_names_its_package(tmp_path: Path) -> None:
+    """fsspec's own words, and the URL without its password."""
+    done = subprocess.run(
+        [sys.executable, "-c", MISSING], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+
+    assert done.returncode == 1 and not list(tmp_path.iterdir())
+    assert last == "ImportError: s3://***@bucket/job: Install s3fs to access S3"
+
+
+def test_an_unknown_protocol_is_an_error() -> None:
+    """And no folder."""
+    with pytest.raises(ValueError, match="nowhere://x: Protocol not known: nowhere"):
+        checkpoint.save("nowhere://x", OLD, {})
+
+
+def test_a_store_that_refuses_is_an_os_error_that_names_the_url(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever class the driver's error has; the old checkpoint stays."""
+    save(url, 1)
+    place = place_at(url)
+    assert isinstance(place, RemotePlace)
+
+    def refuses(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("quota")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place._store, "put_file", refuses)
+        with pytest.raises(OSError, match=f"{url}: RuntimeError: quota"):
+            save(url, 2)
+
+    assert checkpoint.load(url)[1] == {"step": 1} and len(place.names()) == 2

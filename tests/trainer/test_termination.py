@@ -1,0 +1,99 @@
+"""SIGTERM of a process that has a job to tell of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+BEGIN = """
+import atexit, os, signal, sys, threading, time
+from trainer.termination import termination
+
+def tell(reason):
+    print("told:", reason, flush=True)
+
+def wait():
+    print("ready", flush=True)
+    threading.Event().wait(60)
+
+"""
+
+pytestmark = pytest.mark.processes
+
+
+def ended(script: str) -> tuple[int, list[str]]:
+    """The exit status and the lines of a process that gets SIGTERM when it says "ready"."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEGIN + script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    )
+    assert process.stdout is not None
+    lines = []
+    try:
+        while (line := process.stdout.readline().rstrip("\n")) != "ready":
+            assert line, lines
+            lines.append(line)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, [*lines, *said.splitlines()]
+
+
+def test_the_job_is_told_and_the_script_s_own_endings_run() -> None:
+    """``finally`` and ``atexit``, after the others know."""
+    status, lines = ended("""
+atexit.register(lambda: print("atexit", flush=True))
+termination.add(tell)
+try:
+    wait()
+finally:
+    print("finally", flush=True)
+""")
+
+    assert (status, lines) == (143, ["told: ended by SIGTERM", "finally", "atexit"])
+
+
+def test_a_handler_of_the_script_s_own_stays() -> None:
+    """Whether it was installed before, or later."""
+    for own in ("before", "after"):
+        install = "signal.signal(signal.SIGTERM, lambda *_: (print('own'), os._exit(7)))\n"
+        add = "termination.add(tell)\n"
+        script = install + add if own == "before" else add + install
+        status, lines = ended(script.replace("print('own')", "print('own', flush=True)") + "wait()")
+
+        assert status == 7 and "own" in lines, own
+
+
+def test_a_job_that_was_left_is_not_told() -> None:
+    """The process still exits with 143."""
+    status, lines = ended("termination.add(tell)\ntermination.remove(tell)\nwait()")
+
+    assert (status, lines) == (143, [])
+
+
+def test_a_forked_child_does_not_speak_for_its_parent() -> None:
+    """A DataLoader ends its workers with SIGTERM: that ends nobody's job."""
+    status, lines = ended("""
+termination.add(tell)
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(1)
+os.kill(child, signal.SIGTERM)
+_, status = os.waitpid(child, 0)
+print("child", os.WTERMSIG(status), flush=True)
+print("came" if termination.came else "not told", flush=True)
+wait()
+""")
+
+    assert lines[:2] == ["child 15", "not told"]
+    assert (status, lines[2:]) == (143, ["told: ended by SIGTERM"])

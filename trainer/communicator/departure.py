@@ -1,0 +1,117 @@
+"""How a trainer leaves its servers: when all trainers agree that the job is done, or with the
+reason why it cannot go on.
+
+[Note: a job is done when all say so]  Each trainer says to every server that it takes no further
+step, waits until every server says that all trainers have, and leaves.  While it waits it sends
+heartbeats and hears what ends the job.  So if a trainer or a server is lost before the end, no
+trainer takes the job for done; and a trainer that has lost one server tells the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from pserver.client.client import Client
+from pserver.errors import PServerError
+from trainer.communicator.lane import LaneSender
+from trainer.termination import REASON, TELL_SECONDS, termination
+
+log = logging.getLogger(__name__)
+
+
+def spelled(error: BaseException) -> str:
+    """An error as the others are told of it."""
+    return f"{type(error).__name__}: {error}"
+
+
+class Departure:
+    """A trainer's end in its job.
+
+    Args:
+        clients: its connections.
+        trainer_id: its number.
+        leave: leaves the job, with the reason; called when the process ends without.
+    """
+
+    def __init__(
+        self, clients: Sequence[Client], trainer_id: int, leave: Callable[[str], None]
+    ) -> None:
+        self._clients, self._trainer_id, self._leave = clients, trainer_id, leave
+
+    def expect(self) -> None:
+        """From here on the end of the process, or SIGTERM, is told to the servers."""
+        atexit.register(self._abandoned)
+        termination.add(self._tell)
+
+    def forget(self) -> None:
+        """The trainer leaves: the end of the process says nothing any more."""
+        atexit.unregister(self._abandoned)
+        termination.remove(self._tell)
+
+    def drain(self, lanes: Sequence[LaneSender]) -> None:
+        """Sends the last of what stays on the trainer, and waits until all of it has been applied.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        if all(client.channels for client in self._clients):
+            for lane in lanes:
+                lane.leave()
+        for client in self._clients:
+            client.check()
+
+    def agree(self) -> None:
+        """Waits until all trainers have finished.
+
+        Raises:
+            PServerError: the job has failed before that.
+        """
+        for client in self._clients:
+            client.finish()
+        for client in self._clients:
+            client.all_finished()
+
+    def leave(self, failure: str) -> PServerError | None:
+        """Leaves every server.
+
+        Args:
+            failure: "" for a trainer that has done its part.
+
+        Returns:
+            What had ended the job before, if a server says so; the other servers are then told.
+        """
+        told = None
+        for client in self._clients:
+            told = client.leave(failure) or told
+            failure = failure or (spelled(told) if told is not None else "")
+        return told
+
+    def _tell(self, reason: str) -> None:
+        """Tells all servers at the same time."""
+        threads = [
+            threading.Thread(target=client.tell, args=(reason, TELL_SECONDS), daemon=True)
+            for client in self._clients
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TELL_SECONDS)
+
+    def _abandoned(self) -> None:
+        """The process ends, and has not left: after an exception or a signal, or without
+        ``fleet.finish()`` or ``Executor.close()``.
+        """
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        failed = next((client.failure for client in self._clients if client.failure), None)
+        if termination.came:
+            failure = REASON
+        elif (cause := error or failed) is not None:
+            failure = spelled(cause)
+        else:
+            failure = "it ended without fleet.finish() or Executor.close()"
+            log.error("trainer %d: %s; the job fails", self._trainer_id, failure)
+        self._leave(failure)

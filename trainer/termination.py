@@ -1,0 +1,130 @@
+"""SIGTERM: a trainer that is told to end says so to the whole job, and exits with 143.
+
+Without a handler the kernel ends the process at once, and the others wait for the heartbeat
+timeout.  A handler that the script has installed itself is left alone.
+
+[Note: told within a second]  Python runs a handler between two bytecodes of the main thread, which
+may be in a long backward pass or in a wait inside a library.  So the handler of the C level also
+writes the signal's number into a socket (``signal.set_wakeup_fd``), where a thread of ours reads
+it.  That thread tells the job, whatever the main thread is doing; the handler then raises
+``SystemExit(143)`` in the main thread, so that ``finally`` and ``atexit`` run.  A main thread that
+does not come to its handler for ``GRACE_SECONDS`` is left behind: the process ends without it.
+
+A forked child (a worker of a DataLoader, which is ended with SIGTERM) inherits handler and socket,
+and gives both back at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+
+STATUS = 128 + signal.SIGTERM
+REASON = "ended by SIGTERM"
+TELL_SECONDS = 0.9  # for all servers together
+GRACE_SECONDS = 3.0  # for the main thread to come to its handler
+
+Tell = Callable[[str], None]
+
+
+class Termination:
+    """What this process does on SIGTERM.
+
+    Attributes:
+        came: SIGTERM has come.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._lock = threading.Lock()  # guards _tells; nothing else happens under it
+        self._tells: list[Tell] = []
+        self._installed = False
+        self._read, self._write = socket.socketpair()
+        self._told = threading.Event()
+        self._noticed = threading.Event()
+
+    def add(self, tell: Tell) -> None:
+        """Tells the job by ``tell`` when SIGTERM comes; it is called in a thread of its own, with
+        the reason, and must not wait for locks that the script's threads hold for long.
+
+        The first call installs the handler, if it comes from the main thread and the script has
+        none.
+        """
+        with self._lock:
+            self._tells.append(tell)
+        if not self._installed and threading.current_thread() is threading.main_thread():
+            self._install()
+
+    def remove(self, tell: Tell) -> None:
+        """Forgets one that :meth:`add` was given."""
+        with self._lock:
+            if tell in self._tells:
+                self._tells.remove(tell)
+
+    def _install(self) -> None:
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        self._installed = True
+        threading.Thread(target=self._watch, name="termination", daemon=True).start()
+        self._write.setblocking(False)
+        before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # an event loop has one already, and the handler alone must do
+            signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGTERM, self._handle)
+        # a child that gets SIGTERM before it has given back would speak for this process
+        os.register_at_fork(
+            before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, (signal.SIGTERM,)),
+            after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, (signal.SIGTERM,)),
+            after_in_child=self._give_back,
+        )
+
+    def _give_back(self) -> None:
+        """In a forked child."""
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            if (other := signal.set_wakeup_fd(-1)) not in (-1, self._write.fileno()):
+                signal.set_wakeup_fd(other)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """The handler, in the main thread."""
+        self.came = True
+        self._noticed.set()
+        with suppress(OSError):  # where the wakeup descriptor is another's
+            self._write.send(bytes([signal.SIGTERM]))
+        self._told.wait(TELL_SECONDS)
+        raise SystemExit(STATUS)
+
+    def _watch(self) -> None:
+        """The thread that tells the job."""
+        while signal.SIGTERM not in self._read.recv(64):
+            pass
+        self.came = True
+        with self._lock:
+            tells = list(self._tells)
+        threads = [
+            threading.Thread(target=tell, args=(REASON,), daemon=True, name="tells of SIGTERM")
+            for tell in tells
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TELL_SECONDS)
+        self._told.set()
+        if not self._noticed.wait(GRACE_SECONDS):
+            print(
+                f"{REASON}; the main thread does not return to Python, and is left behind",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(STATUS)
+
+
+termination = Termination()

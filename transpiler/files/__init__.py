@@ -1,0 +1,10 @@
+"""Files on this machine's disks: what a caller's path is, and files that appear whole.
+
+In reading order::
+
+    local_path    paths, and URLs, which are not paths
+    whole_file    a file that readers find whole, the old one or the new one
+    tensor_file   tensors in a file; a full disk is an OSError
+
+It imports torch, safetensors and the standard library alone.  ``pserver/storage`` reaches URLs.
+"""

@@ -1,0 +1,72 @@
+"""What a caller's path is: a place on this machine, or a URL.
+
+A URL that is taken for a path makes a folder named ``s3:`` in the working directory, and nobody
+notices before the machine is gone.  So whoever takes a path asks here first.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Protocol
+
+_FILE = re.compile(r"(file|local)://")
+_ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/(?!/)")  # two letters: C:/ is a disk
+_USER = re.compile(r"://[^/@\s]*@")
+
+
+class PathLike(Protocol):
+    """What ``os.fspath`` takes, and gives text for."""
+
+    def __fspath__(self) -> str: ...
+
+
+def is_url(path: str | PathLike) -> bool:
+    """Whether a path leads to another place than this machine's disks.
+
+    Raises:
+        ValueError: it was a URL before pathlib took a slash away.
+
+    Example:
+        >>> is_url("s3://bucket/job"), is_url("runs/job"), is_url("file:///tmp/job")
+        (True, False, False)
+    """
+    text = str(path)
+    if _ONE_SLASH.match(text):
+        raise ValueError(
+            f"expected a path, or a URL with two slashes, got {text!r}: pathlib takes a slash of a "
+            "URL away, so give it as a str; where it is a folder, write './' before it"
+        )
+    return "://" in text and not _FILE.match(text)
+
+
+def local_path(path: str | PathLike, what: str) -> Path:
+    """A path on this machine.
+
+    Args:
+        what: the call or the flag, for messages.
+
+    Raises:
+        ValueError: it is a URL.
+
+    Example:
+        >>> local_path("runs/job", "draw").name
+        'job'
+    """
+    try:
+        url = is_url(path)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    if url:
+        raise ValueError(f"{what}: expected a path on this machine, got the URL {shown(path)!r}")
+    return Path(_FILE.sub("", str(path), count=1))
+
+
+def shown(path: str | PathLike) -> str:
+    """A path or a URL as a message may have it: without a user and a password.
+
+    Example:
+        >>> shown("sftp://ann:sesame@host/job")
+        'sftp://***@host/job'
+    """
+    return _USER.sub("://***@", str(path))
