@@ -246,6 +246,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     control.py                    dialling again
     dense/compression.py          error feedback
     dense/merge.py                merge order
+    dense/merge.py                sums of halves
     dense/slice_optimizer.py      chunks
     dense/slice_optimizer.py      ends of tensors
     dense/slice_update.py         what arrives

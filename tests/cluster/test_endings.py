@@ -39,7 +39,7 @@ def train():
     optimizer.zero_grad()
 
 try:
-    while what != "finish" or steps < 3:
+    while what not in ("finish", "forgets") or steps < 3:
         train()
         steps += 1
         if steps == 3:
@@ -55,8 +55,9 @@ except PServerError as error:
         raise
 finally:
     print("finally at", time.monotonic(), flush=True)
-fleet.finish()
-print("finished", flush=True)
+if what != "forgets":
+    fleet.finish()
+    print("finished", flush=True)
 """
 
 pytestmark = pytest.mark.processes
@@ -185,6 +186,17 @@ def test_a_trainer_that_has_finished_fails_with_a_job_that_fails_later(
 
     assert (later.status(), first.status()) == (143, 1), processes.all
     assert cluster.statuses() == [1, 1]
+
+
+def test_a_script_that_forgets_finish_has_not_said_that_it_is_done(processes: Processes) -> None:
+    """It says so in its log, and the job fails for those that wait for its word."""
+    cluster = Cluster(processes, 1)
+    forgets, other = cluster.trainer(1, "sync", "forgets"), cluster.trainer(0, "sync", "finish")
+
+    assert other.status() == 1, other
+    other.said("JobFailed: .*trainer 1 ended the job: it ended without fleet.finish()")
+    forgets.said("trainer 1: it ended without fleet.finish.. or Executor.close..; the job fails")
+    assert cluster.statuses() == [1]
 
 
 def test_a_job_that_every_trainer_has_finished_ends_with_0(processes: Processes) -> None:

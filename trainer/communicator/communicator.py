@@ -27,6 +27,7 @@ from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.connections import clients_of
+from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
@@ -230,25 +231,8 @@ class Communicator:
         return ", ".join(sorted({client.transport for client in self.clients}))
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start, over all lanes and servers.
-
-        steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects,
-        steps_merged (into messages), steps_queued (not yet answered), blocked_seconds (that a full
-        queue took).
-        """
-        channels = [channel for client in self.clients for channel in client.every_channel]
-        total = {
-            "steps": float(self.step),
-            "bytes_out": float(sum(channel.bytes_out for channel in channels)),
-            "bytes_in": float(sum(channel.bytes_in for channel in channels)),
-            "reconnects": float(sum(channel.reconnects for channel in channels)),
-            "steps_merged": 0.0,
-            "steps_queued": 0.0,
-            "blocked_seconds": 0.0,
-        }
-        for lane in self.lanes:
-            for name, value in lane.metrics().items():
-                total[name] = total.get(name, 0.0) + value
+        """Counters since the start; see :mod:`trainer.communicator.counters`."""
+        total = counters(self.step, self.clients, self.lanes)
         return total if self.lookups is None else total | self.lookups.metrics()
 
     def variable_bytes(self) -> dict[str, dict[str, int]]:

@@ -81,8 +81,7 @@ class ProxyGradient(Tensor):
             if name == _NORM and isinstance(first, cls) and _order(args, kwargs) != 2:
                 return func(first._present().pending_rows(), *args[1:], **kwargs)
             result = func(*args, **kwargs)
-        shares = name == "detach" or getattr(func, "__self__", None) is Tensor.data
-        if shares and isinstance(first, cls):
+        if isinstance(first, cls) and (name == "detach" or func == Tensor.data.__get__):  # type: ignore[attr-defined]  # a property
             return cls.of(result, first._present())
         return result
 

@@ -12,9 +12,9 @@ servers.
 """
 
 import argparse
-import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -220,9 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     optimizer = fleet.distributed_optimizer(
         torch.optim.Adam(model.parameters(), lr=asked.dense_rate)
     )
-    if asked.save and os.path.exists(os.path.join(asked.save, "checkpoint.json")):
-        step = fleet.load(asked.save)
-        print(f"going on from step {step}, after epoch {int(epochs)}", flush=True)
+    if asked.save:
+        with suppress(FileNotFoundError):  # nothing was saved there yet
+            step = fleet.load(asked.save)
+            print(f"going on from step {step}, after epoch {int(epochs)}", flush=True)
     generated = Generated(asked.samples, asked.batch, asked.categories)
     unseen = replace(generated, samples=min(asked.samples, 50_000), batch_size=4096, seed=1)
     learned = Files(asked.files, asked.batch) if asked.files else generated

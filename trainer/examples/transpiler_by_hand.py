@@ -66,7 +66,7 @@ if __name__ == "__main__":
         print(startup, main, sep="\n")
     executor.run(startup)  # a trainer receives the parameters here
     if me.role is Role.PSERVER:
-        executor.run(main)  # serves until it is stopped
+        executor.run(main)  # serves until its job is over
     else:
         for number in range(arguments.steps):
             (loss,) = executor.run(

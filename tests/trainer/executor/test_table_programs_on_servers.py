@@ -190,7 +190,9 @@ def test_a_server_that_is_started_by_hand_begins_with_its_rows(
     transpiler = transpiled(main, startup, ",".join(endpoints))
     given: list[tuple[ServerConfig, Program]] = []
     monkeypatch.setattr(
-        trainer.executor.executor, "serve", lambda config, program: given.append((config, program))
+        trainer.executor.executor,
+        "serve_job",
+        lambda config, program: given.append((config, program)),
     )
     for endpoint in endpoints:
         with Executor() as exe:
