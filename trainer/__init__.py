@@ -20,7 +20,8 @@ A step: from ``p.grad`` to the parameter
 In a job with servers, sync; file by file, in order:
 
  1. ``optimizer.py``: ``DistributedOptimizer.step`` takes GradScaler's scale out of ``p.grad``, and
-    clips, unless the servers do.
+    clips, unless the servers do.  ``communicator/gradient_changes.py`` warns where the script has
+    clipped before a mean.
  2. ``embedding/proxy_parameter.py``: tables give their pending row gradients, times the script's
     factors on ``proxy.grad``; ``communicator/tables.py`` collects them.
  3. ``communicator/written_values.py`` finds what the script has written into parameters: a part of
@@ -131,6 +132,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    row_cache           staleness of a cached row; four to a set
                    moved_weight        references to a moved weight
     communicator/  async_sender        how far ahead
+                   gradient_changes    clipping before the mean
                    kstep_senders       geo; what arrives
                    geo_rows            geo, row by row
                    request_pipeline    one buffer there and back

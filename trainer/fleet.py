@@ -288,7 +288,8 @@ def distributed_optimizer(
 
 def finish() -> None:
     """Leaves the job, when the servers have applied all that this trainer sent, and every trainer
-    has finished.  Until then the others go on without it.
+    has finished.  Until then the others go on without it.  Where there is
+    no job it has no effect, so that a ``finally`` may call it.
 
     Example::
 

@@ -17,6 +17,7 @@ from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
     from trainer.communicator.communicator import Communicator
+    from trainer.communicator.gradient_changes import GradientChanges
     from trainer.communicator.tables import Tables
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
@@ -69,6 +70,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.steps = 0  # taken by the job, those before a resumed checkpoint included
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
+        self._changes: GradientChanges | None = None
         self._communicator = connect(self)
         if overlap:
             self._send_early()
@@ -91,6 +93,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The user's optimizer."""
         return self._inner
 
+    def watch(self, changes: GradientChanges | None) -> None:
+        """Warns, from now on, where the script changes gradients that ``changes`` watches."""
+        if self._changes is not None:
+            self._changes.close()
+        self._changes = changes
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """The parameters of the groups, by name, without the proxy parameters of tables."""
+        every = (p for group in self.param_groups for p in group["params"])
+        return {self.names[p]: p for p in every if p in self.names}
+
     # ---- steps ----
 
     @torch.no_grad()
@@ -108,6 +121,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._changes is not None:
+            self._changes.check()
         overflow = self._unscale()
         if self._communicator is None:
             self._step_alone(overflow)
@@ -345,11 +360,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def finish(self) -> None:
         """Leaves the servers when every trainer of the job has finished."""
+        self.watch(None)
         if self._communicator is not None:
             self._communicator.finish()
 
     def close(self, failure: str = "") -> None:
         """Leaves the servers, without waiting for the other trainers."""
+        self.watch(None)
         if self._communicator is not None:
             self._communicator.leave(failure)
 

@@ -117,7 +117,8 @@ class LookupModule(nn.Module):
     ) -> None:
         super().__init__()
         if pooling is not None and pooling not in POOLINGS:
-            raise ValueError(f"pooling: expected None, {', '.join(POOLINGS)}, got {pooling!r}")
+            known = ", ".join(map(repr, POOLINGS))
+            raise ValueError(f"pooling: expected None or one of {known}, got {pooling!r}")
         if ids is not None and (
             ids.dtype != torch.int64
             or ids.shape != weight.shape[:1]
@@ -237,13 +238,14 @@ def load_embedding(
         raise ValueError(f"unknown: expected 'initial' or 'zeros', got {unknown!r}")
     tensors = _read(path)
     prefix = f"{name}." if name else ""
-    if prefix + "weight" not in tensors:
-        listed = sorted(
-            key.removesuffix("weight").rstrip(".") for key in tensors if key.endswith("weight")
-        )
-        raise KeyError(
-            f"{path}: no table {name!r}; weights are of {', '.join(listed) or 'nothing'}"
-        )
+    listed = {
+        key.removesuffix("weight").rstrip(".")
+        for key, value in tensors.items()
+        if key.split(".")[-1] == "weight" and value.dim() == 2
+    }
+    if name not in listed:
+        known = ", ".join(map(repr, sorted(listed))) or "nothing"
+        raise KeyError(f"{path}: no table {name!r}; weights of rows are of {known}")
     weight, ids = tensors[prefix + "weight"], tensors.get(prefix + "ids")
     initial = None
     if ids is not None and unknown == "initial":

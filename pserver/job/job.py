@@ -146,7 +146,8 @@ class Job(Attendance):
             installed.discard_snapshots()
             if self.lifecycle.state is JobState.INSTALLING:
                 self.lifecycle.state = JobState.SERVING
-                log.info("installed: %d slices, %d bytes", len(slices.values), slices.bytes_held)
+                held = len(slices.values), "" if len(slices.values) == 1 else "s", slices.bytes_held
+                log.info("installed: %d slice%s, %d bytes", *held)
             self.condition.notify_all()
             return Outcome(installed.version, 0)
 

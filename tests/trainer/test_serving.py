@@ -291,12 +291,17 @@ def test_a_saved_module_needs_torch_alone(tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_said(tmp_path: Path) -> None:
     """A missing table, a wrong argument, float ids, ids in no order: an error that names it."""
     path = str(tmp_path / "model.pt")
-    export(path, {"fc.weight": torch.ones(1, DIM)}, {"emb": TableRows(table(), chunks([1, 2]))})
-    with pytest.raises(KeyError, match="no table 'other'; weights are of emb, fc"):
+    dense = {"fc.weight": torch.ones(1, DIM), "norm.weight": torch.ones(DIM)}
+    export(path, dense, {"emb": TableRows(table(), chunks([1, 2]))})
+    with pytest.raises(KeyError, match="no table 'other'; weights of rows are of 'emb', 'fc'"):
         load_embedding(path, "other")
+    with pytest.raises(KeyError, match="no table 'norm'"):
+        load_embedding(path, "norm")
     with pytest.raises(ValueError, match="unknown: expected 'initial' or 'zeros', got 'ones'"):
         load_embedding(path, "emb", unknown="ones")
-    with pytest.raises(ValueError, match="pooling: expected None, sum, mean, sqrtn, got 'max'"):
+    with pytest.raises(
+        ValueError, match="pooling: expected None or one of 'sum', 'mean', 'sqrtn', got 'max'"
+    ):
         load_embedding(path, "emb", pooling="max")
     with pytest.raises(TypeError, match="expected int64"):
         load_embedding(path, "emb")(torch.ones(2))

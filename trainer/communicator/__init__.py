@@ -23,6 +23,7 @@ In reading order::
                        what has been written, on its way to the servers
     device_copy        copies between a GPU and pinned memory
     state_transfer     values and optimizer states outside of steps
+    gradient_changes   a warning where the script clips before a mean
     initial_values     a warning where a trainer's own values differed
     tables             the embeddings of a job's models, by table (imports numba)
     lookups            rows of tables on servers (imports numba)

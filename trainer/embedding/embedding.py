@@ -11,7 +11,8 @@ hold them.  A gradient of the whole table never exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Never, Protocol
 
 import torch
@@ -88,7 +89,8 @@ class DistributedEmbedding(TableSettings):
         steps: of the optimizer that this table has taken part in.
 
     Raises:
-        TypeError: an argument is of the wrong kind, or a second one is given by position.
+        TypeError: an argument is of the wrong kind or has another name, or a second one is given by
+            position.
         ValueError: a number is out of its range.
     """
 
@@ -113,9 +115,9 @@ class DistributedEmbedding(TableSettings):
         memory_bytes: int | None = None,
         cache_rows: int = 0,
         cache_staleness: int = 0,
+        **unknown: Never,
     ) -> None:
-        if misplaced:
-            raise TypeError(_how_to_write(embedding_dim, *misplaced))
+        _check_call(embedding_dim, misplaced, unknown)
         super().__init__(
             embedding_dim=embedding_dim,
             num_embeddings=num_embeddings,
@@ -419,9 +421,18 @@ class DistributedEmbedding(TableSettings):
         return self
 
 
-def _how_to_write(first: Any, second: Any, *rest: Any) -> str:
-    """The message of a call with several arguments by position, as torch's embeddings have them."""
-    return (
-        f"DistributedEmbedding: expected embedding_dim as the only argument by position, got "
-        f"{2 + len(rest)}: write DistributedEmbedding({second!r}, num_embeddings={first!r})"
-    )
+def _check_call(first: Any, misplaced: Sequence[Any], unknown: Iterable[str]) -> None:
+    """Refuses several arguments by position, as torch's embeddings have them, and keywords that
+    there are not.
+    """
+    if misplaced:
+        raise TypeError(
+            "DistributedEmbedding: expected embedding_dim as the only argument by position, got "
+            f"{1 + len(misplaced)}: write DistributedEmbedding({misplaced[0]!r}, "
+            f"num_embeddings={first!r})"
+        )
+    for keyword in unknown:
+        known = list(DistributedEmbedding.__init__.__kwdefaults__ or ())
+        close = get_close_matches(keyword, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, known))}"
+        raise TypeError(f"DistributedEmbedding: unexpected keyword {keyword!r}: {hint}")

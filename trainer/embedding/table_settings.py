@@ -76,7 +76,8 @@ class TableSettings(RowState):
         if dtype not in DTYPES:
             raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
         if pooling is not None and pooling not in POOLINGS:
-            raise ValueError(f"pooling: expected None, {', '.join(POOLINGS)}, got {pooling!r}")
+            known = ", ".join(map(repr, POOLINGS))
+            raise ValueError(f"pooling: expected None or one of {known}, got {pooling!r}")
         _check_kinds(init, entry)
         self.embedding_dim, self.num_embeddings, self.dtype = embedding_dim, num_embeddings, dtype
         self.padding_idx = _padding(padding_idx, num_embeddings)

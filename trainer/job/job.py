@@ -12,6 +12,7 @@ from torch import nn
 from pserver.checkpoint.checkpoint import Claims, Saved
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
+from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.job.arrival import Arrival
@@ -203,6 +204,9 @@ class Job:
             )
         if self.tables is not None and communicator.lookups is not None:
             self.tables.connect(communicator.rows_of)
+        if strategy is None or not strategy.a_sync_configs["overlap"]:
+            trained = distributed.trained()
+            distributed.watch(changes_of(plan, self.role.trainer_id, trained, self.tables))
         if any(lane.independent_recv_thread for lane in plan.lanes):
             for model in self.models:
                 model.register_forward_pre_hook(lambda *_: _refresh(communicator))

@@ -174,7 +174,11 @@ def test_bad_input_is_named(
         ({"embedding_dim": 0}, ValueError, "embedding_dim: expected 1 to"),
         ({"embedding_dim": 2.5}, TypeError, "embedding_dim: expected a whole number"),
         ({"num_embeddings": 0}, ValueError, "num_embeddings: expected 1 or more"),
-        ({"pooling": "max"}, ValueError, "pooling: expected None, sum, mean, sqrtn, got 'max'"),
+        (
+            {"pooling": "max"},
+            ValueError,
+            "pooling: expected None or one of 'sum', 'mean', 'sqrtn', got 'max'",
+        ),
         ({"dtype": torch.float16}, ValueError, "dtype: expected torch.float32 or torch.float64"),
         ({"init": 0.5}, TypeError, "init: expected Normal"),
         ({"entry": 3}, TypeError, "entry: expected CountFilterEntry"),
@@ -188,6 +192,8 @@ def test_bad_input_is_named(
         ({"cache_staleness": 2}, ValueError, "cache_staleness: expected cache_rows with it"),
         ({"cache_rows": -1}, ValueError, "cache_rows: expected 0 or more"),
         ({"optimizer": 0.1}, TypeError, "optimizer: expected one of trainer.row_optimizers"),
+        ({"padding": 0}, TypeError, "unexpected keyword 'padding': did you mean 'padding_idx'?"),
+        ({"max_norm": 1.0}, TypeError, "unexpected keyword 'max_norm': it has 'num_embeddings', "),
         (
             {"optimizer": row_optimizers.Segments([(1, torch.optim.Adagrad)])},
             ValueError,
@@ -201,6 +207,12 @@ def test_bad_settings_are_named(
     """A setting that makes no sense is refused when the module is made."""
     with pytest.raises(error, match=message):
         DistributedEmbedding(**{"embedding_dim": DIM, **options})
+
+
+def test_a_row_without_its_width_is_refused() -> None:
+    """Under another name, too: the message has the argument's."""
+    with pytest.raises(TypeError, match="'embedding_dim'"):
+        DistributedEmbedding(dim=4)
 
 
 @pytest.mark.parametrize("given", [(1000, 16), (1000, 16, 0)])

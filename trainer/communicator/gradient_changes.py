@@ -1,0 +1,152 @@
+"""What a script does to gradients between backward and step, where several trainers' gradients are
+averaged after that.
+
+[Note: clipping before the mean]  ``clip_grad_norm_`` acts on what ``p.grad`` holds: in sync mode
+this trainer's own gradient.  The mean of clipped gradients is not the clipped mean, which one
+process would apply.  It goes on acting there, and one warning of the job says so.  After each
+accumulation a hook notes which tensor a gradient is, and its version; a step compares.  At the
+first steps, and at every 1,000th, elements are compared as well: writes through ``.data`` move no
+version, and a clipping that only reads the norm moves versions and no element.  Where versions have
+moved and no element, elements are compared at every step.  A power of two that multiplies all is no
+change: GradScaler unscales by one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from transpiler.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from trainer.communicator.tables import Tables
+
+log = logging.getLogger(__name__)
+
+FIRST_STEPS, EVERY = 3, 1000  # elements are compared at steps 1 to 3, and at every 1,000th
+ELEMENTS = 1024  # of each gradient
+
+Noted = tuple[int, int]  # a gradient's identity and version
+
+
+class GradientChanges:
+    """Notices a gradient that is changed between backward and step, and warns once.
+
+    Autograd's threads run its hooks; the script's thread calls the rest.
+
+    Args:
+        parameters: by name.
+        trainers: of the job.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], trainers: int) -> None:
+        self._parameters, self._trainers, self._steps = dict(parameters), trainers, 0
+        self._noted: dict[str, Noted] = {}
+        self._elements: dict[str, Tensor] = {}
+        self._compares = True  # whether this step compares elements
+        self._touched = False  # whether versions have moved, and no element
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]  # torch's own
+            for name, parameter in parameters.items()
+            if parameter.requires_grad
+        ]
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        noted = self._noted
+
+        def note(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            if gradient is not None:
+                noted[name] = id(gradient), gradient._version
+                if self._compares:
+                    self._elements[name] = _elements(gradient).clone()
+
+        return note
+
+    def check(self) -> None:
+        """At a step, before the gradients leave: warns if one is not as backward left it."""
+        changed = [name for name, noted in self._noted.items() if self._changed(name, noted)]
+        self._noted.clear()
+        self._elements.clear()
+        self._steps += 1
+        self._compares = self._touched or self._steps < FIRST_STEPS or not (self._steps + 1) % EVERY
+        if changed:
+            log.warning(
+                "step %d: the gradient of %r was changed between backward and step: that acts on "
+                "each trainer's own gradient, before the mean over %d trainers. To clip as one "
+                "process does, pass grad_clip=ClipGradByGlobalNorm(...) to "
+                "fleet.distributed_optimizer",
+                *(self._steps, min(changed, key=list(self._parameters).index), self._trainers),
+            )
+            self.close()
+
+    def _changed(self, name: str, noted: Noted) -> bool:
+        gradient = self._parameters[name].grad
+        if gradient is None:
+            return False  # of a batch that was left out
+        moved = (id(gradient), gradient._version) != noted
+        if not moved and not self._compares:
+            return False
+        if self._compares and not _differ(self._elements[name], _elements(gradient)):
+            self._touched |= moved
+            return False
+        return not moved or bool(gradient.any())  # zeros are what zero_grad leaves of such a batch
+
+    def close(self) -> None:
+        """Notices nothing any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._noted.clear()
+        self._elements.clear()
+
+
+def changes_of(
+    plan: Plan, trainer: int, parameters: Mapping[str, Tensor], tables: Tables | None
+) -> GradientChanges | None:
+    """What notices changes in this trainer, of those gradients that several trainers' are averaged
+    with.
+
+    Args:
+        parameters: the optimizer's, by name.
+        tables: the job's.
+
+    Returns:
+        None where there are none, and on every trainer but the first: one warning is enough.
+    """
+    if plan.trainers == 1 or trainer != 0:
+        return None
+    merging = {
+        index
+        for index, lane in enumerate(plan.lanes)
+        if lane.kind.waits_for_all and not lane.kind.steps_on_trainer
+    }
+    names = {each.name for each in plan.placements if each.lane in merging} | set(plan.averaged)
+    watched = {name: parameter for name, parameter in parameters.items() if name in names}
+    if tables is not None:
+        watched |= {
+            table.name: tables.embedding(table.name).proxy
+            for table in plan.tables
+            if table.lane in merging
+        }
+    return GradientChanges(watched, plan.trainers) if watched else None
+
+
+def _elements(gradient: Tensor) -> Tensor:
+    flat = gradient.detach()._values() if gradient.is_sparse else gradient.detach()
+    flat = flat.reshape(-1)
+    return flat[:: max(1, flat.numel() // ELEMENTS)]
+
+
+def _differ(before: Tensor, now: Tensor) -> bool:
+    """Whether elements differ by more than one power of two, the same for all."""
+    before, now = (each.cpu().double().nan_to_num(0.0, 0.0, 0.0) for each in (before, now))
+    largest = before.abs().argmax() if before.numel() else None
+    if largest is None or not before[largest]:
+        return bool(now.any())
+    factor = now[largest] / before[largest]
+    return float(torch.frexp(factor).mantissa) != 0.5 or not torch.equal(before * factor, now)
