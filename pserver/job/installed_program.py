@@ -202,7 +202,7 @@ class InstalledProgram:
             text: what this trainer tells the others there.
 
         Returns:
-            What every trainer has told, by trainer; None if ``timeout_seconds`` were over before.
+            What trainers have told, by trainer; None if ``timeout_seconds`` were over before.
         """
         with self._job.condition:
             arrived = self._barriers.setdefault(name, {})
@@ -220,7 +220,7 @@ class InstalledProgram:
                 member, "barrier", f"barrier {name!r}", lambda: passed() or time.monotonic() >= end
             )
             wait_until_done(self._job, self._members, wait, missing)
-            return dict(arrived) if passed() else None
+            return {own: told for own, told in arrived.items() if told} if passed() else None
 
 
 def check_program(program: Program) -> tuple[Plan, int]:

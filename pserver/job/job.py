@@ -165,13 +165,9 @@ class Job(Attendance):
 
     def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Waits up to a second until every trainer that has not left has reached the barrier."""
-        texts = self.installed().barrier(
-            self.member(request.session), request.name, 1.0, request.text
-        )
-        if texts is None:
-            return wire.BarrierReply(passed=False)
-        told = {trainer: text for trainer, text in texts.items() if text}
-        return wire.BarrierReply(passed=True, texts=told)
+        member = self.member(request.session)
+        texts = self.installed().barrier(member, request.name, 1.0, request.text)
+        return wire.BarrierReply(passed=texts is not None, texts=texts)
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
         """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
