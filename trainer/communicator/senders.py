@@ -76,13 +76,15 @@ def _held_lane(plan: Plan) -> int | None:
 
 
 def _held_parameters(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """The names of the parameters that servers hold and never update; buffers are not among
-    them.
+    """The names of the parameters that servers hold and nobody updates.  Buffers are not among
+    them, nor what the trainers average among themselves.
     """
     return {
         placement.name
         for placement in plan.placements
-        if placement.group is None and isinstance(tensors[placement.name], torch.nn.Parameter)
+        if placement.group is None
+        and placement.name not in plan.averaged
+        and isinstance(tensors[placement.name], torch.nn.Parameter)
     }
 
 
