@@ -151,9 +151,8 @@ class LaneExecutor:
                     f"{step}"
                 )
             check_groups(f"step {step} of trainer {member.trainer}", contribution, self._groups)
-            check_written(
-                step, member.trainer, contribution, self.updates, self.variables, self.lane.kind
-            )
+            known = self.variables.keys() | self.tables.keys()
+            check_written(step, member.trainer, contribution, self.updates, known, self.lane.kind)
             again, watermark.taking = watermark.taking == step, step
             self.hparams = contribution.hparams
             current = self._round
@@ -362,7 +361,7 @@ class LaneExecutor:
             first = current.phase is ready
             current.phase = Phase.APPLYING if first else current.phase
         if first:
-            self._or_fail(lambda: current.agree(self.variables))
+            self._or_fail(lambda: current.agree(self.variables, self.tables))
             task = self._new_task(update, lambda: self._applied(current), current.assignments)
             with self._job.condition:
                 current.task = task

@@ -31,7 +31,6 @@ from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
-from trainer.communicator.kstep_senders import GeoSender
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.senders import sender_of, written_names
@@ -45,6 +44,7 @@ from transpiler.program import Program
 
 if TYPE_CHECKING:
     from trainer.communicator.lookups import Lookups
+    from trainer.communicator.table_sources import TableSources
     from trainer.embedding.embedding import RowSource
 
 log = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ class Communicator:
         self._transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
+        self._sources = _sources(self)
 
     # ---- the life of a job ----
 
@@ -297,15 +298,8 @@ class Communicator:
         """The source that the embeddings of a table pull from: the servers; in a geo lane the rows
         that this trainer steps.
         """
-        assert self.lookups is not None, "the plan has this table"
-        lane = self.lanes[self.plan.table(table).lane]
-        if not isinstance(lane, GeoSender):
-            return self.lookups.rows_of(table)
-        from trainer.communicator.geo_rows import GeoRows  # imports numba
-
-        pull = partial(self.lookups.pull, table)
-        lane.tables[table] = GeoRows(self.plan.table(table), self.plan, pull, lane.wait_for_replies)
-        return lane.tables[table]
+        assert self._sources is not None, "the plan has this table"
+        return self._sources.source(table)
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """Queues the gradient of a table's rows; the caller does not write to its tensors again."""
@@ -392,10 +386,14 @@ class Communicator:
             with self.written.landing(index):
                 lane.refresh()
 
-    def _drain(self) -> None:
-        """Waits until everything has been sent and answered; nothing lands on what the script has
-        written.
+    def drain(self) -> None:
+        """Waits until everything that this trainer has sent is answered; nothing lands on what the
+        script has written.
+
+        Raises:
+            RuntimeError: this trainer has left.
         """
+        self.check()
         with self.written.landing():
             for lane in self.lanes:
                 lane.drain()
@@ -410,7 +408,7 @@ class Communicator:
         stay its own: :meth:`served` has the servers'.
         """
         queues = {index for index, lane in enumerate(self.plan.lanes) if lane.kind.queues}
-        self._drain()
+        self.drain()
         with self.written.landing(pulled=True):
             self._transfer.pull_lanes(queues)
 
@@ -433,7 +431,7 @@ class Communicator:
         """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
         has the values afterwards.
         """
-        self._drain()
+        self.drain()
         self.barrier("push")
         if self.trainer_id == 0:
             for client in self.clients:
@@ -449,7 +447,7 @@ class Communicator:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones
         in the parameter's shape.
         """
-        self._drain()
+        self.drain()
         return self._transfer.states()
 
     def agree(self, topic: str, text: str) -> str:
@@ -477,6 +475,21 @@ def _lookups(plan: Plan) -> Lookups | None:
     from trainer.communicator.lookups import Lookups  # imports numba
 
     return Lookups(plan.tables)
+
+
+def _sources(communicator: Communicator) -> TableSources | None:
+    if communicator.lookups is None:
+        return None
+    from trainer.communicator.table_sources import TableSources  # imports numba
+
+    return TableSources(
+        communicator.plan,
+        communicator.lookups,
+        communicator.lanes,
+        communicator.clients,
+        communicator.trainer_id,
+        communicator.drain,
+    )
 
 
 def _table_destination(lookups: Lookups | None, server: int) -> Destination | None:
