@@ -154,9 +154,8 @@ class LaneExecutor:
                     f"{step}"
                 )
             check_groups(f"step {step} of trainer {member.trainer}", contribution, self._groups)
-            check_written(
-                step, member.trainer, contribution, self.updates, self.variables, self.lane.kind
-            )
+            known = self.variables.keys() | self.tables.keys()
+            check_written(step, member.trainer, contribution, self.updates, known, self.lane.kind)
             self.buffers.check(step, member.trainer, contribution.buffers)
             again, watermark.taking = watermark.taking == step, step
             self.hparams = contribution.hparams
@@ -370,7 +369,7 @@ class LaneExecutor:
             first = current.phase is ready
             current.phase = Phase.APPLYING if first else current.phase
         if first:
-            _or_fail(self._job, lambda: current.agree(self.variables))
+            _or_fail(self._job, lambda: current.agree(self.variables, self.tables))
             assigned = (*current.assignments, *buffers)
             task = self._new_task(update, lambda: self._applied(current), assigned)
             with self._job.condition:
