@@ -3,12 +3,14 @@
 In a ``state_dict`` they are plain tensors, that any file format of tensors takes: ``table.ids``
 (int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule, and further
 arrays that a table keeps for its rows; ``table.metadata``: steps, counters and rules, as JSON in
-bytes.  Rows that servers hold are in none: ``fleet.save`` and ``fleet.export`` write them.
+bytes.  Rows that servers hold are in none: ``fleet.save`` and ``fleet.export`` write them, and
+``load_state_dict`` warns that it leaves them as they are.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.embedding.local_rows import LocalRows
+
+log = logging.getLogger(__name__)
 
 PREFIX = "table."
 NEEDED = ("ids", "values", "metadata")
@@ -64,9 +68,15 @@ class RowState(nn.Module):
             others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         if not isinstance(self.rows, LocalRows):
-            if given:
+            if given or f"{prefix}weight" in state_dict:
                 error_msgs.append(
                     f"{self.whose()}: its rows are on servers: fleet.load puts rows there"
+                )
+            else:
+                log.warning(
+                    "%s: its rows are on servers and in no state_dict: load_state_dict leaves them "
+                    "as they are; fleet.save and fleet.load bring rows back",
+                    self.whose(),
                 )
             return
         missing = [start + key for key in NEEDED if key not in given]

@@ -203,6 +203,22 @@ def test_connected_rows_are_anothers() -> None:
         embedding.load_state_dict(pair()[1].embedding.state_dict())
 
 
+def test_load_state_dict_says_that_rows_on_servers_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """A state_dict of the served model has no rows: a warning; with torch's own ``weight`` it
+    raises, strict or not.
+    """
+    embedding = DistributedEmbedding(DIM)
+    embedding.connect(Served())
+    embedding.load_state_dict(embedding.state_dict())
+    assert "load_state_dict leaves them as they are" in caplog.text
+
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match="fleet.load puts rows there"):
+            embedding.load_state_dict(
+                {**embedding.state_dict(), "weight": torch.zeros(10, DIM)}, strict=strict
+            )
+
+
 def test_cached_rows_are_pulled_again_after_the_bound() -> None:
     """With a cache, training pulls a row again after cache_staleness steps, not before; evaluation
     always does.
