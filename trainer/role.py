@@ -217,12 +217,12 @@ class CloudRoleMaker:
     """The role that the environment describes, as a :class:`RoleMaker`.  See the README's table of
     variables.
 
-    Without ``TRAINING_ROLE`` and without torchrun's variables the process trains alone; with
-    torchrun's and without servers it is a trainer of a collective job.
+    Without the variables of a job with servers and without torchrun's the process trains alone;
+    with torchrun's and without servers it is a trainer of a collective job.
 
     Raises:
-        ValueError: a required variable is missing or holds something else than it should; the
-            message names it.
+        ValueError: some variables of a job are set and others are missing, or one holds something
+            else than it should; the message names it.
     """
 
     def __new__(cls, environ: Mapping[str, str] | None = None) -> RoleMaker:  # type: ignore[misc]  # reads as a class in scripts
@@ -284,6 +284,7 @@ class UserDefinedRoleMaker:
 
 # by the word of TRAINING_ROLE
 _ROLES = {name: Role[name] for name in ("TRAINER", "WORKER", "PSERVER", "SERVER")}
+_OF_A_JOB = ("PSERVER_ENDPOINTS", "TRAINERS", "TRAINER_ID", "CURRENT_ENDPOINT")
 
 
 def from_environment(environ: Mapping[str, str]) -> RoleMaker:
@@ -301,6 +302,12 @@ def from_environment(environ: Mapping[str, str]) -> RoleMaker:
         world = World.from_environment(environ)
         return RoleMaker(Role.COLLECTIVE, trainer_id=world.rank, trainers=world.size)
     if role is None:
+        stray = [name for name in _OF_A_JOB if environ.get(name)]
+        if stray:
+            raise ValueError(
+                f"TRAINING_ROLE is not set, but {', '.join(stray)}: a process of a job with "
+                "servers needs it, and one that trains alone has none of them"
+            )
         return RoleMaker(Role.SINGLE)
     return RoleMaker(
         role=role,

@@ -48,7 +48,7 @@ class Announcement:
         self._end(AnnounceRequest(joined=True))
 
     def failed(self, failure: str) -> None:
-        """This trainer will never join; returns when every server that has been reached knows."""
+        """This trainer will never join; returns when every server that can be reached knows."""
         self._end(AnnounceRequest(failure=failure))
 
     def _end(self, word: AnnounceRequest) -> None:
@@ -57,7 +57,7 @@ class Announcement:
         self._said.append(word)
         self._ended.set()
         for thread in self._threads:
-            thread.join(2 * CALL_SECONDS)
+            thread.join(3 * CALL_SECONDS)
 
     def _announce(self, endpoint: str) -> None:
         control = ControlClient(endpoint, CALL_SECONDS)
@@ -69,9 +69,13 @@ class Announcement:
                     timeout = control.announce(request).heartbeat_timeout_seconds
                     interval, reached = min(1.0, timeout / 5), True
                 self._ended.wait(interval if reached else min(interval, FIRST_SECONDS / 5))
-            if reached:
-                request.MergeFrom(self._said[-1])
-                with suppress(PServerError):
+            word = self._said[-1]
+            with suppress(PServerError):
+                if word.failure and not reached:  # it ended sooner than it was heard
+                    control.announce(request)
+                    reached = True
+                if reached:
+                    request.MergeFrom(word)
                     control.announce(request)
         finally:
             control.close()

@@ -108,8 +108,11 @@ class Job(Attendance):
             Refused: not trainer 0, not the time for it, an op that is not on the allow-list, an
                 argument of a wrong type.
             FingerprintMismatch: the program was made for another plan than the one it joined with.
+            PServerError: what has ended the job meanwhile.
         """
         member = self.member(request.session)
+        if self.failure is not None:
+            raise self.failure
         if member.trainer != 0 or self.lifecycle.state is not JobState.INSTALLING:
             raise Refused("only trainer 0 installs, and only a server that is not yet installed")
         try:
@@ -156,7 +159,10 @@ class Job(Attendance):
 
         Raises:
             Unprepared: no program has been installed.
+            PServerError: what has ended the job before one was.
         """
+        if self.program is None and self.failure is not None:
+            raise self.failure
         if self.program is None:
             raise Unprepared("the server has not been installed yet")
         return self.program

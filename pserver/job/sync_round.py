@@ -64,6 +64,7 @@ class Contribution:
             same.
         nonfinite: the step itself, where values are not finite.
         refused: nothing of it is applied, because of those.
+        buffers: of the model, which its forward has changed, by slice name.
     """
 
     gradients: dict[str, torch.Tensor]
@@ -74,6 +75,12 @@ class Contribution:
     written: Mapping[str, int] = field(default_factory=dict)
     nonfinite: tuple[NonFiniteStep, ...] = ()
     refused: bool = False
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def assigned(self) -> list[str]:
+        """The slices that it assigns."""
+        return [*self.assignments, *self.buffers]
 
     @property
     def skipped(self) -> bool:
@@ -153,6 +160,17 @@ class SyncRound:
         """The steps in which a value is not finite, in the order of the trainers."""
         in_order = (self.contributions[trainer] for trainer in sorted(self.contributions))
         return tuple(found for each in in_order for found in each.nonfinite)
+
+    @property
+    def buffers(self) -> dict[str, dict[int, torch.Tensor | None]]:
+        """The buffers that the step changes, by slice and trainer; None: this trainer's has not
+        changed.
+        """
+        names = {name for each in self.contributions.values() for name in each.buffers}
+        return {
+            name: {t: each.buffers.get(name) for t, each in self.contributions.items()}
+            for name in sorted(names)
+        }
 
     def agree(self, variables: Mapping[str, torch.Tensor]) -> None:
         """Finds what is to be assigned before the step: trainer 0's values, where all trainers

@@ -50,7 +50,8 @@ class RemotePlace:
     """
 
     def __init__(self, url: str) -> None:
-        self.path = url.rstrip("/")
+        scheme, _, rest = url.partition("://")
+        self.path = f"{scheme}://{rest.rstrip('/')}"
         try:
             self._store, self._root = fsspec.core.url_to_fs(self.path)
         except ImportError as error:

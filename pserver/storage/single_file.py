@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pserver.storage.remote_place import RemotePlace
-from transpiler.files.local_path import is_url, local_path
+from transpiler.files.local_path import is_url, local_path, shown
 from transpiler.files.whole_file import flush
 
 
@@ -24,8 +24,7 @@ def written(path: str | os.PathLike[str]) -> Iterator[Path]:
         OSError: the disk is full, or refuses, or the store does; the old file stays.
     """
     if is_url(path):
-        folder, name = posixpath.split(str(path))
-        place = RemotePlace(folder)
+        place, name = _parted(path)
         with tempfile.TemporaryDirectory() as scratch:
             yield Path(scratch) / name
             place.store(Path(scratch) / name, name)
@@ -51,9 +50,9 @@ def read(path: str | os.PathLike[str]) -> Iterator[Path]:
     if not is_url(path):
         yield local_path(path, "path")
         return
-    folder, name = posixpath.split(str(path))
+    place, name = _parted(path)
     with tempfile.TemporaryDirectory() as scratch:
-        RemotePlace(folder).fetch(name, Path(scratch) / name)
+        place.fetch(name, Path(scratch) / name)
         yield Path(scratch) / name
 
 
@@ -62,3 +61,12 @@ def joined(directory: str | os.PathLike[str], name: str) -> str:
     if is_url(directory):
         return posixpath.join(str(directory), name)
     return str(local_path(directory, "path") / name)
+
+
+def _parted(url: str | os.PathLike[str]) -> tuple[RemotePlace, str]:
+    """The place of a file behind a URL, and the file's name."""
+    scheme, _, rest = str(url).partition("://")
+    folder, name = posixpath.split(rest)
+    if not name:
+        raise ValueError(f"expected the URL of a file, got {shown(url)!r}, which ends in a slash")
+    return RemotePlace(f"{scheme}://{folder}"), name

@@ -26,6 +26,8 @@ strategy.a_sync = mode != "sync"
 if mode == "mixed":
     strategy.a_sync_configs = {"modes": {"weight": "sync", "*": "collective"}}
 fleet.init(strategy=strategy)
+if what == "end":
+    sys.exit(0)
 if what == "wait":
     print("initialized", flush=True)
     sys.stdin.readline()
@@ -225,6 +227,18 @@ def test_a_trainer_that_is_killed_before_it_joins_is_known(
     other.said(f"TrainerLost: .*trainer {number} ended before it joined: it has shown no heartbeat")
     if number == 1:
         assert cluster.statuses() == [1]
+
+
+def test_a_script_that_ends_right_after_init_is_known_at_once(processes: Processes) -> None:
+    """Though it has status 0, and ends before a server has heard of it."""
+    cluster = Cluster(processes, 2)
+    other = cluster.trainer(0, "sync", "x")
+    cluster.servers[1][0].said("trainer 0 joined")
+    ended = cluster.trainer(1, "sync", "end")
+
+    assert ended.status() == 0, ended
+    assert other.status() == 1, other
+    other.said("trainer 1 ended before it joined: its script has ended")
 
 
 def test_a_trainer_that_fails_before_it_joins_is_named_at_once(processes: Processes) -> None:

@@ -128,10 +128,16 @@ def test_a_wrong_value_is_named_with_what_was_expected(
     assert name in str(caught.value)
 
 
+@pytest.mark.parametrize("name", sorted({name for _, name in REQUIRED}))
+def test_a_job_s_variables_without_a_role_do_not_train_alone(name: str) -> None:
+    """As with a part of torchrun's: some host would train alone, and exit with 0."""
+    with pytest.raises(ValueError, match=f"TRAINING_ROLE is not set, but {name}"):
+        CloudRoleMaker({name: {**COMPLETE["TRAINER"], **COMPLETE["PSERVER"]}[name]})
+
+
 def test_without_any_variable_a_process_trains_alone(caplog: pytest.LogCaptureFixture) -> None:
     """On purpose, and with exactly one line that says so."""
     assert CloudRoleMaker({}) == RoleMaker(Role.SINGLE)
-    assert CloudRoleMaker({"PSERVER_ENDPOINTS": ENDPOINTS}).role is Role.SINGLE
 
     with caplog.at_level(logging.INFO):
         fleet.init()

@@ -22,6 +22,8 @@ In reading order::
     async_landings     the same, where other trainers step meanwhile
     pending_assignments
                        what has been written, on its way to the servers
+    travelling_buffers
+                       the buffers of a model, which its forward changes
     device_copy        copies between a GPU and pinned memory
     state_transfer     values and optimizer states outside of steps
     gradient_changes   a warning where the script clips before a mean

@@ -34,7 +34,7 @@ from trainer.communicator.initial_values import InitialValues
 from trainer.communicator.kstep_senders import GeoSender, warn_unserved
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.senders import sender_of, written_names
+from trainer.communicator.senders import buffers_of, senders_of, written_names
 from trainer.communicator.state_transfer import StateTransfer
 from trainer.communicator.written_values import WrittenValues
 from trainer.role import Connection
@@ -72,6 +72,7 @@ class Communicator:
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
         written: what the script has written into parameters.
+        buffers: of models, which travel with steps.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
     """
 
@@ -99,11 +100,13 @@ class Communicator:
         ]
         held_back: set[str] = set()  # variables that nothing lands on
         self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
-        self._transfer = StateTransfer(self.plan, self._programs, self._all, tensors, optimizer)
-        self.lanes = [
-            sender_of(self.plan, index, tensors, self._options, self.trainer_id, held_back)
-            for index in range(len(self.plan.lanes))
-        ]
+        self.buffers = buffers_of(self.plan, tensors, self.trainer_id)
+        self._transfer = StateTransfer(
+            self.plan, self._programs, self._all, tensors, optimizer, self.buffers
+        )
+        self.lanes = senders_of(
+            self.plan, tensors, self._options, self.trainer_id, held_back, self.buffers
+        )
         names = written_names(self.plan, tensors)
         self.written = WrittenValues(self.lanes, names, tensors, held_back, self.trainer_id)
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
@@ -213,6 +216,7 @@ class Communicator:
                     self._departure.drain(self.lanes)
                 if agreeing:
                     self._departure.agree()
+                    self._transfer.pull_buffers()  # of the others' last steps
             except BaseException as error:
                 ended, failure = error, spelled(error)
         self._left = True
@@ -261,19 +265,7 @@ class Communicator:
         self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]
     ) -> None:
         """One slice, or a whole variable."""
-        if gradient.is_sparse:
-            raise ValueError(
-                f"the gradient of {placement.name!r} is sparse; expected a dense one "
-                "(nn.Embedding(sparse=False))"
-            )
-        dtype = str(gradient.dtype).removeprefix("torch.")
-        elements = math.prod(shape)
-        if dtype != placement.dtype or gradient.numel() != elements:
-            got = f"{dtype} of {gradient.numel()}"
-            raise ValueError(
-                f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, "
-                f"got {got}"
-            )
+        _check_gradient(placement, name, gradient, math.prod(shape))
         self.check()
         self.written.begin(placement.lane)
         self._open.add(placement.lane)
@@ -345,6 +337,7 @@ class Communicator:
             self.written.begin(index)
         self._closed.update(chosen)
         self._open.difference_update(chosen)
+        self.buffers.capture(chosen)
         for index in chosen:
             self.lanes[index].close(hparams, overflow)
 
@@ -361,6 +354,7 @@ class Communicator:
         replies = [self.lanes[index].finish() for index in closed]
         for index in closed:
             self.written.landed(index)
+        self.buffers.land()
         if self.step & (self.step - 1) == 0:
             trim_memory()
         return next(iter(replies), None)
@@ -391,6 +385,7 @@ class Communicator:
         for index, lane in enumerate(self.lanes):
             with self.written.landing(index):
                 lane.refresh()
+        self.buffers.land(between_steps=True)
 
     def _drain(self) -> None:
         """Waits until everything has been sent and answered; nothing lands on what the script has
@@ -399,6 +394,7 @@ class Communicator:
         with self.written.landing():
             for lane in self.lanes:
                 lane.drain()
+        self.buffers.land(between_steps=True)
 
     # ---- values and states ----
 
@@ -471,6 +467,21 @@ class Communicator:
         """
         self._barriers += 1
         return self.clients[0].barrier(f"{self._barriers}: {name}", text)
+
+
+def _check_gradient(placement: Placement, name: str, gradient: torch.Tensor, elements: int) -> None:
+    """Returns if a gradient is one of a slice, or variable, of so many elements."""
+    if gradient.is_sparse:
+        raise ValueError(
+            f"the gradient of {placement.name!r} is sparse; expected a dense one "
+            "(nn.Embedding(sparse=False))"
+        )
+    dtype = str(gradient.dtype).removeprefix("torch.")
+    if dtype != placement.dtype or gradient.numel() != elements:
+        raise ValueError(
+            f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, "
+            f"got {dtype} of {gradient.numel()}"
+        )
 
 
 def _lookups(plan: Plan) -> Lookups | None:

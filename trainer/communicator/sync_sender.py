@@ -20,6 +20,7 @@ from trainer.communicator.landed_values import LandedValues
 from trainer.communicator.nonfinite_steps import NonFiniteSteps
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.request_pipeline import checksums_of
+from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.ir.rules import Clip
 from transpiler.plan.plan import Lane
 
@@ -66,11 +67,18 @@ class SyncSender:
         lane, slices: its own.
         clip: the plan's, where servers clip.
         trainer: this one's number.
+        buffers: of the model, which travel with its steps.
     """
 
     def __init__(
-        self, lane: Lane, slices: ParameterSlices, clip: Clip | None, trainer: int
+        self,
+        lane: Lane,
+        slices: ParameterSlices,
+        clip: Clip | None,
+        trainer: int,
+        buffers: TravellingBuffers,
     ) -> None:
+        self._model_buffers = buffers
         self._nonfinite = NonFiniteSteps(lane, slices)
         self.landed = SyncLandings(slices, lambda: [] if self._replies else self._channels)
         self._trainer = trainer
@@ -149,14 +157,22 @@ class SyncSender:
         self._step += 1
         nonfinite = self._nonfinite.take_out()
         assignments, self._assignments = self._assignments, {}
+        leaving = self._model_buffers.take_out()
         for server, channel in enumerate(self._channels):
             here = self._slices.here(server, assignments)
             if self._trainer == 0:
                 channel.assign(self.step, here)
+            buffers = self._model_buffers.assign(channel, server, self.step, leaving)
             absent = self._slices.on(server) - self._sent
             written = {name: checksum(each.values) for name, each in here.items()}
             channel.commit(
-                self.step, hparams, absent, overflow, written=written, nonfinite=nonfinite
+                self.step,
+                hparams,
+                absent,
+                overflow,
+                written=written,
+                nonfinite=nonfinite,
+                buffers=buffers,
             )
         self._sent = set()
 
@@ -167,6 +183,7 @@ class SyncSender:
             self._scale(self._clip, replies)
         reply = self._nonfinite.hear(first_of(replies), self.step, self.step)
         self._slices.flush_buffers()
+        self._model_buffers.arrived()
         return reply
 
     def _scale(self, clip: Clip, replies: list[Future[Reply]]) -> None:

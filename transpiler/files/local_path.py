@@ -12,6 +12,7 @@ from typing import Protocol
 
 _FILE = re.compile(r"(file|local)://")
 _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/(?!/)")  # two letters: C:/ is a disk
+_NOWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/+\Z")
 _USER = re.compile(r"://[^/@\s]*@")
 
 
@@ -25,13 +26,16 @@ def is_url(path: str | PathLike) -> bool:
     """Whether a path leads to another place than this machine's disks.
 
     Raises:
-        ValueError: it was a URL before pathlib took a slash away.
+        ValueError: it was a URL before pathlib took a slash away, or it names nothing: it is empty,
+            or a protocol only.
 
     Example:
         >>> is_url("s3://bucket/job"), is_url("runs/job"), is_url("file:///tmp/job")
         (True, False, False)
     """
     text = str(path)
+    if not text or _NOWHERE.match(text):
+        raise ValueError(f"expected a path, or a URL with a name behind its slashes, got {text!r}")
     if _ONE_SLASH.match(text):
         raise ValueError(
             f"expected a path, or a URL with two slashes, got {text!r}: pathlib takes a slash of a "
@@ -47,7 +51,7 @@ def local_path(path: str | PathLike, what: str) -> Path:
         what: the call or the flag, for messages.
 
     Raises:
-        ValueError: it is a URL.
+        ValueError: it is a URL, or names nothing.
 
     Example:
         >>> local_path("runs/job", "draw").name

@@ -12,10 +12,13 @@ from pserver.job.job import Job
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
     AnnounceRequest,
+    BarrierRequest,
     FinishRequest,
     HeartbeatRequest,
+    InstallRequest,
     JoinRequest,
     LeaveRequest,
+    RendezvousRequest,
     ResetRequest,
     StatusRequest,
 )
@@ -166,6 +169,24 @@ def test_whoever_starts_a_trainer_may_tell_its_end(served: Served) -> None:
     job.tick()
 
     assert "trainer 1 ended before it joined: its process ended with status 3" in str(job.failure)
+
+
+def test_trainer_0_hears_of_an_end_between_joining_and_installing(served: Served) -> None:
+    """Not that there is nothing to install, or that nothing has been installed."""
+    job, _ = served
+    plan = plan_of(2)
+    facts = {"fingerprint": plan.fingerprint(), "manifest": plan.manifest()}
+    session = job.join(JoinRequest(protocol=1, transports=["inprocess"], **facts)).session
+    announce(job, 1, "", failure="ImportError: no module named net")
+    job.tick()
+
+    for call in (
+        lambda: job.install(InstallRequest(session=session)),
+        lambda: job.barrier(BarrierRequest(session=session, name="begin")),
+        lambda: job.rendezvous(RendezvousRequest(session=session)),
+    ):
+        with pytest.raises(TrainerLost, match="trainer 1 ended before it joined: ImportError"):
+            call()
 
 
 @pytest.mark.parametrize("known", ["another", "earlier", "good"])

@@ -170,6 +170,35 @@ def test_a_url_that_pathlib_has_shortened_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("call", [fleet.save, fleet.load, fleet.export])
+@pytest.mark.parametrize("given", ["", "s3://", "memory://", "memory:///", "file://"])
+def test_a_path_that_names_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[str], object], given: str
+) -> None:
+    """As an unset variable makes it; no folder ``s3:``, and nothing in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    begun("", 1)
+
+    with pytest.raises(ValueError, match="expected a path, or a URL with a name"):
+        call(given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_at_the_root_of_a_store_is_no_local_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``memory://model.pt`` has no folder."""
+    monkeypatch.chdir(tmp_path)
+    begun("", 1)
+
+    fleet.export("memory://model.pt")
+    with pytest.raises(ValueError, match="ends in a slash"):
+        fleet.export("memory://models/")
+    with fsspec.open("memory://model.pt", "rb") as file:
+        assert torch.load(file, weights_only=True)
+    assert not list(tmp_path.iterdir())
+
+
 SHARDED = """
 import sys, torch
 import trainer
