@@ -16,6 +16,7 @@ In reading order::
     merged_steps       closed steps that leave in one message
     parameter_slices   slices as parts of live tensors
     written_values     what the script has written into parameters
+    writes_between     the same in the k-step modes
     samples            a few elements of every tensor: has anything been written?
     landed_values      what last landed in a lane's parameters
     async_landings     the same, where other trainers step meanwhile

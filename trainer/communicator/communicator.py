@@ -30,6 +30,7 @@ from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
+from trainer.communicator.kstep_senders import warn_unserved
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.senders import buffers_of, senders_of, written_names
@@ -416,11 +417,13 @@ class Communicator:
 
     def served(self) -> dict[str, torch.Tensor]:
         """The servers' values of those parameters that this trainer steps by itself, whole, by
-        name; its own stay as they are.
+        name; its own stay as they are.  Warns of those that the script has written since its last
+        step: the servers have not, or only in part, what it wrote.
         """
-        return self._transfer.values(
-            [p for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
-        )
+        own = [p for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
+        values = self._transfer.values(own)
+        warn_unserved(self.lanes, self._tensors, values)
+        return values
 
     def pull(self) -> None:
         """Receives every placed variable as the servers hold it: parameters, and what they never

@@ -4,10 +4,11 @@ of the parameters leave.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,10 +22,13 @@ from pserver.table.gradient import RowGradient
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.request_pipeline import Buffers, RequestPipeline, StagedValues, Tensors
 from trainer.communicator.travelling_buffers import TravellingBuffers
+from trainer.communicator.writes_between import WritesBetween
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
     from trainer.communicator.geo_rows import GeoRows
+
+log = logging.getLogger(__name__)
 
 ROUNDED = 4  # messages at most that take what rounding has left of a difference
 
@@ -32,6 +36,9 @@ ROUNDED = 4  # messages at most that take what rounding has left of a difference
 class KStepSender:
     """What the senders of the two k-step modes have in common: gradients stay on the trainer, and
     steps are counted.
+
+    Attributes:
+        writes: what the script has written since its last step.
     """
 
     def __init__(self, lane: Lane, slices: ParameterSlices, buffers: TravellingBuffers) -> None:
@@ -43,6 +50,7 @@ class KStepSender:
         self._taken = 0  # steps since the last message
         self._hparams: Hparams = {}
         self._last = Reply()
+        self.writes = WritesBetween(slices.live)
 
     @property
     def step(self) -> int:
@@ -53,6 +61,7 @@ class KStepSender:
         """See :class:`LaneSender`.  Steps that have not been exchanged count no more."""
         self._pipeline.start(channels, step)
         self._taken = 0
+        self.writes.note()
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """Gradients stay here."""
@@ -75,6 +84,32 @@ class KStepSender:
         }
 
 
+def warn_unserved(
+    lanes: Iterable[object],
+    tensors: Mapping[str, torch.Tensor],
+    served: Mapping[str, torch.Tensor],
+) -> None:
+    """Warns of parameters that the script has written since its last step, and that servers have
+    otherwise.
+
+    Args:
+        tensors: the live ones by name; ``served``: the servers' values.
+    """
+    written = [
+        name
+        for lane in lanes
+        if isinstance(lane, KStepSender)
+        for name in lane.writes.names()
+        if not torch.equal(tensors[name].detach().cpu(), served[name])
+    ]
+    if written:
+        log.warning(
+            "%s: written since the last step.  In the k-step modes fleet.save and fleet.export "
+            "have what the servers hold, not that; the model's state_dict() has it",
+            ", ".join(sorted(written)),
+        )
+
+
 class DiLoCoSender(KStepSender):
     """The sender of a diloco lane: every k steps the parameters themselves leave, and the servers'
     replace them while the script waits.
@@ -91,6 +126,7 @@ class DiLoCoSender(KStepSender):
         """See :class:`LaneSender`."""
         if self._taken >= self._lane.k_steps:
             self._exchange(last=False)
+        self.writes.note()
         return self._last
 
     def _exchange(self, last: bool) -> None:
@@ -189,14 +225,15 @@ class GeoSender(KStepSender):
 
     def finish(self) -> Reply:
         """See :class:`LaneSender`."""
-        self.refresh()
+        self._take_arrived()
         if self._taken >= self._lane.k_steps:
+            self._drain_to(self._lane.send_queue_size - 1)
             self._send_changes()
+        self.writes.note()
         return self._last
 
     def _send_changes(self) -> None:
         """Sends what has changed since the last message."""
-        self._drain_to(self._lane.send_queue_size - 1)
         steps, self._taken = self._taken, 0
         self._left += 1
         changed: Tensors = {}
@@ -263,16 +300,32 @@ class GeoSender(KStepSender):
         self._slices.write(name, moved)
         known.copy_(value)
 
-    def refresh(self) -> None:
-        """See :class:`LaneSender`."""
+    def _take_arrived(self) -> None:
         if self._under_way and self._under_way[0][2].done():
             self._last = self._under_way[0][2].result()
             self._take()
 
+    def refresh(self) -> None:
+        """See :class:`LaneSender`.  Nothing lands on what the script has written."""
+        if self._under_way and self._under_way[0][2].done() and not self.writes.names():
+            self._take_arrived()
+            self.writes.note()
+
     def drain(self) -> None:
-        """See :class:`LaneSender`."""
+        """See :class:`LaneSender`.  Nothing lands on what the script has written; what is one
+        trainer's alone is its own all the same.
+        """
+        held = self._trainers > 1 and bool(self.writes.names())
         if self._taken:
+            self.wait_for_replies()
             self._send_changes()
+        if held:
+            self.wait_for_replies()
+        else:
+            self._drain_whole()
+            self.writes.note()
+
+    def _drain_whole(self) -> None:
         self._drain_to(0)
         for _ in range(ROUNDED if self._trainers == 1 else 0):
             own = ((self._slices.read(name), y) for name, y in self._known.items())
@@ -282,9 +335,12 @@ class GeoSender(KStepSender):
             self._drain_to(0)
 
     def leave(self) -> None:
-        """Sends what has changed, and puts the servers' values in the place of the trainer's
-        own.
+        """Sends what has changed, what the script has written since then included, and puts the
+        servers' values in the place of the trainer's own.
         """
+        if self.writes.names() and not self._taken:
+            self._send_changes()
+        self.writes.note()
         self.drain()
         values = self._pipeline.pull().values
         for name, value in values.items():

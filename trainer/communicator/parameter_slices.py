@@ -95,6 +95,11 @@ class ParameterSlices:
         return [p.name for p in self._placements if p.group is not None]
 
     @property
+    def live(self) -> dict[str, torch.Tensor]:
+        """The variables that servers update, by name."""
+        return {name: self._tensors[name] for name in self.trained}
+
+    @property
     def bytes(self) -> int:
         """The size of all updated variables, in bytes."""
         return sum(

@@ -22,7 +22,7 @@ meanwhile, keeps a copy of each landing once a first write has been seen; for th
 servers' values are taken, which are what landed if nobody has stepped since.
 
 In the k-step modes the script's own optimizer steps, and what the script writes leaves as a part of
-what has changed.
+what has changed: see writes_between.py.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import torch
 
 from trainer.communicator.lane import GradientLane, LaneSender
 from trainer.communicator.samples import Samples
+from trainer.communicator.writes_between import version
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class WrittenValues:
         numbers = {name: number for number, name in enumerate(self._names)}
         self._of_lane = {index: [numbers[name] for name in names[index]] for index in self._lanes}
         self._samples = Samples(self._tensors)
-        self._versions = [_version(tensor) for tensor in self._tensors]
+        self._versions = [version(tensor) for tensor in self._tensors]
         self._held_back = held_back
         self._steps = dict.fromkeys(self._lanes, 0)  # begun, by lane
         self._begun: set[int] = set()  # lanes whose step is not over
@@ -211,7 +212,7 @@ class WrittenValues:
     def _note(self, numbers: Iterable[int]) -> None:
         listed = list(numbers)
         for number in listed:
-            self._versions[number] = _version(self._tensors[number])
+            self._versions[number] = version(self._tensors[number])
         self._samples.note(listed)
 
     def _suspects(self, lane: int) -> tuple[list[str], list[str]]:
@@ -219,7 +220,7 @@ class WrittenValues:
         others whose samples do.
         """
         versions, tensors, numbers = self._versions, self._tensors, self._of_lane[lane]
-        counted = [n for n in numbers if _version(tensors[n]) != versions[n]]
+        counted = [n for n in numbers if version(tensors[n]) != versions[n]]
         uncounted = self._samples.changed(
             [n for n in numbers if n not in counted] if counted else numbers
         )
@@ -262,8 +263,3 @@ class WrittenValues:
 def _is_regular(step: int) -> bool:
     """Whether everything is compared in a step whatever has been seen."""
     return step <= EARLY_STEPS or step % EVERY == 0
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How many operations have written to a tensor, as torch counts them."""
-    return 0 if tensor.is_inference() else tensor._version

@@ -205,3 +205,66 @@ def test_until_the_next_step_nothing_lands_on_what_was_written(
     both.trainers[0].flush()
 
     assert torch.equal(both.values[0], torch.full((3000,), 5.0))
+
+
+# ---- where the script's own optimizer steps ----
+
+
+def own_step(both: Pair, number: int, change: float) -> None:
+    """A step of the script's own optimizer."""
+    both.values[number].add_(change)
+    both.trainers[number].commit(both.hparams)
+
+
+def test_in_geo_an_average_swapped_in_stands_and_swapped_back_undoes_nobodys_steps(
+    pair: Callable[..., Pair],
+) -> None:
+    """What has arrived lands with the next step, not on the average."""
+    both = pair(k_steps=1)
+    own_step(both, 1, 1.0)
+    both.trainers[1].flush()
+    own_step(both, 0, 1.0)
+    both.trainers[0].lanes[0].wait_for_replies()  # with the half of the other's step
+    own = both.values[0].clone()
+
+    both.values[0].fill_(100.0)
+    for receive in (both.trainers[0].refresh, both.trainers[0].flush):
+        receive()
+        assert torch.equal(both.values[0], torch.full((3000,), 100.0))
+    both.values[0].copy_(own)
+    own_step(both, 0, 0.0)
+
+    assert torch.equal(both.values[0], torch.full((3000,), 1.5))
+
+
+def test_in_geo_what_is_written_after_the_last_message_leaves_at_the_end(
+    pair: Callable[..., Pair],
+) -> None:
+    """As a trainer's share, like a step."""
+    both = pair(k_steps=1)
+    own_step(both, 0, 2.0)
+    both.trainers[0].flush()
+    both.values[0].data.fill_(9.0)
+    both.trainers[0].leave()
+
+    for value in (both.values[0], both.trainers[1].served()["w"]):
+        assert torch.equal(value, torch.full((3000,), 5.0))
+
+
+@pytest.mark.parametrize("outer", [None, {"type": "sgd", "lr": 1.0}])
+def test_in_the_kstep_modes_values_for_files_lack_what_was_written_and_it_is_said(
+    pair: Callable[..., Pair], caplog: pytest.LogCaptureFixture, outer: dict[str, Any] | None
+) -> None:
+    """The trainer's own parameters keep it, also while values are received."""
+    both = pair(k_steps=100, **({} if outer is None else {"outer_optimizer": outer}))
+    both.values[0].fill_(8.0)
+    both.trainers[0].flush()
+    with caplog.at_level(logging.WARNING):
+        served = both.trainers[0].served()["w"]
+    assert "w: written since the last step" in caplog.text
+    assert not served.any() and bool((both.values[0] == 8.0).all())
+
+    caplog.clear()
+    own_step(both, 0, 1.0)
+    both.trainers[0].served()
+    assert not caplog.records
