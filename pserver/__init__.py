@@ -261,6 +261,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/membership.py             exactly once
     job/nonfinite_steps.py        NaN
     job/observations.py           one moment
+    job/shared_buffers.py         whose buffers
     job/snapshot.py               reading beside an update
     job/workers.py                torch's threads
     launcher/process.py           no orphans

@@ -491,7 +491,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "last")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "buffers", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -521,6 +521,7 @@ class Commit(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
@@ -530,8 +531,9 @@ class Commit(_message.Message):
     scale: _containers.ScalarMap[str, float]
     written: _containers.ScalarMap[str, int]
     nonfinite: _containers.RepeatedScalarFieldContainer[str]
+    buffers: _containers.RepeatedScalarFieldContainer[str]
     last: bool
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., buffers: _Optional[_Iterable[str]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class GroupHparams(_message.Message):
     __slots__ = ("group", "values")

@@ -59,6 +59,7 @@ FIELDS = table(
     Setting("geo_sgd_mode", False, flag(), modes=_WITH_SERVERS),
     Setting("geo_sgd_need_push_nums", 100, count(), modes=_WITH_SERVERS),
     Setting("nonfinite", "auto", A_SYNC_CONFIGS["nonfinite"].kind, modes=_WITH_SERVERS),
+    Setting("buffers", "trainer0", A_SYNC_CONFIGS["buffers"].kind, modes=_WITH_SERVERS),
     Setting("nccl_comm_num", 1, count(), modes=_WITHOUT),
     Setting("use_hierarchical_allreduce", False, flag(), modes=_WITHOUT),
     Setting("hierarchical_allreduce_inter_nranks", 0, count(least=0), modes=_WITHOUT),
@@ -108,6 +109,8 @@ class DistributeTranspilerConfig:
             with ``sync_mode=True``.
         nonfinite: what servers do with a step that has a NaN or an infinity in it: "refuse",
             "apply" or "stop"; "auto" applies it in sync mode and refuses it in the others.
+        buffers: whose buffers (batch norm's running statistics) all trainers have: "trainer0",
+            "mean" or "own".
         mode: "pserver"; or without servers: "collective", whose programs share by themselves, and
             "nccl2", whose trainer program is the single-node one, for ``ParallelExecutor``.  A
             field without effect in the mode must keep its default.
@@ -137,6 +140,7 @@ class DistributeTranspilerConfig:
     geo_sgd_mode: bool
     geo_sgd_need_push_nums: int
     nonfinite: str
+    buffers: str
     nccl_comm_num: int
     use_hierarchical_allreduce: bool
     hierarchical_allreduce_inter_nranks: int
@@ -191,7 +195,7 @@ class DistributeTranspilerConfig:
             sync_mode if sync_mode is not None or not self.is_set("sync_mode") else self.sync_mode
         )
         self._check_combination(said)
-        return replace(self._lane(said), nonfinite=self.nonfinite)
+        return replace(self._lane(said), nonfinite=self.nonfinite, buffers=self.buffers)
 
     def _lane(self, said: bool | None) -> Lane:
         """The lane of the mode, by ``sync_mode`` as it was said."""

@@ -66,18 +66,20 @@ class Channel(RetryingStream):
         written: Mapping[str, int] = MappingProxyType({}),
         nonfinite: Collection[str] = (),
         last: bool = False,
+        buffers: Collection[str] = (),
     ) -> None:
         """Queues the end of a step.
 
         Args:
             absent: slices of the lane without a gradient in this step.
             overflow: a gradient was not finite: no trainer's part of this step is applied.
-            omit_values: the reply is not to bring values.
+            omit_values: the reply is not to bring values, but those of buffers.
             written: in a lane whose steps wait for all trainers: by slice, the checksum of what
                 this trainer's script has written.
             nonfinite: parameters and tables in which this trainer has found a value that is not
                 finite, whichever server they are on.
             last: this trainer leaves after the step, and nobody is to wait for it.
+            buffers: those of the assigned slices that are a model's buffers.
         """
         groups = [
             GroupHparams(group=group, values=hparams_to_proto(values))
@@ -91,6 +93,7 @@ class Channel(RetryingStream):
             written=dict(written),
             nonfinite=sorted(nonfinite),
             last=last,
+            buffers=buffers,
         )
         self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))
 

@@ -13,6 +13,7 @@ In reading order::
     lane_executor      takes the committed steps of one lane and applies each once
     sync_round         one step that all trainers of a sync job take together
     step_checks        what a committed step must say before it is taken
+    shared_buffers     the buffers of a model that trainers share
     nonfinite_steps    what becomes of a step with a NaN or an infinity
     outcome            what a step has led to
     async_slices       slices that are read while another trainer's step updates them

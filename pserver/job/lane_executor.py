@@ -34,6 +34,7 @@ from pserver.job.membership import Member, Membership, Wait
 from pserver.job.nonfinite_steps import NonFiniteSteps
 from pserver.job.outcome import Outcome
 from pserver.job.quiesce import Quiesce
+from pserver.job.shared_buffers import SharedBuffers
 from pserver.job.step_checks import check_groups, check_written
 from pserver.job.sync_round import Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_task import Batch, UpdateTask
@@ -82,6 +83,7 @@ class LaneExecutor:
         version: updates applied so far, counted in steps.
         hparams: of the last step, by group.
         nonfinite: what becomes of steps with a NaN or an infinity, and how many were refused.
+        buffers: of models, which trainers share.
     """
 
     def __init__(
@@ -115,9 +117,10 @@ class LaneExecutor:
             batches(updates) if lane.kind.waits_for_all else [(name,) for name in updates]
         )
         self._batches += [(name,) for name in tables]
-        self._sizes = [self._size(batch) for batch in self._batches]
+        self._sizes = [_size(batch, updates) for batch in self._batches]
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
         self.nonfinite = NonFiniteSteps(lane, job)
+        self.buffers = SharedBuffers(lane.buffers, lane.kind.merges_gradients, held, locks)
         self._round = SyncRound(self.lane.kind.outer_optimizer)
         self._groups = {update.group for update in updates.values()}.union(
             *(table.groups for table in tables.values())
@@ -151,9 +154,9 @@ class LaneExecutor:
                     f"{step}"
                 )
             check_groups(f"step {step} of trainer {member.trainer}", contribution, self._groups)
-            check_written(
-                step, member.trainer, contribution, self.updates, self.variables, self.lane.kind
-            )
+            known = self.variables.keys() | self.tables.keys()
+            check_written(step, member.trainer, contribution, self.updates, known, self.lane.kind)
+            self.buffers.check(step, member.trainer, contribution.buffers)
             again, watermark.taking = watermark.taking == step, step
             self.hparams = contribution.hparams
             current = self._round
@@ -175,18 +178,23 @@ class LaneExecutor:
 
     # ---- the result of a step ----
 
-    def updated_slices(self, member: Member, step: int, task: UpdateTask) -> Iterator[str]:
-        """The names of the lane's slices, each as soon as it has its new value; where staleness is
-        bounded, not before the trainer may read them.
+    def updated_slices(
+        self, member: Member, step: int, task: UpdateTask, buffers_only: bool = False
+    ) -> Iterator[str]:
+        """The names of the lane's slices, each as soon as it has its new value, and then those of
+        the buffers that the trainer is told; where staleness is bounded, not before the trainer may
+        read them.
 
         Raises:
             PServerError: the update failed, or a wait for others.
         """
         if self.lane.staleness is not None:
             self.outcome(member, step, task)
-        for name in self.updates:
+        for name in () if buffers_only else self.updates:
             self._await_update(task, name)
             yield name
+        self._await_update(task)
+        yield from self.buffers.told(member.trainer)
 
     def outcome(self, member: Member, step: int, task: UpdateTask) -> Outcome:
         """Waits until a step is applied; where staleness is bounded, also until the slowest trainer
@@ -245,7 +253,7 @@ class LaneExecutor:
         return UpdateTask(
             self._job.condition,
             [*self._batches, held] if held or not self._batches else self._batches,
-            lambda batch: self._or_fail(lambda: update(batch)),
+            lambda batch: _or_fail(self._job, lambda: update(batch)),
             on_end,
         )
 
@@ -262,7 +270,9 @@ class LaneExecutor:
 
         def update(batch: Batch) -> None:
             for name in batch:
-                if name not in self.tables:
+                if name in contribution.buffers:
+                    self.buffers.assign(name, {member.trainer: contribution.buffers[name]})
+                elif name not in self.tables:
                     self._one_by_one.update(name, member.trainer, contribution)
                 elif (
                     of_rows := contribution.row_gradients.pop(name, None)
@@ -275,13 +285,7 @@ class LaneExecutor:
             watermark.apply(1, contribution.overflow, contribution.refused, contribution.nonfinite)
             watermark.version = self.version
 
-        return self._run(self._new_task(update, applied, contribution.assignments))
-
-    def _size(self, batch: Batch) -> int:
-        """Bytes of its slices.  A table counts as 0: how many rows a step touches is not known
-        before.
-        """
-        return sum(self.updates[name].value.nbytes for name in batch if name in self.updates)
+        return self._run(self._new_task(update, applied, contribution.assigned))
 
     def _slowest(self) -> int:
         """The least step among the trainers that have not left; one that has not joined yet has
@@ -305,7 +309,7 @@ class LaneExecutor:
         if not clips:
             return self._apply(current, Phase.COLLECTING, {})
         if merges:
-            self._or_fail(lambda: current.measure(self.updates, self.tables))
+            _or_fail(self._job, lambda: current.measure(self.updates, self.tables))
             with self._job.condition:
                 current.phase = Phase.MERGED
                 self._job.condition.notify_all()
@@ -348,11 +352,14 @@ class LaneExecutor:
         self, current: SyncRound, ready: Phase, coefficients: Mapping[str, float]
     ) -> UpdateTask:
         """Begins the update of a sync round that is in the phase ``ready``, unless it has begun."""
+        buffers = current.buffers
 
         def update(batch: Batch) -> None:
             for name in current.assignments.keys() & batch:
                 with self._locks[name]:
                     current.assignments[name].write(self.variables[name])
+            for name in buffers.keys() & batch:
+                self.buffers.assign(name, buffers[name])
             if ready is Phase.COLLECTING:
                 current.merge(batch)
             current.apply(batch, self.updates, coefficients)
@@ -362,8 +369,9 @@ class LaneExecutor:
             first = current.phase is ready
             current.phase = Phase.APPLYING if first else current.phase
         if first:
-            self._or_fail(lambda: current.agree(self.variables))
-            task = self._new_task(update, lambda: self._applied(current), current.assignments)
+            _or_fail(self._job, lambda: current.agree(self.variables, self.tables))
+            assigned = (*current.assignments, *buffers)
+            task = self._new_task(update, lambda: self._applied(current), assigned)
             with self._job.condition:
                 current.task = task
                 self._job.condition.notify_all()
@@ -387,21 +395,6 @@ class LaneExecutor:
             )
         self._round = SyncRound(self.lane.kind.outer_optimizer)
 
-    def _or_fail(self, work: Callable[[], None]) -> None:
-        """Calls ``work``; if it raises, the job fails: tensors may be half updated, or trainers
-        disagree.
-        """
-        try:
-            work()
-        except FingerprintMismatch as error:
-            self._job.fail(error)
-            raise
-        except Exception as error:
-            self._job.fail(
-                JobFailed(f"the server could not update: {type(error).__name__}: {error}")
-            )
-            raise
-
     @property
     def begun(self) -> int:
         """Updates applied so far, and those under way."""
@@ -421,6 +414,7 @@ class LaneExecutor:
     def discard_snapshots(self) -> None:
         """Drops all copies, because slices have been loaded."""
         self._one_by_one.discard_snapshots()
+        self.buffers.discard()
 
     # ---- waiting ----
 
@@ -443,6 +437,27 @@ class LaneExecutor:
             Wait(member, f"lane {self.index}", f"step {step}", done),
             missing,
         )
+
+
+def _size(batch: Batch, updates: Mapping[str, SliceUpdate]) -> int:
+    """Bytes of its slices.  A table counts as 0: how many rows a step touches is not known
+    before.
+    """
+    return sum(updates[name].value.nbytes for name in batch if name in updates)
+
+
+def _or_fail(job: Lifecycle, work: Callable[[], None]) -> None:
+    """Calls ``work``; if it raises, the job fails: tensors may be half updated, or trainers
+    disagree.
+    """
+    try:
+        work()
+    except FingerprintMismatch as error:
+        job.fail(error)
+        raise
+    except Exception as error:
+        job.fail(JobFailed(f"the server could not update: {type(error).__name__}: {error}"))
+        raise
 
 
 def _advance(task: UpdateTask, limit: int) -> None:

@@ -52,6 +52,7 @@ class LockedTable:
         scaled: the key of the clipping coefficient in a commit, where norms clip on servers: the
             table's name, "" for the global norm; None: rows are not scaled.
         clamp: limits of the gradient's values, where values are clipped on servers.
+        any_trainer_loads: whether trainers beside 0 may load values of rows.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class LockedTable:
             self.scaled = {"value": None, "norm": table.name, "global_norm": ""}[plan.clip.kind]
             self.clamp = (plan.clip.low, plan.clip.high) if plan.clip.kind == "value" else None
         self._adds = plan.lanes[table.lane].kind.servers_add
+        self.any_trainer_loads = not plan.lanes[table.lane].kind.waits_for_all
         self._clock = clock
         self._last_shrink = ("", 0), 0  # the last numbered call, and how many rows it dropped
         self._lock = threading.Lock()  # guards all of the above; see [Note: the table's lock]

@@ -12,7 +12,7 @@ class Outcome:
     """What a committed step has led to.
 
     Attributes:
-        version: updates that this server has applied so far, counted in steps.
+        version: updates of the lane up to this one, counted in steps.
         committed: how many trainers' gradients are in this update.
         overflow: a trainer saw a gradient that is not finite, so nothing was applied.
         refused: the server saw one, and nothing of this trainer's step was applied.

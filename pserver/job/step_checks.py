@@ -35,7 +35,7 @@ def check_written(
 
     Args:
         updated: the slices that the lane updates.
-        known: those, and the slices that nobody updates.
+        known: those, the slices that nobody updates, and the lane's tables.
         mode: of the lane.
 
     Raises:

@@ -18,7 +18,7 @@ never used again.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -61,9 +61,10 @@ class Contribution:
         row_gradients: by table name; a table that the step does not touch is missing.
         assignments: what its script has written, by slice name.
         written: the checksums of that, by slice name, where all trainers must have written the
-            same.
+            same; and of rows that it has loaded, by table name.
         nonfinite: the step itself, where values are not finite.
         refused: nothing of it is applied, because of those.
+        buffers: of the model, which its forward has changed, by slice name.
     """
 
     gradients: dict[str, torch.Tensor]
@@ -74,6 +75,12 @@ class Contribution:
     written: Mapping[str, int] = field(default_factory=dict)
     nonfinite: tuple[NonFiniteStep, ...] = ()
     refused: bool = False
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def assigned(self) -> list[str]:
+        """The slices that it assigns."""
+        return [*self.assignments, *self.buffers]
 
     @property
     def skipped(self) -> bool:
@@ -154,14 +161,27 @@ class SyncRound:
         in_order = (self.contributions[trainer] for trainer in sorted(self.contributions))
         return tuple(found for each in in_order for found in each.nonfinite)
 
-    def agree(self, variables: Mapping[str, torch.Tensor]) -> None:
+    @property
+    def buffers(self) -> dict[str, dict[int, torch.Tensor | None]]:
+        """The buffers that the step changes, by slice and trainer; None: this trainer's has not
+        changed.
+        """
+        names = {name for each in self.contributions.values() for name in each.buffers}
+        return {
+            name: {t: each.buffers.get(name) for t, each in self.contributions.items()}
+            for name in sorted(names)
+        }
+
+    def agree(self, variables: Mapping[str, torch.Tensor], tables: Collection[str] = ()) -> None:
         """Finds what is to be assigned before the step: trainer 0's values, where all trainers
         have written the same.
 
-        A slice whose checksum is that of the server's own values counts as not written.
+        A slice whose checksum is that of the server's own values counts as not written.  Rows of
+        tables are on the server already.
 
         Args:
             variables: the server's memory of the slices, by name.
+            tables: the names of the lane's tables.
 
         Raises:
             FingerprintMismatch: a trainer has written another value than another one, or none.
@@ -173,7 +193,14 @@ class SyncRound:
             for name, assignment in first.assignments.items()
             if name not in first.written
         }
-        for name in sorted({name for each in self.contributions.values() for name in each.written}):
+        written = {name for each in self.contributions.values() for name in each.written}
+        for name in sorted(written.intersection(tables)):
+            loaded = {
+                t: self.contributions[t].written.get(name) for t in sorted(self.contributions)
+            }
+            if len(set(loaded.values())) > 1:
+                raise FingerprintMismatch(_loads_differ(name, loaded))
+        for name in sorted(written.difference(tables)):
             before = checksum(variables[name])
             said = {
                 trainer: self.contributions[trainer].written.get(name, before)
@@ -267,6 +294,23 @@ def _disagreement(name: str, said: Mapping[int, int], before: int) -> str:
     return (
         f"the trainers disagree on what they wrote into {name!r}: {'; '.join(parts)}; in a sync "
         "job every trainer writes the same into its parameters, in the same step"
+    )
+
+
+def _loads_differ(name: str, loaded: Mapping[int, int | None]) -> str:
+    """In words, which trainers have loaded what into a table."""
+    groups: dict[int | None, list[int]] = {}
+    for trainer, checksum_ in loaded.items():
+        groups.setdefault(checksum_, []).append(trainer)
+    parts = [
+        f"trainer {', '.join(map(str, trainers))} "
+        + ("did not load" if found is None else f"loaded rows with the checksum {found:016x}")
+        for found, trainers in groups.items()
+    ]
+    return (
+        f"the trainers disagree on the rows that they loaded into table {name!r}: "
+        f"{'; '.join(parts)}; in a sync job every trainer calls load_state_dict with the same "
+        "rows, before the same step"
     )
 
 

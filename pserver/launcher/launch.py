@@ -50,7 +50,7 @@ READY = re.compile(r"pserver ready at (\S+)")
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
 LEAVE_SECONDS = 3.0  # for servers to end after their trainers
-GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+GRACE_SECONDS = 8.0  # between SIGTERM and SIGKILL: servers drain for 5 s
 NOTICE_SECONDS = 10.0  # then a line says that servers wait for other hosts' trainers
 SERVER_ROLE_VARIABLES = (
     "PSERVER_ENDPOINTS",

@@ -7,7 +7,7 @@ that arrives again counts once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -99,17 +99,29 @@ class TableService:
         self._answer((), Done(version=self._job.installed().version))
 
     def _replace(self, arrays: dict[str, torch.Tensor], header: Frame) -> None:
-        if self._member.trainer != 0:
-            raise Refused(f"only trainer 0 loads rows, and this is trainer {self._member.trainer}")
-        for name, metadata in header.commit.metadata.items():
-            self._table(name).restore(metadata)
         chunks: dict[str, dict[str, torch.Tensor]] = {}
         for full, array in arrays.items():
             name, _, key = full.rpartition("@")
             chunks.setdefault(name, {})[key] = array
+        self._check_loader(header, chunks)
+        for name, metadata in header.commit.metadata.items():
+            self._table(name).restore(metadata)
         with self._job.installed().quiesce.paused():
             for name, chunk in chunks.items():
                 self._table(name).load({key: array.numpy() for key, array in chunk.items()})
+
+    def _check_loader(self, header: Frame, chunks: Mapping[str, Collection[str]]) -> None:
+        """Returns if this trainer may load: trainer 0 anything; others values of rows, into tables
+        whose steps wait for nobody.
+        """
+        if self._member.trainer == 0:
+            return
+        values = all(
+            set(keys) == {"ids", "values"} and self._table(name).any_trainer_loads
+            for name, keys in chunks.items()
+        )
+        if header.commit.metadata or not values:
+            raise Refused(f"only trainer 0 loads rows, and this is trainer {self._member.trainer}")
 
     def _answer(self, arrays: Iterable[tuple[str, torch.Tensor]], done: Done) -> None:
         for header, payload in codec.frames(Kind.VALUE, 0, arrays):

@@ -42,7 +42,7 @@ from pserver.service.working_streams import WorkingStreams
 from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.transport.array_assembler import ArrayAssembler, row_gradients
-from pserver.transport.assignment import AssignmentAssembler, checksum
+from pserver.transport.assignment import AssignmentAssembler, checksum, whole_values
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, Kind, Norms
@@ -265,7 +265,7 @@ class TensorService:
             task = executor.scale(task.round, self._coefficients(step))
         taken = self._member, step, task
         self._answer(
-            () if header.commit.omit_values else executor.updated_slices(*taken),
+            executor.updated_slices(*taken, buffers_only=header.commit.omit_values),
             lambda: executor.outcome(*taken),
             step,
         )
@@ -280,14 +280,16 @@ class TensorService:
         rows = self._row_gradients()
         found = {self._executor().updates[name].parameter for name in odd} | set(commit.nonfinite)
         found.update(name for name, gradient in rows.items() if not gradient.is_finite())
+        assigned = {} if self._assignments is None else self._assignments.assignments(step)
         return Contribution(
             gradients,
             hparams,
             commit.overflow,
             rows,
-            {} if self._assignments is None else self._assignments.assignments(step),
+            {name: each for name, each in assigned.items() if name not in commit.buffers},
             dict(commit.written),
             nonfinite_steps(self._member.trainer, step, found),
+            buffers=whole_values(commit.buffers, assigned),
         )
 
     def _row_gradients(self) -> dict[str, RowGradient]:

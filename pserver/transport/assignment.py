@@ -7,7 +7,7 @@ A stream that is opened again has an assembler of its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +79,18 @@ def checksum(tensor: Tensor) -> int:
     """
     digest = hashlib.blake2b(codec.buffer_of(tensor), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def whole_values(names: Iterable[str], assigned: Mapping[str, Assignment]) -> dict[str, Tensor]:
+    """The values of slices that a step must assign whole, by name.
+
+    Raises:
+        CorruptFrame: one of them is not there, or in part.
+    """
+    for name in names:
+        if name not in assigned or assigned[name].elements is not None:
+            raise CorruptFrame(f"expected values of the whole buffer {name!r}")
+    return {name: assigned[name].values for name in names}
 
 
 class AssignmentAssembler(ArrayAssembler):

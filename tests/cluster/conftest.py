@@ -30,6 +30,7 @@ class Started:
         # itself among them: what they have said explains what this one has not
         self._company = company
         self.lines: list[str] = []
+        self.times: list[float] = []  # by line, when it came
         self.ended_at = 0.0  # of the clock that every process on this machine shares
         self._changed = threading.Condition()
         self._popen = subprocess.Popen(
@@ -49,6 +50,7 @@ class Started:
         assert self._popen.stdout is not None
         for line in self._popen.stdout:
             with self._changed:
+                self.times.append(time.monotonic())
                 self.lines.append(line.rstrip("\n"))
                 self._changed.notify_all()
         self._popen.wait()

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.tables import table
+from tests.support.tables import details, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGES = ROOT / "build" / "checks", ROOT / "docs" / "checks"
@@ -92,12 +92,14 @@ class Check:
         """Appends a result."""
         if not self.sample:
             line = {"id": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
+            line.update(report.user_properties)
             with open(self.path, "a") as file:
                 file.write(json.dumps(line) + "\n")
 
     def write(self) -> Path:
         """The page of tables."""
-        outcomes = {line["id"]: line["outcome"] for line in self._lines()[1:]}
+        lines = {line["id"]: line for line in self._lines()[1:]}
+        outcomes = {id_: line["outcome"] for id_, line in lines.items()}
         results = [(case, outcomes.get(id_, "")) for id_, case in self.cases.items()]
         count = {end: sum(o == end for _, o in results) for end in ("passed", "failed", "skipped")}
         path = PAGES / f"{self.name}.md"
@@ -111,6 +113,13 @@ class Check:
         for test in dict.fromkeys(case["test"] for case, _ in results):
             own = [(case["axes"], outcome) for case, outcome in results if case["test"] == test]
             text += f"\n## {test.removeprefix('test_').replace('_', ' ')}\n\n{table(own)}"
+            found = [
+                (case["axes"], lines.get(id_, {}).get("result", ""))
+                for id_, case in self.cases.items()
+                if case["test"] == test
+            ]
+            if any(result for _, result in found):
+                text += f"\nWhat was seen:\n\n{details(found)}"
         path.write_text(text)
         return path
 

@@ -8,7 +8,8 @@ takes all.
         ...
 
 ``make test`` runs the combinations of the diagonal, in which every value of every axis occurs;
-``make check-faults`` runs all of them and writes docs/checks/faults.md.
+``make check-faults`` runs all of them and writes docs/checks/faults.md, and those of
+``process_faults`` beside it.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ def other(name: str, setting: Setting) -> Any:
     special = {
         "a_sync_configs.merge": "mean",
         "a_sync_configs.nonfinite": "stop",
+        "a_sync_configs.buffers": "mean",
         "a_sync_configs.launch_barrier": False,
         "a_sync_configs.staleness": 0,
         "a_sync_configs.outer_optimizer": {"type": "nesterov", "lr": 0.7, "momentum": 0.9},

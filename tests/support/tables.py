@@ -42,3 +42,16 @@ def _cell(outcomes: Sequence[str]) -> str:
         return "skipped"
     said = "ok" if passed == len(outcomes) == 1 else f"{passed} of {len(outcomes)}"
     return f"**FAILED**: {said}" if failed else said
+
+
+def details(results: Sequence[Result]) -> str:
+    """What each combination gave: rows are all axes but the second, which has the columns."""
+    _, second, *_ = list(results[0][0])
+    columns = list(dict.fromkeys(axes[second] for axes, _ in results))
+    rows: dict[str, dict[str, str]] = {}
+    for axes, result in results:
+        row = ", ".join(value for axis, value in axes.items() if axis != second)
+        rows.setdefault(row, {})[axes[second]] = result
+    lines = [["", *columns], ["---"] * (len(columns) + 1)]
+    lines += [[row, *(cells.get(name, "") for name in columns)] for row, cells in rows.items()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

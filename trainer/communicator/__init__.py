@@ -21,12 +21,17 @@ In reading order::
     async_landings     the same, where other trainers step meanwhile
     pending_assignments
                        what has been written, on its way to the servers
+    travelling_buffers
+                       the buffers of a model, which its forward changes
     device_copy        copies between a GPU and pinned memory
     state_transfer     values and optimizer states outside of steps
     gradient_changes   a warning where the script clips before a mean
     initial_values     a warning where a trainer's own values differed
+    table_requests     what it has for the plan's tables, if there are any
     tables             the embeddings of a job's models, by table (imports numba)
     lookups            rows of tables on servers (imports numba)
+    table_sources      where embeddings pull rows from (imports numba)
+    written_tables     tables that a script reads and writes whole (imports numba)
     geo_rows           rows that a k-step trainer steps by itself (imports numba)
 
 Requests to servers start here (but for the rendezvous of a dense all-reduce).  This room imports

@@ -38,6 +38,7 @@ from trainer.communicator.request_pipeline import (
     StagedValues,
     Tensors,
 )
+from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)
@@ -55,14 +56,16 @@ class AsyncSender:
     ``independent_recv_thread`` another one fetches parameters.
     """
 
-    def __init__(self, lane: Lane, slices: ParameterSlices, soft_wait_ms: int = 0) -> None:
+    def __init__(
+        self, lane: Lane, slices: ParameterSlices, soft_wait_ms: int, buffers: TravellingBuffers
+    ) -> None:
         self._lane = lane
         self._slices = slices
         self._assignments: dict[str, Assignment] = {}  # of the step under way
         self._pending = PendingAssignments()
         self._buffers = Buffers(slices)
         self._staged = StagedValues(self._buffers)
-        self._pipeline = RequestPipeline(lane, slices, self._buffers)
+        self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers)
         self.turn = self._pipeline.turn
         self._gradients: Tensors = {}  # of the step under way: the script's own
         self._tables: dict[str, RowGradient] = {}  # likewise

@@ -21,7 +21,6 @@ import torch
 from pserver.client.channel import Hparams
 from pserver.client.client import Client
 from pserver.client.replies import Joined, Reply
-from pserver.client.retrying_stream import Destination
 from pserver.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
@@ -31,20 +30,19 @@ from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
-from trainer.communicator.kstep_senders import GeoSender
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.senders import sender_of, written_names
+from trainer.communicator.senders import buffers_of, senders_of, written_names
 from trainer.communicator.state_transfer import StateTransfer
+from trainer.communicator.table_requests import lookups_of, sources_of, table_destination
 from trainer.communicator.written_values import WrittenValues
 from trainer.role import Connection
 from transpiler.distribute import pserver_program
 from transpiler.formats.plan_text import plan_text
-from transpiler.plan.plan import Deployment, Placement, Plan
+from transpiler.plan.plan import Deployment, Placement
 from transpiler.program import Program
 
 if TYPE_CHECKING:
-    from trainer.communicator.lookups import Lookups
     from trainer.embedding.embedding import RowSource
 
 log = logging.getLogger(__name__)
@@ -72,6 +70,7 @@ class Communicator:
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
         written: what the script has written into parameters.
+        buffers: of models, which travel with steps.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
     """
 
@@ -99,11 +98,13 @@ class Communicator:
         ]
         held_back: set[str] = set()  # variables that nothing lands on
         self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
-        self._transfer = StateTransfer(self.plan, self._programs, self._all, tensors, optimizer)
-        self.lanes = [
-            sender_of(self.plan, index, tensors, self._options, self.trainer_id, held_back)
-            for index in range(len(self.plan.lanes))
-        ]
+        self.buffers = buffers_of(self.plan, tensors, self.trainer_id)
+        self._transfer = StateTransfer(
+            self.plan, self._programs, self._all, tensors, optimizer, self.buffers
+        )
+        self.lanes = senders_of(
+            self.plan, tensors, self._options, self.trainer_id, held_back, self.buffers
+        )
         names = written_names(self.plan, tensors)
         self.written = WrittenValues(self.lanes, names, tensors, held_back, self.trainer_id)
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
@@ -111,18 +112,27 @@ class Communicator:
         self._barriers = 0
         self._left = False
         self._start_rows = dict(start_rows or {})
-        self.lookups = _lookups(self.plan)
+        self.lookups = lookups_of(self.plan)
+        self._make_clients(deployment, connection, incarnation)
+
+    def _make_clients(
+        self, deployment: Deployment, connection: Connection, incarnation: str
+    ) -> None:
+        """The connections, and what needs them."""
         self.clients = clients_of(
             deployment,
             connection,
             [self._transfer.destination(lane) for lane in self.lanes],
-            partial(_table_destination, self.lookups),
+            partial(table_destination, self.lookups),
             incarnation,
         )
         self._departure = Departure(self.clients, self.trainer_id, self.leave)
         self._transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
+        self._sources = sources_of(
+            self.plan, self.lookups, self.lanes, self.clients, self.trainer_id, self.drain
+        )
 
     # ---- the life of a job ----
 
@@ -213,6 +223,7 @@ class Communicator:
                     self._departure.drain(self.lanes)
                 if agreeing:
                     self._departure.agree()
+                    self._transfer.pull_buffers()  # of the others' last steps
             except BaseException as error:
                 ended, failure = error, spelled(error)
         self._left = True
@@ -261,19 +272,7 @@ class Communicator:
         self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]
     ) -> None:
         """One slice, or a whole variable."""
-        if gradient.is_sparse:
-            raise ValueError(
-                f"the gradient of {placement.name!r} is sparse; expected a dense one "
-                "(nn.Embedding(sparse=False))"
-            )
-        dtype = str(gradient.dtype).removeprefix("torch.")
-        elements = math.prod(shape)
-        if dtype != placement.dtype or gradient.numel() != elements:
-            got = f"{dtype} of {gradient.numel()}"
-            raise ValueError(
-                f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, "
-                f"got {got}"
-            )
+        _check_gradient(placement, name, gradient, math.prod(shape))
         self.check()
         self.written.begin(placement.lane)
         self._open.add(placement.lane)
@@ -297,15 +296,8 @@ class Communicator:
         """The source that the embeddings of a table pull from: the servers; in a geo lane the rows
         that this trainer steps.
         """
-        assert self.lookups is not None, "the plan has this table"
-        lane = self.lanes[self.plan.table(table).lane]
-        if not isinstance(lane, GeoSender):
-            return self.lookups.rows_of(table)
-        from trainer.communicator.geo_rows import GeoRows  # imports numba
-
-        pull = partial(self.lookups.pull, table)
-        lane.tables[table] = GeoRows(self.plan.table(table), self.plan, pull, lane.wait_for_replies)
-        return lane.tables[table]
+        assert self._sources is not None, "the plan has this table"
+        return self._sources.source(table)
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """Queues the gradient of a table's rows; the caller does not write to its tensors again."""
@@ -345,6 +337,7 @@ class Communicator:
             self.written.begin(index)
         self._closed.update(chosen)
         self._open.difference_update(chosen)
+        self.buffers.capture(chosen)
         for index in chosen:
             self.lanes[index].close(hparams, overflow)
 
@@ -361,6 +354,7 @@ class Communicator:
         replies = [self.lanes[index].finish() for index in closed]
         for index in closed:
             self.written.landed(index)
+        self.buffers.land()
         if self.step & (self.step - 1) == 0:
             trim_memory()
         return next(iter(replies), None)
@@ -391,14 +385,20 @@ class Communicator:
         for index, lane in enumerate(self.lanes):
             with self.written.landing(index):
                 lane.refresh()
+        self.buffers.land(between_steps=True)
 
-    def _drain(self) -> None:
-        """Waits until everything has been sent and answered; nothing lands on what the script has
-        written.
+    def drain(self) -> None:
+        """Waits until everything that this trainer has sent is answered; nothing lands on what the
+        script has written.
+
+        Raises:
+            RuntimeError: this trainer has left.
         """
+        self.check()
         with self.written.landing():
             for lane in self.lanes:
                 lane.drain()
+        self.buffers.land(between_steps=True)
 
     # ---- values and states ----
 
@@ -410,7 +410,7 @@ class Communicator:
         stay its own: :meth:`served` has the servers'.
         """
         queues = {index for index, lane in enumerate(self.plan.lanes) if lane.kind.queues}
-        self._drain()
+        self.drain()
         with self.written.landing(pulled=True):
             self._transfer.pull_lanes(queues)
 
@@ -433,7 +433,7 @@ class Communicator:
         """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
         has the values afterwards.
         """
-        self._drain()
+        self.drain()
         self.barrier("push")
         if self.trainer_id == 0:
             for client in self.clients:
@@ -449,7 +449,7 @@ class Communicator:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones
         in the parameter's shape.
         """
-        self._drain()
+        self.drain()
         return self._transfer.states()
 
     def agree(self, topic: str, text: str) -> str:
@@ -471,13 +471,16 @@ class Communicator:
         return self.clients[0].barrier(f"{self._barriers}: {name}", text)
 
 
-def _lookups(plan: Plan) -> Lookups | None:
-    if not plan.tables:
-        return None
-    from trainer.communicator.lookups import Lookups  # imports numba
-
-    return Lookups(plan.tables)
-
-
-def _table_destination(lookups: Lookups | None, server: int) -> Destination | None:
-    return None if lookups is None else partial(lookups.destination, server)
+def _check_gradient(placement: Placement, name: str, gradient: torch.Tensor, elements: int) -> None:
+    """Returns if a gradient is one of a slice, or variable, of so many elements."""
+    if gradient.is_sparse:
+        raise ValueError(
+            f"the gradient of {placement.name!r} is sparse; expected a dense one "
+            "(nn.Embedding(sparse=False))"
+        )
+    dtype = str(gradient.dtype).removeprefix("torch.")
+    if dtype != placement.dtype or gradient.numel() != elements:
+        raise ValueError(
+            f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, "
+            f"got {dtype} of {gradient.numel()}"
+        )

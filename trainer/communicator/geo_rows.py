@@ -23,6 +23,8 @@ from pserver.table.gradient import RowGradient, total_of
 from pserver.table.index import Index
 from pserver.table.sparse_table import SparseTable
 from pserver.transport.codec import DTYPES
+from trainer.communicator.lookups import CHUNK_ROWS
+from trainer.communicator.written_tables import initial_of
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, ShowClickEntry, Table
 from transpiler.plan.plan import Plan
@@ -30,6 +32,7 @@ from transpiler.plan.table_planner import rules_of
 
 Pull = Callable[[torch.Tensor], torch.Tensor]
 Array = np.ndarray
+Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
 
 
 class GeoRows:
@@ -42,11 +45,18 @@ class GeoRows:
         table, plan: of the job.
         pull: gives rows as the servers hold them.
         wait_for_replies: returns when all messages that have left are answered.
+        read: gives all rows that the servers hold; None: they are too many.
     """
 
     def __init__(
-        self, table: Table, plan: Plan, pull: Pull, wait_for_replies: Callable[[], None]
+        self,
+        table: Table,
+        plan: Plan,
+        pull: Pull,
+        wait_for_replies: Callable[[], None],
+        read: Callable[[], Rows | None],
     ) -> None:
+        self._table, self._read_served = table, read
         rules = rules_of(table, plan.groups)
         # admission and eviction are the servers'
         here = replace(table, entry=None, ttl=None, capacity=None, memory_bytes=None)
@@ -96,6 +106,44 @@ class GeoRows:
         out = torch.empty((len(ids), self._dim), dtype=self._dtype)
         table.lookup(ids, out.numpy())
         return out
+
+    def read(self) -> Rows | None:
+        """All rows, as this trainer trains them; those that it has not looked up, as the servers
+        have them.  None: these are too many.
+        """
+        served = self._read_served()
+        if served is None:
+            return None
+        ids, values, cursor = [served[0]], [served[1]], 0
+        while cursor >= 0:
+            chunk, cursor = self._own.scan(cursor, CHUNK_ROWS, materialized=True)
+            ids.append(torch.from_numpy(chunk["ids"]))
+            values.append(torch.from_numpy(chunk["values"]))
+        found, inverse = np.unique(torch.cat(ids).numpy(), return_inverse=True)
+        unique, places = torch.from_numpy(found), torch.from_numpy(inverse)
+        rows = torch.empty((len(unique), self._dim), dtype=self._dtype)
+        begin = len(served[0])
+        rows[places[:begin]] = served[1]
+        rows[places[begin:]] = torch.cat(values[1:])
+        return unique, rows
+
+    def write(self, ids: torch.Tensor, values: torch.Tensor) -> None:
+        """Replaces the values of all rows, int64 [n], each once, and [n, dim]; the states that this
+        trainer has stay.  What has changed leaves at the end of the window.
+
+        Raises:
+            ValueError: the servers' rows are too many.
+        """
+        present = self.read()
+        if present is None:
+            raise ValueError("expected at most 4 GiB of rows where the trainer steps them")
+        others = present[0][~torch.isin(present[0], ids)]
+        every = torch.cat([ids, others])
+        rows = torch.cat([values, initial_of(self._table, others)])
+        self.pull(every)
+        self._own.assign(every.numpy(), rows.numpy())
+        statistics = torch.zeros(len(every), 2) if self._counts else None
+        self._trained.append(RowGradient(every, rows[:, :0], statistics))
 
     def invalidate(self) -> None:
         """Drops all rows, because the servers' were replaced: everything is looked up again."""

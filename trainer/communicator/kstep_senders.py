@@ -20,6 +20,7 @@ from pserver.finite import is_finite
 from pserver.table.gradient import RowGradient
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.request_pipeline import Buffers, RequestPipeline, StagedValues, Tensors
+from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ class KStepSender:
     steps are counted.
     """
 
-    def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
+    def __init__(self, lane: Lane, slices: ParameterSlices, buffers: TravellingBuffers) -> None:
         self._lane = lane
         self._slices = slices
         self._buffers = Buffers(slices)
-        self._pipeline = RequestPipeline(lane, slices, self._buffers)
+        self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers)
         self.turn = self._pipeline.turn
         self._taken = 0  # steps since the last message
         self._hparams: Hparams = {}
@@ -138,8 +139,10 @@ class GeoSender(KStepSender):
         tables: the rows that this trainer steps, by table.
     """
 
-    def __init__(self, lane: Lane, slices: ParameterSlices, trainers: int) -> None:
-        super().__init__(lane, slices)
+    def __init__(
+        self, lane: Lane, slices: ParameterSlices, trainers: int, buffers: TravellingBuffers
+    ) -> None:
+        super().__init__(lane, slices, buffers)
         self._trainers = trainers
         self._staged = StagedValues(self._buffers)
         self._messages: queue.SimpleQueue[tuple[Callable[[], Reply], Future[Reply]] | None] = (

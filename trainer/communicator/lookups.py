@@ -65,10 +65,6 @@ class Lookups:
             arrays[name] = blank()
         return arrays[name]
 
-    def rows_of(self, name: str) -> ServedRows:
-        """The source that the embeddings of a table pull from."""
-        return ServedRows(self, name)
-
     def pull(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         """The rows of unique ids, int64 [u] on the CPU -> [u, dim].
 

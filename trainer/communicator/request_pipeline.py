@@ -16,7 +16,7 @@ way, one in between, and one of what landed last.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from pserver.table.gradient import RowGradient
 from pserver.transport.assignment import Assignment
 from trainer.communicator.nonfinite_steps import NonFiniteSteps
 from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.plan.plan import Lane
 
 Tensors = dict[str, torch.Tensor]  # by slice, unless a comment names another key
@@ -97,12 +98,19 @@ class RequestPipeline:
         turn: held during a request; also taken by other requests on the lane's channels.
     """
 
-    def __init__(self, lane: Lane, slices: ParameterSlices, buffers: Buffers) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        slices: ParameterSlices,
+        buffers: Buffers,
+        model_buffers: TravellingBuffers,
+    ) -> None:
         self.step = 0
         self.versions: dict[int, int] = {}
         self._lane = lane
         self._slices = slices
         self._buffers = buffers
+        self._model_buffers = model_buffers
         self.nonfinite = NonFiniteSteps(lane, slices)
         self._steps = 0  # of the script that messages have brought
         self._channels: list[Channel] = []
@@ -142,7 +150,7 @@ class RequestPipeline:
 
         Args:
             gradients: by slice.
-            omit_values: the replies are not to bring values.
+            omit_values: the replies are not to bring parameters.
             reuse: the values may take the gradients' memory.  See [Note: one buffer there and
                 back].
             tables: gradients of rows.
@@ -168,14 +176,13 @@ class RequestPipeline:
             }
             self.nonfinite.look_at_rows(tables.items())
             nonfinite = self.nonfinite.take_out()
+            leaving = self._model_buffers.take_out()
             for server, channel in enumerate(self._channels):
                 self._wait_for_room(replies)
-                here = [
-                    part for name in self._slices.order(server) for part in encoded.get(name, ())
-                ]
                 replies.append(channel.begin())
                 channel.assign(self.step, self._slices.here(server, assignments))
-                channel.push(self.step, here)
+                names = self._model_buffers.assign(channel, server, self.step, leaving)
+                channel.push(self.step, self._of_server(server, encoded))
                 for name, parts in divided.items():
                     channel.push_rows(self.step, name, parts[server])
                 absent = self._slices.on(server) - set(gradients)
@@ -186,11 +193,19 @@ class RequestPipeline:
                     omit_values=omit_values,
                     nonfinite=nonfinite,
                     last=last,
+                    buffers=names,
                 )
             first, self._steps = self._steps + 1, self._steps + steps
             reply = self.nonfinite.hear(first_of(replies), first, self._steps)
             self.versions = {index: each.result().version for index, each in enumerate(replies)}
+            self._model_buffers.arrived()
             return reply, self._values
+
+    def _of_server(
+        self, server: int, encoded: Mapping[str, Iterable[tuple[str, torch.Tensor]]]
+    ) -> list[tuple[str, torch.Tensor]]:
+        """What of encoded gradients goes to a server, in the order of the plan."""
+        return [part for name in self._slices.order(server) for part in encoded.get(name, ())]
 
     def _wait_for_room(self, replies: list[Future[Reply]]) -> None:
         while (

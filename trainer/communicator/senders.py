@@ -14,6 +14,7 @@ from trainer.communicator.lane import LaneSender
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.sync_sender import SyncSender
+from trainer.communicator.travelling_buffers import TravellingBuffers, travelling
 from transpiler.plan.plan import Lane, Placement, Plan
 
 
@@ -26,45 +27,61 @@ class Settings:
         lane: of the sender.
         options: of this trainer alone.
         trainer: its number.
+        buffers: that travel with the lane's steps.
     """
 
     plan: Plan
     lane: Lane
     options: SendOptions
     trainer: int
+    buffers: TravellingBuffers
 
 
 SENDERS: Mapping[str, Callable[[ParameterSlices, Settings], LaneSender]] = {
     "sync": lambda slices, of: SyncSender(
-        of.lane, slices, of.plan.clip if of.plan.clips_on_servers else None, of.trainer
+        of.lane, slices, of.plan.clip if of.plan.clips_on_servers else None, of.trainer, of.buffers
     ),
-    "async": lambda slices, of: AsyncSender(of.lane, slices, of.options.soft_wait_ms),
-    "half_async": lambda slices, of: AsyncSender(of.lane, slices),
-    "geo": lambda slices, of: GeoSender(of.lane, slices, of.plan.trainers),
-    "diloco": lambda slices, of: DiLoCoSender(of.lane, slices),
+    "async": lambda slices, of: AsyncSender(of.lane, slices, of.options.soft_wait_ms, of.buffers),
+    "half_async": lambda slices, of: AsyncSender(of.lane, slices, 0, of.buffers),
+    "geo": lambda slices, of: GeoSender(of.lane, slices, of.plan.trainers, of.buffers),
+    "diloco": lambda slices, of: DiLoCoSender(of.lane, slices, of.buffers),
 }
 
 
-def sender_of(
+def senders_of(
     plan: Plan,
-    index: int,
     tensors: Mapping[str, torch.Tensor],
     options: SendOptions,
     trainer: int,
     held_back: AbstractSet[str],
-) -> LaneSender:
-    """The sender for a lane's mode.
+    buffers: TravellingBuffers,
+) -> list[LaneSender]:
+    """The senders of a plan's lanes, each for its lane's mode.
 
     Args:
-        index: of the lane.
+        plan: of the job.
         tensors: every placed variable by name, the live ones.
         options: of this trainer alone.
         trainer: its number.
         held_back: names of variables that nothing lands on.
+        buffers: those of models, which travel with the steps of one lane.
     """
-    lane = plan.lanes[index]
-    slices = ParameterSlices(_placements(plan, index, tensors), tensors, held_back)
-    return SENDERS[lane.mode](slices, Settings(plan, lane, options, trainer))
+    none = TravellingBuffers([], {}, "own", trainer)
+    senders = []
+    for index, lane in enumerate(plan.lanes):
+        slices = ParameterSlices(_placements(plan, index, tensors), tensors, held_back)
+        own = buffers if index == buffers.lane else none
+        senders.append(SENDERS[lane.mode](slices, Settings(plan, lane, options, trainer, own)))
+    return senders
+
+
+def buffers_of(plan: Plan, tensors: Mapping[str, torch.Tensor], trainer: int) -> TravellingBuffers:
+    """The buffers that travel, of all models of a job: with the first lane of gradients, or with
+    the first lane where there are none.
+    """
+    placements = travelling(plan, tensors)
+    lane = _held_lane(plan) or 0
+    return TravellingBuffers(placements, tensors, plan.lanes[lane].buffers, trainer, lane)
 
 
 def _held_lane(plan: Plan) -> int | None:
@@ -76,13 +93,15 @@ def _held_lane(plan: Plan) -> int | None:
 
 
 def _held_parameters(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """The names of the parameters that servers hold and never update; buffers are not among
-    them.
+    """The names of the parameters that servers hold and nobody updates.  Buffers are not among
+    them, nor what the trainers average among themselves.
     """
     return {
         placement.name
         for placement in plan.placements
-        if placement.group is None and isinstance(tensors[placement.name], torch.nn.Parameter)
+        if placement.group is None
+        and placement.name not in plan.averaged
+        and isinstance(tensors[placement.name], torch.nn.Parameter)
     }
 
 

@@ -18,6 +18,7 @@ from pserver.client.retrying_stream import Destination
 from pserver.dense.slice_optimizer import slice_state
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan
 from transpiler.program import Program
@@ -34,6 +35,7 @@ class StateTransfer:
         slices: all of the plan's.
         tensors: the live variables by name.
         optimizer: the script's, whose states may be the servers' first ones.
+        buffers: of models, which come with the answers to steps.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class StateTransfer:
         slices: ParameterSlices,
         tensors: Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer | None,
+        buffers: TravellingBuffers,
     ) -> None:
+        self._buffers = buffers
         self._plan = plan
         self._slices = slices
         self._tensors = tensors
@@ -68,8 +72,12 @@ class StateTransfer:
                 if name not in self._collected:
                     self._collected[name] = blank()
                 return self._collected[name]
+            if self._in_place:
+                return self._slices.destination(name)
             return (
-                self._slices.destination(name) if self._in_place else lane.destination(name, blank)
+                self._buffers.destination(name)
+                if name in self._buffers
+                else lane.destination(name, blank)
             )
 
         return destination
@@ -113,13 +121,18 @@ class StateTransfer:
             ]
             return first_of(replies) if replies else Reply()
 
-    def pull(self, names_on: Callable[[int], list[str] | None] = lambda server: []) -> Reply:
-        """Receives slices into the live variables: all that the servers hold, or those that
-        ``names_on(server)`` names.
+    def pull(self) -> Reply:
+        """Receives all slices that the servers hold into the live variables.
 
         Returns:
             The first server's reply.
         """
+        reply = self._pull(lambda server: [])
+        self._buffers.start()
+        return reply
+
+    def _pull(self, names_on: Callable[[int], list[str] | None]) -> Reply:
+        """Receives those slices into the live variables that ``names_on(server)`` names."""
         self._in_place = True
         try:
             reply = self._ask(names_on)
@@ -129,13 +142,21 @@ class StateTransfer:
         return reply
 
     def pull_lanes(self, lanes: set[int]) -> None:
-        """Receives the updated slices of these lanes."""
-        self.pull(
+        """Receives the updated slices of these lanes, and the buffers that travel with them."""
+        if self._buffers.lane in lanes:
+            self.pull_buffers()
+        self._pull(
             lambda server: (
                 [n for n in self._slices.order(server) if self._slices.owner(n)[0].lane in lanes]
                 or None
             )
         )
+
+    def pull_buffers(self) -> None:
+        """Receives what this trainer does not say itself of the models' buffers."""
+        if self._buffers.receives:
+            self._pull(lambda server: self._buffers.on(server) or None)
+            self._buffers.pulled()
 
     def _collect(self, names_on: Callable[[int], list[str] | None]) -> Mapping[str, torch.Tensor]:
         """Receives variables in new tensors, by name."""

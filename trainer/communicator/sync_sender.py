@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +20,7 @@ from trainer.communicator.landed_values import LandedValues
 from trainer.communicator.nonfinite_steps import NonFiniteSteps
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.request_pipeline import checksums_of
+from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.ir.rules import Clip
 from transpiler.plan.plan import Lane
 
@@ -56,6 +57,19 @@ class SyncLandings(LandedValues):
         return {name: Assignment(self.slices.read(name)) for name in names}
 
 
+class LoadedTables(Protocol):
+    """What a script has loaded into tables since the last step."""
+
+    def send(self, lane: int) -> None:
+        """Trainer 0: the servers have the rows of a lane's tables."""
+
+    def close(self, lane: int) -> Mapping[str, int]:
+        """Before a lane's step is closed: sends them, and gives checksums by table."""
+
+    def forget(self, lane: int) -> None:
+        """The servers have them, or others in their place."""
+
+
 class SyncSender:
     """The sender of a sync lane; see :class:`~trainer.communicator.lane.LaneSender`.
 
@@ -66,15 +80,24 @@ class SyncSender:
         lane, slices: its own.
         clip: the plan's, where servers clip.
         trainer: this one's number.
+        buffers: of the model, which travel with its steps.
     """
 
     def __init__(
-        self, lane: Lane, slices: ParameterSlices, clip: Clip | None, trainer: int
+        self,
+        lane: Lane,
+        slices: ParameterSlices,
+        clip: Clip | None,
+        trainer: int,
+        buffers: TravellingBuffers,
     ) -> None:
+        self._model_buffers = buffers
         self._nonfinite = NonFiniteSteps(lane, slices)
         self.landed = SyncLandings(slices, lambda: [] if self._replies else self._channels)
         self._trainer = trainer
         self._assignments: dict[str, Assignment] = {}  # of the step under way
+        self._loads: LoadedTables | None = None
+        self._index = 0  # of the lane
         self.turn = threading.Lock()
         self._step = 0
         self._slices = slices
@@ -99,6 +122,8 @@ class SyncSender:
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         self._channels, self._step = channels, step
+        if self._loads is not None:
+            self._loads.forget(self._index)
         self._nonfinite.start(len(channels))
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
@@ -149,14 +174,24 @@ class SyncSender:
         self._step += 1
         nonfinite = self._nonfinite.take_out()
         assignments, self._assignments = self._assignments, {}
+        leaving = self._model_buffers.take_out()
+        tables = {} if self._loads is None else self._loads.close(self._index)
         for server, channel in enumerate(self._channels):
             here = self._slices.here(server, assignments)
             if self._trainer == 0:
                 channel.assign(self.step, here)
+            buffers = self._model_buffers.assign(channel, server, self.step, leaving)
             absent = self._slices.on(server) - self._sent
             written = {name: checksum(each.values) for name, each in here.items()}
+            written.update(tables)
             channel.commit(
-                self.step, hparams, absent, overflow, written=written, nonfinite=nonfinite
+                self.step,
+                hparams,
+                absent,
+                overflow,
+                written=written,
+                nonfinite=nonfinite,
+                buffers=buffers,
             )
         self._sent = set()
 
@@ -167,6 +202,9 @@ class SyncSender:
             self._scale(self._clip, replies)
         reply = self._nonfinite.hear(first_of(replies), self.step, self.step)
         self._slices.flush_buffers()
+        self._model_buffers.arrived()
+        if self._loads is not None:
+            self._loads.forget(self._index)
         return reply
 
     def _scale(self, clip: Clip, replies: list[Future[Reply]]) -> None:
@@ -194,14 +232,25 @@ class SyncSender:
         """See :class:`~trainer.communicator.lane.GradientLane`."""
         self._assignments.update(assignments)
 
+    def follow(self, loads: LoadedTables, index: int) -> None:
+        """From here on steps say what the script has loaded into the tables of this lane.
+
+        Args:
+            index: of the lane.
+        """
+        self._loads, self._index = loads, index
+
     def refresh(self) -> None:
         """Nothing arrives between steps."""
 
     def drain(self) -> None:
-        """Nothing is under way between steps."""
+        """No step is under way between steps; rows that the script has loaded leave."""
+        if self._loads is not None:
+            self._loads.send(self._index)
 
     def leave(self) -> None:
-        """Nothing is left."""
+        """See :class:`LaneSender`."""
+        self.drain()
 
     def stop(self) -> None:
         """No threads."""

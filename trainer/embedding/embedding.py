@@ -47,9 +47,10 @@ class DistributedEmbedding(TableSettings):
     A row that nothing was learned for reads the initial value of its id, which depends on ``seed``
     and the id alone; it takes no memory until it is trained.  Alone, the rows are in this process,
     are part of ``state_dict()``, and are trained by any optimizer that has the module's parameters.
-    In a job with servers they are the servers': this process holds none, ``fleet.save``,
-    ``fleet.load`` and ``fleet.export`` have them, and ``state_dict()`` has not.  ``half()`` and the
-    like change the dtype of forward's result, not that of the rows.
+    In a job with servers they are the servers': this process holds none.  There ``state_dict()``
+    pulls all of them, up to 4 GiB, and ``load_state_dict`` replaces their values; the states of
+    their optimizers stay.  ``half()`` and the like change the dtype of forward's result, not that
+    of the rows.
 
     Example::
 

@@ -38,6 +38,9 @@ class LocalRows:
         table: all of it but its segments, which follow the rules.
         start: values that rows begin with: ids, int64 [n], and rows, [n, dim].
         clock: seconds, for a time to live.
+
+    Attributes:
+        dim, dtype: of a row.
     """
 
     def __init__(
@@ -49,7 +52,8 @@ class LocalRows:
         self._table = table
         self._start = start
         self._clock = clock
-        self._dtype = {"float32": torch.float32, "float64": torch.float64}[table.dtype]
+        self.dim = table.dim
+        self.dtype = {"float32": torch.float32, "float64": torch.float64}[table.dtype]
         self._rules: ByColumns = [(0, table.dim, _UNKNOWN)]
         self._rows: SparseTable | None = None
 
@@ -73,7 +77,7 @@ class LocalRows:
 
     def pull(self, ids: Tensor) -> Tensor:
         """Rows of ids, int64 [u] on the CPU -> [u, dim]."""
-        out = torch.empty((len(ids), self._table.dim), dtype=self._dtype)
+        out = torch.empty((len(ids), self._table.dim), dtype=self.dtype)
         self.rows.lookup(ids.numpy(), out.numpy(), self._clock())
         return out
 
@@ -102,7 +106,7 @@ class LocalRows:
         for begin in range(0, len(ids), CHUNK_ROWS):
             part = slice(begin, begin + CHUNK_ROWS)
             self.rows.assign(
-                ids[part].numpy(), rows[part].detach().to(self._dtype).contiguous().numpy()
+                ids[part].numpy(), rows[part].detach().to(self.dtype).contiguous().numpy()
             )
 
     def status(self) -> dict[str, int]:

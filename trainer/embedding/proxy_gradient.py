@@ -81,7 +81,8 @@ class ProxyGradient(Tensor):
             if name == _NORM and isinstance(first, cls) and _order(args, kwargs) != 2:
                 return func(first._present().pending_rows(), *args[1:], **kwargs)
             result = func(*args, **kwargs)
-        if isinstance(first, cls) and (name == "detach" or func == Tensor.data.__get__):  # type: ignore[attr-defined]  # a property
+        data = name == "__get__" and getattr(func, "__self__", None) is Tensor.data
+        if isinstance(first, cls) and (data or name == "detach"):
             return cls.of(result, first._present())
         return result
 

@@ -15,6 +15,7 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.embedding.state_dict import without_served_rows
 from trainer.job.arrival import Arrival
 from trainer.job.passes import Passes
 from trainer.optimizer import DistributedOptimizer
@@ -134,9 +135,11 @@ class Job:
         """
         served = self.served()
         names = {tensor: name for name, tensor in self.tensors().items()} if served else {}
+        with without_served_rows():  # which are written chunk by chunk
+            state = model.state_dict(keep_vars=True)
         return {
             name: served.get(names.get(value, ""), value)
-            for name, value in model.state_dict(keep_vars=True).items()
+            for name, value in state.items()
             if torch.is_tensor(value)
         }
 

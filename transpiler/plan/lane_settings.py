@@ -187,6 +187,15 @@ A_SYNC_CONFIGS = table(
         lane="nonfinite",
     ),
     Setting(
+        "buffers",
+        "trainer0",
+        text("trainer0", "mean", "own"),
+        "Whose buffers (batch norm's running statistics) all trainers have: trainer 0's, which "
+        "travel with its steps; the mean of the trainers'; each its own.",
+        _names(MODES.values()),
+        lane="buffers",
+    ),
+    Setting(
         "modes",
         MappingProxyType({}),
         dict_from_patterns(

@@ -17,7 +17,7 @@ from transpiler.plan.modes import CollectiveMode, Mode, collective_mode_of, mode
 
 COMPRESSIONS = ("", "bfloat16", "float16", "int8")
 # Fields of a lane that manifests and messages leave out where they have these values.
-UNSAID: Mapping[str, str] = MappingProxyType({"nonfinite": "auto"})
+UNSAID: Mapping[str, str] = MappingProxyType({"nonfinite": "auto", "buffers": "trainer0"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Lane:
         outer: the update rule of an outer optimizer (Douillard et al.: DiLoCo, 2023).
         nonfinite: what servers do with a step that has a NaN or an infinity in it: "refuse",
             "apply" or "stop"; "auto" is as ``on_nonfinite`` says.
+        buffers: whose buffers of models all trainers have: "trainer0", "mean" (of the trainers'),
+            or "own", where each keeps its own; every lane of a job says the same.
     """
 
     mode: str
@@ -63,6 +65,7 @@ class Lane:
     dc_asgd: float = 0.0
     outer: Rule | None = None
     nonfinite: str = "auto"
+    buffers: str = "trainer0"
 
     @property
     def on_nonfinite(self) -> str:

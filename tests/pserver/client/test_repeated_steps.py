@@ -228,7 +228,7 @@ def test_a_step_that_comes_again_waits_for_the_staleness_bound_too(serve) -> Non
         assert not again.done()
         slow.step(slow.open(1), 1)
 
-        assert again.result(timeout=10).version == 3
+        assert again.result(timeout=10).version == 2  # up to that step
     assert held(job) == 3.0
 
 

@@ -193,7 +193,7 @@ def test_a_job_that_is_being_saved_waits_and_goes_on(servers: Servers) -> None:
         ("empty", Unprepared, "holds nothing"),
         ("missing", Refused, "expected all 2 servers of the job"),
         ("another job", FingerprintMismatch, "have different jobs"),
-        ("unreachable", Unreachable, "no answer at 127.0.0.1:1"),
+        ("unreachable", Unreachable, "127.0.0.1:1: connection refused"),
     ],
 )
 def test_a_wrong_list_of_servers_is_refused(

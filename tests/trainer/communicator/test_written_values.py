@@ -108,7 +108,11 @@ def test_an_average_swapped_in_for_an_evaluation_stands_and_swapped_back_sends_n
     trained(optimizer, mine, mode, batches(5, seed=2))
     train(reference, plain, batches(5, seed=2))
 
-    assert_equal(mine, reference)
+    if mode in OWN_STEPS:  # the average went to the servers and back as changes, which are rounded
+        for one, other in zip(mine.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(one, other)
+    else:
+        assert_equal(mine, reference)
     assert before == assigned(optimizer) == 0
 
 

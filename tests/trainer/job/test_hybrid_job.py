@@ -17,7 +17,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from pserver.config import ServerConfig
 from pserver.errors import TrainerLost
+from pserver.service.server import Server
 from trainer import DistributedEmbedding, Uniform, fleet
 from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
@@ -120,12 +122,9 @@ def test_a_mixed_job_in_sync_mode_equals_a_single_node(servers: Servers, trainer
         )
 
 
-def test_the_heartbeat_timeout_holds_among_the_trainers_of_a_mixed_job(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A trainer that falls silent is lost to the other after PSERVER_HEARTBEAT_TIMEOUT."""
-    monkeypatch.setenv("PSERVER_HEARTBEAT_TIMEOUT", "0.4")
-    endpoints, over = servers(1), threading.Event()
+def test_the_heartbeat_timeout_holds_among_the_trainers_of_a_mixed_job() -> None:
+    """A trainer that falls silent is lost to the other after the servers' heartbeat timeout."""
+    over = threading.Event()
 
     def silent_after_joining(rank: int) -> str:
         optimizer = distributed(Model(), endpoints, rank, 2)
@@ -147,10 +146,12 @@ def test_the_heartbeat_timeout_holds_among_the_trainers_of_a_mixed_job(
             optimizer.close()
         return ""
 
-    with ThreadPoolExecutor(2) as pool:
+    config = ServerConfig(heartbeat_timeout_seconds=1.0)
+    with Server(config) as server, ThreadPoolExecutor(2) as pool:
+        endpoints = server.endpoint
         said = list(pool.map(silent_after_joining, range(2)))
 
-    assert said[0].startswith("trainer 1 is lost (silent for 0.4 s), and trainer 0 is in a wait")
+    assert said[0].startswith("trainer 1 is lost (silent for 1 s), and trainer 0 is in a wait")
 
 
 class Endless(dist.Work):

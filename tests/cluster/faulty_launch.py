@@ -1,0 +1,46 @@
+"""``pserver launch`` of a cluster with a planned fault; prints which processes there are, and how
+and when each ended.
+
+::
+
+    python faulty_launch.py SERVERS TRAINERS HEARTBEAT_TIMEOUT SCRIPT ARGUMENTS...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pserver.launcher import launch
+from pserver.launcher.cluster import Cluster, cluster_endpoints
+
+SERVER = str(Path(__file__).with_name("faulty_server.py"))
+READY_SECONDS = 20.0  # 120 otherwise: how long a server that stops while it starts is waited for
+
+
+def _watched(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Processes whose begins and ends are printed."""
+
+    def started(*arguments: Any, ended: Callable[[Any], None], **named: Any) -> Any:
+        def over(process: Any) -> None:
+            print("ended", process.name, process.status, time.monotonic(), flush=True)
+            ended(process)
+
+        process = make(*arguments, ended=over, **named)
+        print("started", process.name, process._popen.pid, flush=True)
+        return process
+
+    return started
+
+
+if __name__ == "__main__":
+    _, servers, trainers, timeout, script, *words = sys.argv
+    vars(launch)["Process"] = _watched(launch.Process)
+    launch.READY_SECONDS = READY_SECONDS
+    endpoints = cluster_endpoints(servers, trainers, None)
+    cluster = Cluster(script, tuple(words), *endpoints, heartbeat_timeout_seconds=float(timeout))
+    sys.exit(launch.launch(cluster, os.environ, serve=(sys.executable, SERVER)))

@@ -1,0 +1,158 @@
+"""Whose buffers all trainers have, by ``a_sync_configs["buffers"]``: batch norm's running
+statistics in every mode, against real servers in this process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.normed_jobs import (
+    MODES,
+    data,
+    finished,
+    same,
+    statistics,
+    together,
+    trainers,
+)
+from tests.support.table_trainers import Servers, at_once
+
+FLOATS = ("norm.running_mean", "norm.running_var", "seen")
+
+
+def hand_mean(of: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of floating-point buffers; the others are trainer 0's."""
+    return {
+        name: torch.stack([each[name] for each in of]).mean(0) if name in FLOATS else of[0][name]
+        for name in of[0]
+    }
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_by_default_all_trainers_have_trainer_0s_running_statistics(
+    servers: Servers, mode: str, count: int
+) -> None:
+    """In every mode, once the job is done; nothing lands on trainer 0."""
+    jobs = trainers(servers(2), count, mode)
+    own = together(jobs, 5)
+    ended = finished(jobs)
+    assert same(ended[0], own[0]), "nothing lands on trainer 0's"
+    assert not same(own[0], own[1])
+    assert ended[0]["norm.num_batches_tracked"] == 5
+    for each in ended[1:]:
+        assert same(each, ended[0])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_trainers_of_a_sync_step_evaluate_alike_after_it(servers: Servers, count: int) -> None:
+    """To the bit: each has trainer 0's running statistics."""
+    jobs = trainers(servers(1), count, "sync")
+    for number in range(3):
+        own = together(jobs, 1, number)
+        found = []
+        for each in jobs:
+            each.model.eval()
+            with torch.no_grad():
+                found.append(each.model(data(7, 7)))
+        assert all(torch.equal(one, found[0]) for one in found)
+        assert all(same(statistics(each.model), own[0]) for each in jobs)
+    finished(jobs)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_sync_step_leaves_the_mean(servers: Servers, count: int) -> None:
+    """Of that step's trainers, on all of them, computed here by hand."""
+    jobs = trainers(servers(2), count, "sync", buffers="mean")
+    for number in range(3):
+        own = together(jobs, 1, number)
+        for each in jobs:
+            now = statistics(each.model)
+            assert same(now, statistics(jobs[0].model))
+            for name, value in hand_mean(own).items():
+                torch.testing.assert_close(now[name], value)
+    finished(jobs)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "sync"])
+def test_where_steps_come_one_by_one_the_mean_is_of_what_each_has_sent_last(
+    servers: Servers, mode: str, count: int
+) -> None:
+    """And of buffers that are no floating-point numbers trainer 0's."""
+    jobs = trainers(servers(1), count, mode, buffers="mean")
+    own = together(jobs, 1)  # the last step is the only one: nothing has landed before it
+    ended = finished(jobs)
+    for each in ended:
+        assert same(each, ended[0])
+        for name, value in hand_mean(own).items():
+            torch.testing.assert_close(each[name], value)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_with_own_nothing_travels(servers: Servers, mode: str) -> None:
+    """Each trainer ends with what its own forwards have left."""
+    jobs = trainers(servers(1), 2, mode, buffers="own")
+    own = together(jobs, 3)
+    ended = finished(jobs)
+    assert all(same(one, other) for one, other in zip(own, ended, strict=True))
+    assert not same(ended[0], ended[1])
+
+
+def _bytes(of: Any, name: str) -> dict[str, int]:
+    found: dict[str, int] = of.job.communicator.variable_bytes()[name]
+    return found
+
+
+def test_only_what_a_forward_changes_travels(servers: Servers) -> None:
+    """By the bytes of each buffer on the wire."""
+    jobs = trainers(servers(1), 2, "sync")
+    before = [_bytes(each, "mask") for each in jobs]
+    together(jobs, 3)
+    assert [_bytes(each, "mask") for each in jobs] == before
+    sent = [_bytes(each, "norm.running_mean") for each in jobs]
+    assert sent[0]["bytes_out"] - sent[1]["bytes_out"] >= 3 * 16
+    assert sent[1]["bytes_in"] - sent[0]["bytes_in"] == 3 * 16
+    finished(jobs)
+
+
+@pytest.mark.parametrize("whose", ["trainer0", "mean", "own"])
+def test_one_trainer_sends_no_buffer(servers: Servers, whose: str) -> None:
+    """Whatever the setting."""
+    (job,) = trainers(servers(1), 1, "sync", buffers=whose)
+    before = _bytes(job, "norm.running_mean")
+    own = together([job], 3)
+    assert _bytes(job, "norm.running_mean") == before
+    assert same(statistics(job.model), own[0])
+    finished([job])
+
+
+def test_a_flush_brings_the_last_ones(servers: Servers) -> None:
+    """Without a step, for an evaluation of an async job."""
+    jobs = trainers(servers(1), 2, "async")
+    own = together(jobs, 4)
+    for each in jobs:  # trainer 0 first: its last step is on the servers
+        each.optimizer.flush()
+    assert all(same(statistics(each.model), own[0]) for each in jobs)
+    finished(jobs)
+
+
+def test_a_skipped_step_brings_its_buffers(servers: Servers) -> None:
+    """As in one process, whose forward has changed them whatever becomes of the step."""
+    jobs = trainers(servers(1), 2, "sync")
+
+    def overflow(number: int) -> dict[str, Tensor]:
+        each = jobs[number]
+        each.model(data(number, 9)).sum().backward()
+        each.optimizer.found_inf = torch.ones(1)
+        each.optimizer.step()
+        return statistics(each.model)
+
+    ended = at_once(lambda: overflow(0), lambda: overflow(1))
+    assert same(ended[0], ended[1])
+    assert ended[1]["norm.num_batches_tracked"] == 1
+    finished(jobs)

@@ -1,0 +1,64 @@
+"""Where the embeddings of a job pull the rows of their tables from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from pserver.client.client import Client
+from trainer.communicator.geo_rows import GeoRows
+from trainer.communicator.kstep_senders import GeoSender
+from trainer.communicator.lane import LaneSender
+from trainer.communicator.lookups import Lookups
+from trainer.communicator.sync_sender import SyncSender
+from trainer.communicator.written_tables import WrittenTables
+from trainer.embedding.embedding import RowSource
+from transpiler.plan.plan import Plan
+
+
+class TableSources:
+    """The sources of a job's tables: the servers; in a geo lane the rows that this trainer steps.
+
+    Args:
+        plan: of the job.
+        lookups: of its tables.
+        lanes: the senders, by lane.
+        clients: the connections, by server.
+        trainer: this one's number.
+        drain: waits until all that was sent has been applied.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        lookups: Lookups,
+        lanes: Sequence[LaneSender],
+        clients: Sequence[Client],
+        trainer: int,
+        drain: Callable[[], None],
+    ) -> None:
+        self._plan, self._lookups, self._lanes = plan, lookups, lanes
+        self._clients = clients
+        self._written = WrittenTables(plan, lookups, trainer, drain, self._count)
+        for index, lane in enumerate(lanes):
+            if isinstance(lane, SyncSender):
+                lane.follow(self._written, index)
+
+    def source(self, name: str) -> RowSource:
+        """The source of one table."""
+        table = self._plan.table(name)
+        lane = self._lanes[table.lane]
+        if not isinstance(lane, GeoSender):
+            return self._written.rows_of(name)
+        pull, read = partial(self._lookups.pull, name), partial(self._written.read, name)
+        lane.tables[name] = GeoRows(table, self._plan, pull, lane.wait_for_replies, read)
+        return lane.tables[name]
+
+    def _count(self, name: str) -> int:
+        """How many rows the servers hold of a table now."""
+        return sum(
+            held.rows
+            for client in self._clients
+            for held in client.table_status()
+            if held.name == name
+        )

@@ -1,0 +1,171 @@
+"""The buffers of a model, which its forward changes: they leave with steps, and those that all
+trainers are to have come with the answers.
+
+See [Note: whose buffers] in pserver/job/shared_buffers.py.  What a step changes is found by
+comparing all of a buffer with what it was after the step before: buffers are small, and torch
+counts no write of a batch norm.  They land at ``step()``; between steps only where nothing has been
+written since, so that a buffer that was swapped for an evaluation stands.  Persistent or not makes
+no difference.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pserver.client.channel import Channel
+from pserver.transport.assignment import Assignment
+from pserver.transport.codec import DTYPES
+from trainer.communicator.parameter_slices import ParameterSlices
+from transpiler.plan.plan import Placement, Plan
+
+
+def travelling(plan: Plan, tensors: Mapping[str, Tensor]) -> list[Placement]:
+    """The buffers that trainers share; none where each keeps its own, or is alone.
+
+    Args:
+        tensors: every placed variable by name, the live ones.
+    """
+    if plan.trainers == 1 or not plan.lanes or plan.lanes[0].buffers == "own":
+        return []
+    return [
+        placement
+        for placement in plan.placements
+        if placement.group is None and not isinstance(tensors[placement.name], torch.nn.Parameter)
+    ]
+
+
+class TravellingBuffers:
+    """Takes changed buffers along with a lane's messages, and keeps what comes until the script's
+    thread takes it in.
+
+    The script's thread captures and lands; the lane's thread takes out and stages; destinations are
+    asked for in the channels' threads.
+
+    Args:
+        placements: the buffers; none: nothing travels.
+        tensors: all live tensors by variable name.
+        whose: the lane's ``buffers``.
+        trainer: this one's number.
+        lane: that they travel with.
+
+    Attributes:
+        lane: as given.
+        receives: whether answers bring any.
+    """
+
+    def __init__(
+        self,
+        placements: Sequence[Placement],
+        tensors: Mapping[str, Tensor],
+        whose: str,
+        trainer: int,
+        lane: int = 0,
+    ) -> None:
+        self.lane = lane
+        self._slices = ParameterSlices(list(placements), tensors)
+        self._variables = [placement.name for placement in placements]
+        self._names = self._slices.slices_of(self._variables)
+        self._sent = {name for name in self._names if trainer == 0 or self._averages(name, whose)}
+        self.receives = bool(placements) and (trainer != 0 or whose == "mean")
+        self._known: dict[str, Tensor] = {}  # as they were after the last step, by slice
+        self._lock = threading.Lock()  # guards the three below
+        self._outgoing: dict[str, Tensor] = {}
+        self._arriving: dict[str, Tensor] = {}  # of the reply under way
+        self._staged: dict[str, Tensor] = {}  # of complete replies
+
+    def _averages(self, name: str, whose: str) -> bool:
+        dtype = DTYPES[self._slices.owner(name)[0].dtype]
+        return whose == "mean" and (dtype.is_floating_point or dtype.is_complex)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._slices
+
+    def on(self, server: int) -> list[str]:
+        """All slices on a server, if this trainer receives any."""
+        return self._slices.held(server) if self.receives else []
+
+    # ---- away ----
+
+    def start(self) -> None:
+        """The servers' values have landed in the buffers."""
+        with self._lock:
+            self._outgoing, self._arriving = {}, {}
+        self.pulled()
+
+    def pulled(self) -> None:
+        """The servers' present values have landed in the buffers that this trainer receives."""
+        with self._lock:
+            self._staged = {}
+        self._known = {name: self._slices.read(name).clone() for name in self._names}
+
+    def capture(self, lanes: Collection[int]) -> None:
+        """A step is closed in these lanes: notes the buffers as they are now; what has changed
+        leaves with the next message.
+        """
+        for name in self._names if self.lane in lanes else ():
+            now = self._slices.read(name)
+            if torch.equal(now, self._known[name]):
+                continue
+            self._known[name].copy_(now)
+            if name in self._sent:
+                with self._lock:
+                    self._outgoing[name] = self._known[name].clone()
+
+    def take_out(self) -> dict[str, Assignment]:
+        """What is to leave, by slice; it counts as sent."""
+        with self._lock:
+            outgoing, self._outgoing = self._outgoing, {}
+        return {name: Assignment(value) for name, value in outgoing.items()}
+
+    def assign(
+        self, channel: Channel, server: int, step: int, leaving: Mapping[str, Assignment]
+    ) -> list[str]:
+        """Queues what goes to a server; gives its slices, which the step's end names."""
+        found = self._slices.here(server, leaving)
+        channel.assign(step, found)
+        return sorted(found)
+
+    # ---- back ----
+
+    def destination(self, name: str) -> Tensor:
+        """Where a slice's value goes: memory that no other thread reads."""
+        placement, slice_ = self._slices.owner(name)
+        with self._lock:
+            if name not in self._arriving:
+                self._arriving[name] = torch.empty(slice_.shape, dtype=DTYPES[placement.dtype])
+            return self._arriving[name]
+
+    def arrived(self) -> None:
+        """The reply under way is complete."""
+        with self._lock:
+            self._staged.update(self._arriving)
+            self._arriving = {}
+
+    def land(self, between_steps: bool = False) -> None:
+        """Writes what has come into the buffers.
+
+        Args:
+            between_steps: not into those that have been written since the last step.
+        """
+        with self._lock:
+            staged, self._staged = self._staged, {}
+        if not staged:
+            return
+        kept: dict[str, Tensor] = {}
+        for variable in sorted({self._slices.variable(name) for name in staged}):
+            names = self._slices.slices_of([variable])
+            now = {name: self._slices.read(name) for name in names}
+            if between_steps and any(not torch.equal(now[n], self._known[n]) for n in names):
+                kept.update({name: staged[name] for name in names if name in staged})
+                continue
+            for name in names:
+                self._known[name].copy_(staged.get(name, now[name]))
+            for name in names:  # all of them: see [Note: destinations]
+                self._slices.write(name, self._known[name])
+        self._slices.flush_buffers()
+        with self._lock:
+            self._staged = kept | self._staged
