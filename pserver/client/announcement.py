@@ -5,6 +5,7 @@ learn of its end although no server has seen it yet.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -20,7 +21,8 @@ class Announcement:
     """Says "trainer N is there" to every server, as often as a heartbeat, in a thread of its own
     for each.
 
-    A server that is not up yet is asked again.  A second end has no effect.
+    A server that is not up yet is asked again.  A second end has no effect.  Making one waits until
+    each server has been asked once, for a second at most: from then on whoever was up knows.
 
     Args:
         endpoints: HOST:PORT of each server.
@@ -33,15 +35,19 @@ class Announcement:
         self._trainer_id = trainer_id
         self._ended = threading.Event()
         self._said: list[AnnounceRequest] = []  # the last word
+        asked = [threading.Event() for _ in endpoints]
         self._threads = [
             threading.Thread(
-                target=self._announce, args=(endpoint,), name=f"announcement {endpoint}"
+                target=self._announce, args=(endpoint, once), name=f"announcement {endpoint}"
             )
-            for endpoint in endpoints
+            for endpoint, once in zip(endpoints, asked, strict=True)
         ]
         for thread in self._threads:
             thread.daemon = True
             thread.start()
+        end = time.monotonic() + CALL_SECONDS
+        for once in asked:
+            once.wait(max(0.0, end - time.monotonic()))
 
     def joined(self) -> None:
         """This trainer has joined, or stays away in good order: nothing more is announced."""
@@ -59,7 +65,7 @@ class Announcement:
         for thread in self._threads:
             thread.join(3 * CALL_SECONDS)
 
-    def _announce(self, endpoint: str) -> None:
+    def _announce(self, endpoint: str, asked: threading.Event) -> None:
         control = ControlClient(endpoint, CALL_SECONDS)
         request = AnnounceRequest(trainer_id=self._trainer_id, incarnation=self.incarnation)
         interval, reached = FIRST_SECONDS, False
@@ -68,6 +74,7 @@ class Announcement:
                 with suppress(PServerError):
                     timeout = control.announce(request).heartbeat_timeout_seconds
                     interval, reached = min(1.0, timeout / 5), True
+                asked.set()
                 self._ended.wait(interval if reached else min(interval, FIRST_SECONDS / 5))
             word = self._said[-1]
             with suppress(PServerError):

@@ -26,8 +26,8 @@ strategy.a_sync = mode != "sync"
 if mode == "mixed":
     strategy.a_sync_configs = {"modes": {"weight": "sync", "*": "collective"}}
 fleet.init(strategy=strategy)
-if what == "end":
-    sys.exit(0)
+if "(" in what:
+    exec(what)
 if what == "wait":
     print("initialized", flush=True)
     sys.stdin.readline()
@@ -229,16 +229,22 @@ def test_a_trainer_that_is_killed_before_it_joins_is_known(
         assert cluster.statuses() == [1]
 
 
-def test_a_script_that_ends_right_after_init_is_known_at_once(processes: Processes) -> None:
-    """Though it has status 0, and ends before a server has heard of it."""
-    cluster = Cluster(processes, 2)
+@pytest.mark.parametrize(
+    ("how", "status", "known"),
+    [("sys.exit(0)", 0, "its script has ended"), ("os.kill(os.getpid(), 9)", -9, "no heartbeat")],
+)
+def test_an_end_right_after_init_is_known(
+    processes: Processes, how: str, status: int, known: str
+) -> None:
+    """Though the process was there for a moment only, and may have status 0."""
+    cluster = Cluster(processes, 2, "--heartbeat-timeout", "3")
     other = cluster.trainer(0, "sync", "x")
     cluster.servers[1][0].said("trainer 0 joined")
-    ended = cluster.trainer(1, "sync", "end")
+    ended = cluster.trainer(1, "sync", how)
 
-    assert ended.status() == 0, ended
+    assert ended.status() == status, ended
     assert other.status() == 1, other
-    other.said("trainer 1 ended before it joined: its script has ended")
+    other.said(f"trainer 1 ended before it joined: .*{known}")
 
 
 def test_a_trainer_that_fails_before_it_joins_is_named_at_once(processes: Processes) -> None:
