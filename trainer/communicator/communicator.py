@@ -411,12 +411,14 @@ class Communicator:
             self._transfer.pull_lanes(queues)
 
     def served(self) -> dict[str, torch.Tensor]:
-        """The servers' values of those parameters that this trainer steps by itself, whole, by
-        name; its own stay as they are.
+        """The servers' values of those parameters that this trainer steps by itself, and of the
+        buffers that travel with them, whole, by name; its own stay as they are.
         """
-        return self._transfer.values(
-            [p for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
-        )
+        kinds = [lane.kind for lane in self.plan.lanes]
+        parameters = [p for p in self.plan.placements if p.group is not None]
+        beside = self.buffers.placements if kinds[self.buffers.lane].steps_on_trainer else []
+        own = [p for p in parameters if kinds[p.lane].steps_on_trainer]
+        return self._transfer.values([*own, *beside])
 
     def pull(self) -> None:
         """Receives every placed variable as the servers hold it: parameters, and what they never
