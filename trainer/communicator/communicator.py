@@ -416,12 +416,16 @@ class Communicator:
             self._transfer.pull_lanes(queues)
 
     def served(self) -> dict[str, torch.Tensor]:
-        """The servers' values of those parameters that this trainer steps by itself, whole, by
-        name; its own stay as they are.  Warns of those that the script has written since its last
-        step: the servers have not, or only in part, what it wrote.
+        """The servers' values of those parameters that this trainer steps by itself, and of the
+        buffers that travel with them, whole, by name; its own stay as they are.  Warns of those
+        that the script has written since its last step: the servers have not, or only in part,
+        what it wrote.
         """
-        own = [p for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
-        values = self._transfer.values(own)
+        kinds = [lane.kind for lane in self.plan.lanes]
+        parameters = [p for p in self.plan.placements if p.group is not None]
+        beside = self.buffers.placements if kinds[self.buffers.lane].steps_on_trainer else []
+        own = [p for p in parameters if kinds[p.lane].steps_on_trainer]
+        values = self._transfer.values([*own, *beside])
         warn_unserved(self.lanes, self._tensors, values)
         return values
 

@@ -171,7 +171,7 @@ class StateTransfer:
 
     def values(self, placements: Iterable[Placement]) -> dict[str, torch.Tensor]:
         """The servers' values of some variables, whole, by name: new tensors in main memory."""
-        wanted = [placement for placement in placements if placement.group is not None]
+        wanted = list(placements)
         parts = self._collect(
             lambda server: (
                 [s.name for placement in wanted for s in placement.slices if s.server == server]

@@ -53,7 +53,7 @@ class TravellingBuffers:
         lane: that they travel with.
 
     Attributes:
-        lane: as given.
+        placements, lane: as given.
         receives: whether answers bring any.
     """
 
@@ -65,7 +65,7 @@ class TravellingBuffers:
         trainer: int,
         lane: int = 0,
     ) -> None:
-        self.lane = lane
+        self.placements, self.lane = list(placements), lane
         self._slices = ParameterSlices(list(placements), tensors)
         self._variables = [placement.name for placement in placements]
         self._names = self._slices.slices_of(self._variables)

@@ -4,12 +4,16 @@ statistics in every mode, against real servers in this process.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from pserver.errors import CorruptFrame, Refused
+from pserver.job.shared_buffers import SharedBuffers
+from pserver.transport.assignment import Assignment, whole_values
 from tests.support.normed_jobs import (
     MODES,
     data,
@@ -20,6 +24,10 @@ from tests.support.normed_jobs import (
     trainers,
 )
 from tests.support.table_trainers import Servers, at_once
+from transpiler.ir.rules import Rule
+from transpiler.plan.lane_plan import uniform
+from transpiler.plan.plan import Lane
+from transpiler.plan.planner import plan_parameters
 
 FLOATS = ("norm.running_mean", "norm.running_var", "seen")
 
@@ -156,3 +164,59 @@ def test_a_skipped_step_brings_its_buffers(servers: Servers) -> None:
     assert same(ended[0], ended[1])
     assert ended[1]["norm.num_batches_tracked"] == 1
     finished(jobs)
+
+
+@pytest.mark.parametrize("whose", ["trainer0", "mean"])
+def test_in_a_k_step_mode_what_servers_hold_is_saved(servers: Servers, whose: str) -> None:
+    """Buffers of the last exchange, as parameters are: trainer 0's own have run ahead."""
+    jobs = trainers(servers(2), 2, "diloco", buffers=whose)
+    own = together(jobs, 2)
+    exchanged = hand_mean(own) if whose == "mean" else own[0]
+    together(jobs, 1, 2)
+    for each in jobs:
+        served = each.job.served()
+        assert not same(statistics(each.model), exchanged)
+        for name, value in exchanged.items():
+            torch.testing.assert_close(served[name], value)
+    finished(jobs)
+
+
+def test_buffers_go_with_the_first_lane_of_gradients(servers: Servers) -> None:
+    """Beside k-step parameters, after each sync step."""
+    modes = {"layer.*": "geo", "*": "sync"}
+    jobs = trainers(servers(2), 2, "sync", modes=modes, k_steps=50)
+    for number in range(2):
+        own = together(jobs, 1, number)
+        assert all(same(statistics(each.model), own[0]) for each in jobs)
+    finished(jobs)
+
+
+def test_the_default_is_in_no_fingerprint() -> None:
+    """Plans of before keep theirs; another choice is one that all processes must make."""
+    lanes = {whose: Lane("sync", buffers=whose) for whose in ("trainer0", "mean", "own")}
+    named = [("w", (3, 2), "float32", 0)]
+    plans = {
+        whose: plan_parameters(
+            named, [Rule("sgd", {"lr": 0.1})], lanes=uniform(lane), trainers=2, servers=1
+        )
+        for whose, lane in lanes.items()
+    }
+    assert not any("buffers" in fact for fact in plans["trainer0"].manifest())
+    assert plans["mean"].manifest()["lane 0: buffers"] == "'mean'"
+    assert len({plan.fingerprint() for plan in plans.values()}) == 3
+
+
+def test_a_step_brings_only_buffers_that_its_trainer_may_say() -> None:
+    """What a stranger sends is refused, and assigns nothing."""
+    held = {"mean": torch.zeros(2), "count": torch.zeros((), dtype=torch.int64)}
+    locks = {name: threading.Lock() for name in held}
+    shared = {whose: SharedBuffers(whose, True, held, locks) for whose in ("mean", "trainer0")}
+    shared["mean"].check(1, 1, {"mean": torch.ones(2)})
+    shared["trainer0"].check(1, 0, held)
+    for whose, name in (("mean", "count"), ("trainer0", "mean"), ("mean", "weight")):
+        with pytest.raises(Refused, match=f"step 3 of trainer 1: expected .*{name}"):
+            shared[whose].check(3, 1, {name: torch.ones(2)})
+    with pytest.raises(Refused, match="'own'"):
+        SharedBuffers("own", True, held, locks).check(3, 0, held)
+    with pytest.raises(CorruptFrame, match="whole buffer 'mean'"):
+        whole_values(["mean"], {"mean": Assignment(torch.ones(1), torch.zeros(1).long())})
