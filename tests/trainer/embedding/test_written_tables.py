@@ -15,6 +15,8 @@ from torch import nn
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
 from pserver.service.server import Server
+from pserver.testing.stream_faults import Injector, Point, injected
+from pserver.wire_pb2 import Kind
 from tests.support.eager_modes import joined
 from tests.support.table_trainers import Net, Trainer, at_once
 from trainer import DistributedEmbedding, fleet
@@ -282,3 +284,32 @@ def test_rows_in_a_cache_give_way_to_loaded_ones(endpoints: str) -> None:
     model.load_state_dict(state)
 
     assert model.row(1) == 0.0
+
+
+@pytest.mark.parametrize("mode", ["sync", "one slot"])
+@pytest.mark.parametrize("action", ["reset", "duplicate", "late"])
+def test_a_load_over_a_broken_stream_is_neither_lost_nor_doubled(
+    endpoints: str, action: str, mode: str
+) -> None:
+    """The frame that ends it is lost with its connection, or comes twice."""
+    model = Net()
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    point = Point(action, "out", Kind.COMMIT, step=0, tables=True)
+    with injected(Injector(points=[point])) as injector:
+        optimizer = joined(endpoints, model, plain, **MODES[mode])
+        model.add([1, 2], 1.0)
+        optimizer.step()
+        optimizer.flush()
+        state = copy.deepcopy(model.state_dict())
+        model.add([1, 2, 3], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert not injector.done
+        model.load_state_dict(state)
+        assert sum(injector.done.values()) == 1
+
+        model.add([1], 1.0)
+        optimizer.step()
+        optimizer.flush()
+        assert [model.row(id_) for id_ in (1, 2, 3)] == [2.0, 1.0, 0.0]
+        fleet.finish()
