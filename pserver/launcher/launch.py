@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -155,7 +156,8 @@ class _Supervisor:
             self._wait_for_servers()
             return 0
         except _Failed as failure:
-            self._tell_other_hosts()
+            if self.cluster.host is not None:  # a local cluster ends as a whole
+                self._tell_servers(lambda trainer: trainer.failed)
             self._wait_for_reasons(str(failure))
             self.suspended = [each for each in self._processes() if each.suspended]
             for process in self.suspended:
@@ -331,7 +333,19 @@ class _Supervisor:
         return True
 
     def _wait_for_trainers(self) -> None:
-        self._until(lambda: all(trainer.status is not None for trainer in self.trainers), None)
+        """Tells the servers of trainers that have ended while others go on: they would wait until
+        the start timeout for one that ended well and had not joined.
+        """
+        told = 0
+
+        def ended(least: int) -> bool:
+            return sum(trainer.status is not None for trainer in self.trainers) >= least
+
+        while not ended(len(self.trainers)):
+            self._until(partial(ended, told + 1), None)
+            if not self._until(partial(ended, len(self.trainers)), LEAVE_SECONDS):
+                told = sum(trainer.status is not None for trainer in self.trainers)
+                self._tell_servers(lambda trainer: trainer.status is not None)
 
     def _wait_for_servers(self) -> None:
         """A local cluster's servers end now; those of a larger one go on for other hosts'
@@ -352,18 +366,24 @@ class _Supervisor:
 
     # ---- ending ----
 
-    def _tell_other_hosts(self) -> None:
-        """The servers of other hosts learn of trainers that failed here, joined or not."""
+    def _tell_servers(self, which: Callable[[Process], bool]) -> None:
+        """The servers learn that trainers have ended here; it counts for those that never
+        joined.
+        """
         here = dict(zip(self.trainers, self.cluster.here(self.cluster.trainers), strict=False))
         words = [
             f"{number}=its process ended with status {trainer.status}"
             for trainer, number in here.items()
-            if trainer.failed
+            if which(trainer)
         ]
-        if self.cluster.host is not None and self.cluster.servers and words:
+        local = self.cluster.host is None
+        endpoints = list(self.endpoints.values()) if local else self.cluster.servers
+        if endpoints and words:
             with suppress(subprocess.TimeoutExpired):
-                command = [*LAST_WORD, ",".join(self.cluster.servers), *words]
-                subprocess.run(command, timeout=TELL_SECONDS, check=False)
+                command = [*LAST_WORD, ",".join(endpoints), *words]
+                # local servers may have ended with their job, while a trainer still evaluates
+                quiet = subprocess.DEVNULL if local else None
+                subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
 
     @property
     def _rescues(self) -> bool:

@@ -17,10 +17,13 @@ import pytest
 
 DEADLINE = 100.0
 SCRIPT = """
+import os
 import sys
 import torch
 from trainer import fleet
 
+if sys.argv[2:] == ["absent"] and os.environ["TRAINER_ID"] == "1":
+    sys.exit(0)
 torch.manual_seed(0)
 fleet.init()
 model = fleet.distributed_model(torch.nn.Linear(4, 4))
@@ -133,6 +136,19 @@ def test_servers_end_when_the_trainers_have_finished(launched: type[Launched]) -
     assert status == 0, out + err
     assert out.count("finished") == 2 and out.count("the job is done") == 2 and "SIGTERM" not in out
     assert free(re.findall(r"pserver ready at (\S+)", out))
+
+
+def test_a_trainer_that_ends_well_before_it_begins_is_not_waited_for(
+    launched: type[Launched],
+) -> None:
+    """Its status is 0, and it never called ``fleet.init``: the others learn of it long before the
+    start timeout (300 s), and the job fails.
+    """
+    status, out, err = launched("10", "absent").end()
+
+    assert status == 1, out + err
+    assert "trainer 1 ended before it joined: its process ended with status 0" in out
+    assert "finished" not in out
 
 
 @pytest.mark.parametrize(
