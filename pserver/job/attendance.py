@@ -268,6 +268,11 @@ class Attendance(ABC):
         with self.condition:
             if request.failure:
                 self._announcements.failed(trainer, incarnation, request.failure, self._clock())
+                member = self._members.by_trainer.get(trainer)
+                if member is not None and member.incarnation == incarnation:
+                    self._end_membership(
+                        member, request.failure
+                    )  # it does not know that it has joined
             elif request.joined:
                 self._announcements.joined(trainer, incarnation)
             elif not any(member.incarnation == incarnation for member in self._members.joined()):
@@ -312,21 +317,24 @@ class Attendance(ABC):
         with self.condition:
             member = self.member(request.session)
             before = self.failure
-            if member.state is MemberState.JOINED:
-                member.state = MemberState.LEFT
-                reason = request.failure
-                if not reason and not request.success:
-                    reason = "it left without saying that it has finished"
-                log.info("trainer %d left%s", member.trainer, f": {reason}" if reason else "")
-                if reason:
-                    self.lifecycle.fail(
-                        JobFailed(f"trainer {member.trainer} ended the job: {reason}")
-                    )
-                self._close_if_over()
-                self.condition.notify_all()
+            reason = request.failure
+            if not reason and not request.success:
+                reason = "it left without saying that it has finished"
+            self._end_membership(member, reason)
             if before is None:
                 return wire.LeaveReply()
             return wire.LeaveReply(failure=str(before), error=type(before).__name__)
+
+    def _end_membership(self, member: Member, reason: str) -> None:
+        """Takes no more part; with a reason the job fails.  The caller holds the job's lock."""
+        if member.state is not MemberState.JOINED:
+            return
+        member.state = MemberState.LEFT
+        log.info("trainer %d left%s", member.trainer, f": {reason}" if reason else "")
+        if reason:
+            self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
+        self._close_if_over()
+        self.condition.notify_all()
 
     def leaves_after_step(self, member: Member) -> None:
         """A trainer's last step has come: from here on no other step and no barrier waits for

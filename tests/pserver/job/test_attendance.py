@@ -161,6 +161,19 @@ def test_trainers_that_wait_for_trainer_0_hear_of_its_end(served: Served, clock:
     assert not join(job, 1, "c")
 
 
+def test_a_trainer_that_ends_before_it_hears_that_it_joined_is_known_at_once(
+    served: Served,
+) -> None:
+    """It has no session to leave with; its announcement says why."""
+    job, listener = served
+    Trainer(job, listener, plan_of(2), 0)
+    assert join(job, 1, "b")
+    announce(job, 1, "b", failure="ended by SIGTERM")
+
+    assert isinstance(job.failure, JobFailed)
+    assert "trainer 1 ended the job: ended by SIGTERM" in str(job.failure)
+
+
 def test_whoever_starts_a_trainer_may_tell_its_end(served: Served) -> None:
     """It died before ``fleet.init``, so that it never was announced."""
     job, listener = served
