@@ -80,7 +80,7 @@ def test_unknown_fields_raise_with_the_closest_name(error: type[Exception]) -> N
         config.min_block_sise = 3  # type: ignore[attr-defined]
     with pytest.raises(error, match="did you mean sync_mode"):
         _ = config.sync_mod
-    with pytest.raises(error, match="it has collective_mode, .*slice_var_up"):
+    with pytest.raises(error, match="it has buffers, .*slice_var_up"):
         DistributeTranspilerConfig(qqq=1)
     assert vars(config) == {}
 
