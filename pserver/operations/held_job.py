@@ -145,7 +145,9 @@ class HeldJob:
             "how many passes over the data had begun",
             "steps before a checkpoint that the job had itself loaded: they are not counted",
         ]
+        own = self.plan.trainers == 1 or any(lane.buffers == "own" for lane in self.plan.lanes)
         held = [p.name for p in self.plan.placements if p.group is None]
+        held = [name for name in held if own and name not in self.plan.averaged]
         if held:
             found.append(f"what the trainers have changed of {', '.join(held)} by themselves")
         if self.plan.averaged:

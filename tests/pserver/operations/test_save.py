@@ -13,11 +13,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, PServerError, Refused, Unprepared, Unreachable
 from pserver.operations.save import save
 from pserver.service.server import Server
 from tests.support.eager_jobs import Servers, assert_same, batches, joined, train
+from tests.support.normed_jobs import finished, same, statistics, together, trainers
 from trainer import DistributedEmbedding, fleet
 from transpiler import DistributedStrategy
 
@@ -151,6 +153,29 @@ def test_what_the_servers_do_not_know_is_said(
         fleet.load(str(tmp_path / "held"), scheduler=scheduler)
     assert fleet.load(str(tmp_path / "held")) == 2
     assert "lacks the scheduler's state" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("count", "buffers", "lacks"), [(2, "trainer0", False), (2, "own", True), (1, "trainer0", True)]
+)
+def test_buffers_that_travel_are_the_servers_too(
+    servers: Servers, tmp_path: Path, count: int, buffers: str, lacks: bool
+) -> None:
+    """Running statistics are in the file as of the last step, where trainers share them; where they
+    do not, the file says that it lacks them.
+    """
+    endpoints = servers(2)
+    each = trainers(endpoints, count, "sync", buffers=buffers)
+    together(each, 2)
+    expected = statistics(each[0].model)
+    saved(endpoints, tmp_path / "held")
+    finished(each)
+
+    held = checkpoint.reading(str(tmp_path / "held"))
+    values = held.tensors()
+    found = {name: values[f"model/{name}"] for name in expected}
+    assert any("running_mean" in line for line in held.meta["unknown"]) is lacks
+    assert same(found, expected) is not lacks
 
 
 def test_geo_says_that_the_trainers_have_the_optimizer_states(
