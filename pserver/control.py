@@ -115,32 +115,32 @@ def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
     raise AssertionError("abort returns")  # it raises
 
 
-def about(endpoint: str, text: str) -> str:
-    """A sentence about an endpoint, which it names once."""
-    return text if text.startswith(endpoint) else f"{endpoint}: {text}"
+def about(server: str, text: str) -> str:
+    """A sentence about a server, which it names once."""
+    return text if text.startswith(server) else f"{server}: {text}"
 
 
-def from_rpc_error(error: grpc.RpcError, endpoint: str, call: str) -> PServerError:
-    """The error for a failed call to ``endpoint``.
+def from_rpc_error(error: grpc.RpcError, server: str, call: str) -> PServerError:
+    """The error for a failed call to ``server``, which its endpoint names, or its number as well.
 
     An error that the server named keeps its name; the status decides about all others.
     """
     status, details = error.code(), error.details() or "no details"
     if name := _named(error):
-        return from_wire(name, about(endpoint, details))
+        return from_wire(name, about(server, details))
     if status is grpc.StatusCode.UNAVAILABLE:
-        return Unreachable(f"{endpoint} does not answer {call}: {details}")
+        return Unreachable(f"{server} does not answer {call}: {details}")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return TimedOut(f"{endpoint} has not answered {call} within its timeout")
+        return TimedOut(f"{server} has not answered {call} within its timeout")
     if status is grpc.StatusCode.CANCELLED:
-        return Unreachable(f"{endpoint}: {call} was cancelled: {details}")
+        return Unreachable(f"{server}: {call} was cancelled: {details}")
     if status in (
         grpc.StatusCode.UNIMPLEMENTED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.INVALID_ARGUMENT,
     ):
-        return Refused(f"{endpoint} refuses {call}: {details}")
-    return PServerError(f"{endpoint}: {call} failed with {status.name}: {details}")
+        return Refused(f"{server} refuses {call}: {details}")
+    return PServerError(f"{server}: {call} failed with {status.name}: {details}")
 
 
 def _named(error: grpc.RpcError) -> str:
@@ -241,10 +241,12 @@ class ControlClient:
     Args:
         endpoint: HOST:PORT.
         timeout_seconds: the timeout of a call that is given none.
+        name: of the server in errors, its endpoint where nothing is given.
     """
 
-    def __init__(self, endpoint: str, timeout_seconds: float) -> None:
+    def __init__(self, endpoint: str, timeout_seconds: float, name: str = "") -> None:
         self.endpoint = endpoint
+        self._name = name or endpoint
         self._timeout = timeout_seconds
         self._dialled = DialledChannel(*split_endpoint(endpoint))
 
@@ -309,7 +311,7 @@ class ControlClient:
             reply = self._ask(fresh, "Heartbeat", request, seconds)
         except grpc.RpcError as error:
             fresh.close()
-            raise from_rpc_error(error, self.endpoint, "Heartbeat") from error
+            raise from_rpc_error(error, self._name, "Heartbeat") from error
         self._dialled.replace(fresh)
         assert isinstance(reply, wire.HeartbeatReply)
         return reply
@@ -434,9 +436,9 @@ class ControlClient:
         if isinstance(error, Unreachable):
             return error, again
         if isinstance(error, ValueError):  # grpcio's word for a closed channel
-            text = f"{self.endpoint}: {name} after the connection was closed"
+            text = f"{self._name}: {name} after the connection was closed"
             return Unreachable(text), again
         assert isinstance(error, grpc.RpcError)
         late = name in PROMPT_CALLS and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         again = again and (late or (error.code() in BROKEN and not _named(error)))
-        return from_rpc_error(error, self.endpoint, name), again
+        return from_rpc_error(error, self._name, name), again

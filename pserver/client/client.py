@@ -150,7 +150,7 @@ class Client:
         self._start_timeout = start_timeout_seconds
         self._destinations = destinations
         self._table_destination = table_destination
-        self._control = ControlClient(endpoint, heartbeat_timeout_seconds)
+        self._control = ControlClient(endpoint, heartbeat_timeout_seconds, str(self))
         self._reply = JoinReply()
         self._joined = False  # every stream has been opened once
         self._failure: PServerError | None = None  # what the heartbeat has found

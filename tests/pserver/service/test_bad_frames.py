@@ -55,11 +55,8 @@ def test_a_session_that_nobody_holds_is_refused(servers: Servers, stranger: Stra
 def test_a_lane_that_the_plan_does_not_have_is_refused(stranger: Stranger) -> None:
     """HELLO says which lane the stream is for."""
     stranger.installed()
-    stream = stranger.hello(lane=7)
-    stream.send(gradient(), [b"\0" * 24])
-
     with pytest.raises(Refused, match="lane"):
-        answer(stream)
+        answer(stranger.hello(lane=7))
     assert_untouched(stranger)
 
 
