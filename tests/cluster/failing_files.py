@@ -78,6 +78,17 @@ def torn_on_one(own: Path, me: int) -> None:
     print(raised(lambda: fleet.load(str(own)), FileNotFoundError))
 
 
+def own_paths(me: int) -> None:
+    """Each trainer names another path: nothing is written."""
+    for call in (
+        lambda: fleet.save(f"mine-{me}"),
+        lambda: fleet.export(f"mine-{me}.pt"),
+    ):
+        said = raised(call, ValueError)
+        assert "got the path 'mine-0" in said and "the path 'mine-1" in said, said
+    assert not list(Path().glob("mine*"))
+
+
 def interrupted(optimizer: Any, saved: str, me: int) -> None:
     """Control-C while trainer 0 saves."""
 
@@ -106,6 +117,7 @@ def main() -> None:
 
     full_disk(saved, me)
     torn_on_one(own, me)
+    own_paths(me)
     interrupted(optimizer, saved, me)
 
     for name, value in model.state_dict().items():

@@ -18,6 +18,7 @@ from transpiler.plan.setting import check_flag
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
     from trainer.communicator.tables import Tables
+    from trainer.optimizer import DistributedOptimizer
 
 
 def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
@@ -37,7 +38,8 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     Raises:
         InUse (an OSError): another job writes checkpoints to this path.
         OSError: the directory cannot be written; the checkpoint that was there stays.
-        ValueError: ``delta``, and the checkpoint before was removed or replaced.
+        ValueError: ``delta``, and the checkpoint before was removed or replaced; or trainers give
+            different paths, and nothing is written.
 
     What one trainer raises all raise, and the job may go on: see :func:`jointly`.
 
@@ -51,7 +53,7 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     job = _whole(present())
     optimizer = distributed(job)
     optimizer.flush()
-    optimizer.barrier("save")
+    _agree_on(path, optimizer, "save")
     with jointly(optimizer, "fleet.save", "saved"):
         if job.role.trainer_id == 0:
             optimizer.flush()  # the others' last steps too
@@ -113,6 +115,14 @@ def load(path: str, scheduler: Any | None = None) -> int:
     return optimizer.steps
 
 
+def _agree_on(path: str, optimizer: DistributedOptimizer, call: str) -> None:
+    """Waits until all trainers are there, and want the same path: only trainer 0 writes, so that
+    another's own path would stay empty.
+    """
+    with jointly(optimizer, f"fleet.{call}", call) as part:
+        part.fact = f"the path {str(path)!r}"
+
+
 def _store(job: Job) -> TableStore | None:
     """The rows of the job's tables, on servers or here; None where it has none."""
     if job.tables is None:
@@ -150,6 +160,7 @@ def export(path: str) -> None:
     Raises:
         RuntimeError: no model is registered.
         OSError: the file cannot be written; the one that was there stays.
+        ValueError: trainers give different paths.
 
     ::
 
@@ -163,7 +174,7 @@ def export(path: str) -> None:
         _export_model(job, path)
         return
     job.optimizer.flush()
-    job.optimizer.barrier("export")
+    _agree_on(path, job.optimizer, "export")
     with jointly(job.optimizer, "fleet.export", "exported"):
         _export_model(job, path)
 
