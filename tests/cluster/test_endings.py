@@ -191,13 +191,14 @@ def test_a_trainer_that_has_finished_fails_with_a_job_that_fails_later(
 
 
 def test_a_script_that_forgets_finish_has_not_said_that_it_is_done(processes: Processes) -> None:
-    """It says so in its log, and the job fails for those that wait for its word."""
+    """It says so in its log, and the job fails: for those that wait for its word, and for it."""
     cluster = Cluster(processes, 1)
     forgets, other = cluster.trainer(1, "sync", "forgets"), cluster.trainer(0, "sync", "finish")
 
     assert other.status() == 1, other
     other.said("JobFailed: .*trainer 1 ended the job: it ended without fleet.finish()")
     forgets.said("trainer 1: it ended without fleet.finish.. or Executor.close..; the job fails")
+    assert forgets.status() == 1, forgets
     assert cluster.statuses() == [1]
 
 

@@ -4,16 +4,19 @@ reason why it cannot go on.
 [Note: a job is done when all say so]  Each trainer says to every server that it takes no further
 step, waits until every server says that all trainers have, and leaves.  While it waits it sends
 heartbeats and hears what ends the job.  So if a trainer or a server is lost before the end, no
-trainer takes the job for done; and a trainer that has lost one server tells the others.
+trainer takes the job for done; and a trainer that has lost one server tells the others.  A process
+that ends without having left fails the job, and exits with 1 itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from pserver.client.client import Client
 from pserver.errors import PServerError
@@ -108,10 +111,21 @@ class Departure:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         failed = next((client.failure for client in self._clients if client.failure), None)
         if termination.came:
-            failure = REASON
-        elif (cause := error or failed) is not None:
-            failure = spelled(cause)
-        else:
-            failure = "it ended without fleet.finish() or Executor.close()"
-            log.error("trainer %d: %s; the job fails", self._trainer_id, failure)
+            return self._leave(REASON)
+        if (cause := error or failed) is not None:
+            return self._leave(spelled(cause))
+        failure = "it ended without fleet.finish() or Executor.close()"
+        log.error("trainer %d: %s; the job fails", self._trainer_id, failure)
         self._leave(failure)
+        _end_in_failure()
+
+
+def _end_in_failure() -> None:
+    """Ends the process with the exit status 1.  Nothing else can set it once a script has come to
+    its end; ``atexit`` functions that were registered before are left out, but logging's.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it
+            stream.flush()
+    os._exit(1)
