@@ -5,9 +5,11 @@ No locks and no clock: time is an argument, and the caller holds the job's lock.
 
 [Note: whose end it is]  A server learns of a job from trainer 0's Join.  Before that it cannot tell
 which announcements belong together, and trainers of the next job may wait while one runs.  So the
-end of an announced trainer counts for those trainers alone that were there when it became known: a
-job that is started again after that is not held back by what ended the one before.  And it counts
-for nobody while another process of the same number is there.
+end of an announced trainer counts at once for those trainers that were there when it became known.
+For one that came within a heartbeat timeout after that it counts when another heartbeat timeout has
+passed, in which no other process of that number came: trainers of one job start at about the same
+time, and so do those of a job that is started again.  For later ones it does not count.  And it
+counts for nobody while another process of the same number is there.
 """
 
 from __future__ import annotations
@@ -101,16 +103,21 @@ class Announcements:
                 )
                 self._end(known.trainer, reason, now)
 
-    def lost(self, trainer: int, since: float) -> TrainerLost | None:
-        """What a trainer is to be told that needs another one; None while that one may come.
+    def lost(self, trainer: int, since: float, now: float, timeout: float) -> TrainerLost | None:
+        """What a trainer is to be told that needs another one; None while that one may come.  See
+        [Note: whose end it is].
 
         Args:
             trainer: the one that is needed.
-            since: when the one that asks was heard first; see [Note: whose end it is].
+            since: when the one that asks was heard first, in seconds of the job's clock.
+            now: likewise.
+            timeout: the heartbeat timeout, in seconds.
         """
         ended = self._ended.get(trainer)
-        if ended is None or ended.known < since:
+        if ended is None or since - ended.known > timeout:
             return None
+        if ended.known < since and now - since <= timeout:
+            return None  # it may belong to a job before
         return TrainerLost(f"trainer {trainer} ended before it joined: {ended.reason}")
 
     def _end(self, trainer: int, reason: str, now: float) -> None:

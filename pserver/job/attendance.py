@@ -108,7 +108,7 @@ class Attendance(ABC):
     def _check_missing(self, now: float) -> None:
         """Fails the job where a trainer will not join any more."""
         for trainer in self._members.not_joined():
-            lost = self._announcements.lost(trainer, self._members.began)
+            lost = self._lost(trainer, self._members.began)
             if lost is not None:
                 self.lifecycle.fail(lost)
         start = self.config.start_timeout_seconds
@@ -227,9 +227,14 @@ class Attendance(ABC):
     def _check_trainer_0(self, request: wire.JoinRequest) -> None:
         """Raises what has happened to trainer 0, if it will not come."""
         since = self._announcements.first_heard(request.incarnation, self._clock())
-        lost = self._announcements.lost(0, since)
+        lost = self._lost(0, since)
         if lost is not None:
             raise lost
+
+    def _lost(self, trainer: int, since: float) -> TrainerLost | None:
+        """See :meth:`Announcements.lost`."""
+        timeout = self.config.heartbeat_timeout_seconds
+        return self._announcements.lost(trainer, since, self._clock(), timeout)
 
     def _member_of(self, request: wire.JoinRequest) -> Member | None:
         """The trainer's member, new or known; None where it should ask again later."""

@@ -202,6 +202,40 @@ def test_trainer_0_hears_of_an_end_between_joining_and_installing(served: Served
             call()
 
 
+def test_an_end_just_before_counts_when_nobody_else_has_come(served: Served, clock: Clock) -> None:
+    """Trainers of one job start at about the same time: trainer 0 comes a second later."""
+    job, listener = served
+    announce(job, 1, "b")
+    announce(job, 1, "b", failure="killed")
+    clock.time = 1.0
+    trainer = Trainer(job, listener, plan_of(2), 0)
+    clock.time += DEADLINE
+    job.heartbeat(HeartbeatRequest(session=trainer.session))
+    job.tick()
+    assert job.failure is None
+
+    clock.time += 0.1
+    job.tick()
+    assert "trainer 1 ended before it joined: killed" in str(job.failure)
+
+
+def test_the_end_of_trainer_0_just_before_counts_likewise(served: Served, clock: Clock) -> None:
+    """Not for one that starts long after it."""
+    job, _ = served
+    announce(job, 0, "a")
+    announce(job, 0, "a", failure="killed")
+    clock.time = 1.0
+    announce(job, 1, "b")
+    assert not join(job, 1)
+    clock.time += DEADLINE + 0.1
+    with pytest.raises(TrainerLost, match="trainer 0 ended before it joined: killed"):
+        join(job, 1)
+
+    announce(job, 1, "late")
+    clock.time += DEADLINE + 0.1
+    assert not join(job, 1, "late")
+
+
 @pytest.mark.parametrize("known", ["another", "earlier", "good"])
 def test_whose_end_it_is(served: Served, clock: Clock, known: str) -> None:
     """Another process of the same number is there, or it ended before this job began, or it stays
