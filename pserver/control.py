@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -255,16 +256,22 @@ class ControlClient:
         """Connections that a heartbeat has put in the place of a dead one."""
         return self._dialled.redials
 
-    def wait_ready(self, timeout_seconds: float) -> None:
+    def wait_ready(
+        self, timeout_seconds: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         """Returns when the server is up and serves.  A wait of more than a few seconds is logged
         once.
+
+        Args:
+            meanwhile: called while it waits; raises what should end the wait.
 
         Raises:
             Unreachable: it was not, within ``timeout_seconds``.
         """
         reason = ""
-        text = f"waiting for the server at {self.endpoint} (for up to {timeout_seconds:g} s)"
+        text = f"{self._name}: waiting for the server (for up to {timeout_seconds:g} s)"
         for waited in poll(log, lambda: text, timeout_seconds, FIRST_PAUSE):
+            meanwhile()
             seconds = min(max(timeout_seconds - waited, 0.001), 1.0)
             try:
                 channel = self._dialled.present(seconds)
@@ -282,7 +289,7 @@ class ControlClient:
                 reason = str(from_rpc_error(error, self.endpoint, "a health check"))
                 reason = reason.removeprefix(self.endpoint).lstrip(": ")
                 self._dialled.drop(channel)
-        raise Unreachable(f"no server at {self.endpoint} within {timeout_seconds:g} s: {reason}")
+        raise Unreachable(f"{self._name}: no server there within {timeout_seconds:g} s: {reason}")
 
     def join(self, request: wire.JoinRequest, timeout: float | None = None) -> wire.JoinReply:
         """Joins the server's job.  protos/pserver/wire.proto says more, as for the calls below."""
@@ -327,8 +334,10 @@ class ControlClient:
         return self._call("Finish", request, wire.FinishReply, timeout)
 
     def leave(self, request: wire.LeaveRequest, timeout: float = LEAVE_SECONDS) -> wire.LeaveReply:
-        """Leaves the job; does not wait long for a server that is gone."""
-        return self._call("Leave", request, wire.LeaveReply, timeout)
+        """Leaves the job; does not wait for a server that is gone.  A connection that is broken is
+        dialled again once.
+        """
+        return self._call("Leave", request, wire.LeaveReply, timeout, tries=2)
 
     def barrier(
         self, request: wire.BarrierRequest, timeout: float | None = None
@@ -433,8 +442,8 @@ class ControlClient:
     def _failure(self, error: Exception, name: str) -> tuple[PServerError, bool]:
         """The error that a try has ended with, and whether another try may help."""
         again = not self._dialled.closed
-        if isinstance(error, Unreachable):
-            return error, again
+        if isinstance(error, Unreachable):  # it knows the endpoint alone
+            return Unreachable(str(error).replace(self.endpoint, self._name, 1)), again
         if isinstance(error, ValueError):  # grpcio's word for a closed channel
             text = f"{self._name}: {name} after the connection was closed"
             return Unreachable(text), again

@@ -177,7 +177,7 @@ class Client:
             TimedOut: it answers, but trainer 0 has not installed it by then.
             Refused: it said no; see the subclasses.
         """
-        self._control.wait_ready(self._start_timeout)
+        self._control.wait_ready(self._start_timeout, lambda: self.meanwhile())
         self._reply = self._ask_to_join()
         self.transport = self._reply.transport
         timeout = self._reply.heartbeat_timeout_seconds or self._heartbeat_timeout
@@ -421,7 +421,7 @@ class Client:
                 if reply.failure:
                     told = from_wire(reply.error, f"{self}: {reply.failure}")
         except PServerError as error:
-            log.warning("could not say goodbye to %s: %s", self, error)
+            log.warning("could not say goodbye: %s", error)
         self._control.close()
         return told
 

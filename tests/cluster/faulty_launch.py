@@ -22,16 +22,22 @@ SERVER = str(Path(__file__).with_name("faulty_server.py"))
 READY_SECONDS = 20.0  # 120 otherwise: how long a server that stops while it starts is waited for
 
 
+def _say(line: str) -> None:
+    """One write: other threads write too."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def _watched(make: Callable[..., Any]) -> Callable[..., Any]:
     """Processes whose begins and ends are printed."""
 
     def started(*arguments: Any, ended: Callable[[Any], None], **named: Any) -> Any:
         def over(process: Any) -> None:
-            print("ended", process.name, process.status, time.monotonic(), flush=True)
+            _say(f"ended {process.name} {process.status} {time.monotonic()}")
             ended(process)
 
         process = make(*arguments, ended=over, **named)
-        print("started", process.name, process._popen.pid, flush=True)
+        _say(f"started {process.name} {process._popen.pid}")
         return process
 
     return started

@@ -26,6 +26,7 @@ from tests.support.matrix import crossed
 
 HEARTBEAT_TIMEOUT, START_TIMEOUT = 3.0, 20.0
 MARGIN = 4.0  # on a machine that others use too
+BEGINNING = 4.0  # for processes to import torch, on such a machine
 TOLD = HEARTBEAT_TIMEOUT  # who is told knows before the heartbeat timeout could tell
 PATIENCE = 60.0
 # what a process says when it knows
@@ -259,9 +260,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], lis
 def limit(what: str, phase: str, by_launch: bool) -> float:
     """Within how many seconds after a fault the others know."""
     number, victim, _ = FAULTS[what]
-    if phase == "starting" and (victim == "server" or (by_launch and number == "SIGSTOP")):
-        # nobody knows of it yet, but launch, which sees that it dies, and not that it stops
-        return START_TIMEOUT + MARGIN
+    if phase == "starting":
+        # nobody knows of a server yet, but launch, which sees that it dies, and not that it stops;
+        # and the others may not have started either
+        unknown = victim == "server" or (by_launch and number == "SIGSTOP")
+        return BEGINNING + MARGIN + (START_TIMEOUT if unknown else HEARTBEAT_TIMEOUT)
     return TOLD if number == "SIGTERM" else HEARTBEAT_TIMEOUT + MARGIN
 
 

@@ -30,6 +30,7 @@ from pserver.errors import (
     PServerError,
     Refused,
     TimedOut,
+    TrainerLost,
     Unreachable,
 )
 from pserver.launcher.status import show
@@ -277,14 +278,43 @@ def test_wait_ready_says_whom_it_waits_for_and_gives_up(
     client = ControlClient("127.0.0.1:1", SECONDS)
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(Unreachable, match="no server at 127.0.0.1:1 within 0.8 s"),
+        pytest.raises(Unreachable, match="127.0.0.1:1: no server there within 0.8 s"),
     ):
         client.wait_ready(0.8)
     client.close()
 
     assert [
         record.getMessage() for record in caplog.records if "127.0.0.1:1" in record.getMessage()
-    ] == ["waiting for the server at 127.0.0.1:1 (for up to 0.8 s)"]
+    ] == ["127.0.0.1:1: waiting for the server (for up to 0.8 s)"]
+
+
+def test_a_wait_for_a_server_ends_with_what_ends_the_job() -> None:
+    """Another server has said that the job failed: nobody waits on for this one."""
+    client = ControlClient("127.0.0.1:1", SECONDS, "server 1 at 127.0.0.1:1")
+
+    def failed() -> None:
+        raise TrainerLost("trainer 0 is lost")
+
+    with pytest.raises(TrainerLost, match="trainer 0 is lost"):
+        client.wait_ready(SECONDS, failed)
+    with pytest.raises(Unreachable, match=r"^server 1 at 127.0.0.1:1: connection refused"):
+        client.leave(wire.LeaveRequest())
+    client.close()
+
+
+def test_a_goodbye_to_a_dead_server_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken connection is dialled again, and nobody waits for a server that is gone."""
+    dialled = []
+    monkeypatch.setattr(
+        "pserver.transport.dialled_channel.DialledChannel.dial",
+        lambda self, seconds: dialled.append(seconds) or fail(Unreachable("127.0.0.1:1: gone"))(0),
+    )
+    client = ControlClient("127.0.0.1:1", SECONDS)
+    with pytest.raises(Unreachable, match="gone"):
+        client.leave(wire.LeaveRequest())
+    client.close()
+
+    assert len(dialled) == 2
 
 
 def test_health_and_reflection_answer(server: ControlServer, client: ControlClient) -> None:
