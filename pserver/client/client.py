@@ -325,12 +325,15 @@ class Client:
         """What the server holds of each table now."""
         return [TableStatus.from_message(table) for table in self._control.status().tables]
 
-    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+    def barrier(
+        self, name: str, text: str = "", meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[int, str]:
         """Waits until every trainer of the job that has not left has come to the barrier of this
         name.
 
         Args:
             text: what this trainer tells the others there.
+            meanwhile: called while it waits; raises what should end the wait.
 
         Returns:
             What trainers have told, by trainer; those that told nothing are not in it.
@@ -338,6 +341,7 @@ class Client:
         request = BarrierRequest(session=self._reply.session, name=name, text=text)
         while not (reply := self._control.barrier(request)).passed:
             self.check()
+            meanwhile()
         return dict(reply.texts)
 
     def check(self) -> None:

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 GRACE_SECONDS = 5.0
 IDLE_GRACE_SECONDS = 0.5  # where no trainer takes part
+GOODBYE_SECONDS = 2.0  # for trainers to leave, when their streams have ended
 
 
 class Server:
@@ -198,7 +199,8 @@ class Server:
         self.job.shut_down()
         self._streams.drain(grace_seconds)
         self._close_transports(max(0.0, deadline - time.monotonic()))
-        # the trainers have been told, and have yet to leave
+        # the trainers have been told, and have yet to leave; one that was killed never does
+        deadline = min(deadline, time.monotonic() + GOODBYE_SECONDS)
         while self.job.busy and time.monotonic() < deadline:
             time.sleep(0.02)
         self._control.stop(1.0)

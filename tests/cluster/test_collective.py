@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PATIENCE, Processes
+
+from tests.support.processes import PATIENCE, Processes
 
 pytestmark = pytest.mark.processes
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import Processes
 
 from pserver.testing.network_path import NetworkPath
+from tests.support.processes import Processes
 
 TIMEOUT = 3.0
 ADDRESS = "127.0.0.2"

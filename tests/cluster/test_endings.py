@@ -8,7 +8,8 @@ import signal
 import time
 
 import pytest
-from conftest import Processes, Started
+
+from tests.support.processes import Processes, Started
 
 DEADLINE = 20.0  # a heartbeat timeout that no ending here waits for
 TOLD_WITHIN = 8.0  # of a busy machine; far below the deadline

@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import Processes, Started
+
+from tests.support.processes import Processes, Started
 
 DEADLINE = 3.0
 KNOWN_WITHIN = DEADLINE + 10.0

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Processes, Started
+
+from tests.support.processes import Processes, Started
 
 DEADLINE = 3.0
 SCENES = Path(__file__).with_name("two_trainers.py")

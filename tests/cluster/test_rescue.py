@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Processes
 
 from pserver.checkpoint import checkpoint
 from tests.support.launched import LAUNCH, environment
+from tests.support.processes import Processes
 
 SCRIPT = """
 import sys

@@ -6,7 +6,8 @@ import signal
 import socket
 
 import pytest
-from conftest import Processes, Started
+
+from tests.support.processes import Processes, Started
 
 SCRIPT = """
 import os, sys

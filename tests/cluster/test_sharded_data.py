@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping
 
 import pytest
-from conftest import Processes
+
+from tests.support.processes import Processes
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import Processes, Started
+
+from tests.support.processes import Processes, Started
 
 DEADLINE = 3.0
 KNOWN_WITHIN = DEADLINE + 15.0

@@ -475,7 +475,7 @@ class Communicator:
             What trainers have told, by trainer; those that told nothing are not in it.
         """
         self._barriers += 1
-        return self.clients[0].barrier(f"{self._barriers}: {name}", text)
+        return self.clients[0].barrier(f"{self._barriers}: {name}", text, self.check)
 
 
 def _check_gradient(placement: Placement, name: str, gradient: torch.Tensor, elements: int) -> None:

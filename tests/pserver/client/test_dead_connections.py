@@ -18,6 +18,7 @@ import torch
 from pserver.client import retrying_stream
 from pserver.client.client import Client
 from pserver.config import ServerConfig
+from pserver.errors import ServerLost
 from pserver.service import working_streams
 from pserver.service.server import Server
 from pserver.testing.network_path import NetworkPath
@@ -190,4 +191,18 @@ def test_every_redial_resolves_the_name_anew(
         trainer.client.barrier("over the new address")
 
         assert torch.equal(trainer.value, torch.zeros(1000)) and server.job.failure is None
+        trainer.client.leave()
+
+
+def test_a_barrier_ends_with_what_ends_the_job(server: Server) -> None:
+    """Another server is lost: nobody waits at this one for a trainer that waits there."""
+    first = Trainer(through("127.0.0.1", server), 0, 2)
+    second = Trainer(through("127.0.0.1", server), 1, 2)
+
+    def lost() -> None:
+        raise ServerLost("server 1 is lost")
+
+    with pytest.raises(ServerLost, match="server 1 is lost"):
+        first.client.barrier("epoch", meanwhile=lost)
+    for trainer in (first, second):
         trainer.client.leave()
