@@ -56,6 +56,21 @@ LIGHT = """
 import sys, trainer
 print(*(name for name in ("numba", "pyarrow", "grpc") if name in sys.modules))
 """
+DENSE = """
+import subprocess, sys, torch
+from trainer import fleet
+command = [sys.executable, "-m", "pserver", "serve", "--once"]
+server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+endpoint = server.stdout.readline().split()[3]
+fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=[endpoint]))
+model = fleet.distributed_model(torch.nn.Linear(2, 2))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+fleet.finish()
+assert server.wait(20) == 0
+print(*(name for name in ("numba", "pyarrow") if name in sys.modules))
+"""
 PROXIES = (
     STATE
     + """
@@ -89,6 +104,12 @@ def test_importing_every_module_leaves_torch_as_it_was() -> None:
 def test_importing_trainer_brings_no_transport_and_no_compiler() -> None:
     """numba, pyarrow and grpc come with the first name that needs them."""
     assert run(LIGHT) == ""
+
+
+@pytest.mark.processes
+def test_a_job_without_tables_brings_no_compiler() -> None:
+    """numba takes 80 MB and a second."""
+    assert run(DENSE) == ""
 
 
 @pytest.mark.processes

@@ -9,7 +9,7 @@ In reading order::
     autograd         rows in a backward: gathers, and the way to the proxy parameter
     local_rows       rows of this process
     row_cache        pulled rows, readable for some steps
-    state_dict       rows of this process in a state_dict
+    state_dict       rows of this process in a state_dict, and served_rows: those of servers
     moved_weight     what is left of the weight of one of torch's own embeddings
     conversion       torch's own embeddings, replaced by ours
 

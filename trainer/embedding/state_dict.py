@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 
 from pserver.errors import PServerError
 from trainer.embedding.local_rows import LocalRows
+from trainer.embedding.served_rows import are_wanted
 from transpiler.ir.tables import Table
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 PREFIX = "table."
 NEEDED = ("ids", "values", "metadata")
 FILES = "fleet.save and fleet.export write them, fleet.load puts them back"
-
-_with_served_rows = ContextVar("_with_served_rows", default=True)
 
 
 @runtime_checkable
@@ -51,16 +48,6 @@ class WholeRows(Protocol):
         Raises:
             ValueError: rows cannot be written here.
         """
-
-
-@contextmanager
-def without_served_rows() -> Iterator[None]:
-    """While it lasts, ``state_dict()`` leaves out rows that servers hold."""
-    token = _with_served_rows.set(False)
-    try:
-        yield
-    finally:
-        _with_served_rows.reset(token)
 
 
 class RowState(nn.Module):
@@ -130,7 +117,7 @@ class RowState(nn.Module):
 
     def _copied(self) -> LocalRows | None:
         """The servers' rows, without states; None: they are left out."""
-        if not _with_served_rows.get():
+        if not are_wanted():
             return None
         try:
             if not isinstance(self.rows, WholeRows):

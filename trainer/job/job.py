@@ -15,7 +15,7 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
-from trainer.embedding.state_dict import without_served_rows
+from trainer.embedding.served_rows import without_served_rows
 from trainer.job.arrival import Arrival
 from trainer.job.passes import Passes
 from trainer.optimizer import DistributedOptimizer
