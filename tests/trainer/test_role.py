@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from trainer import fleet, init_parallel_env
+from trainer.collective.parallel_env import leave_parallel_env
 from trainer.role import (
     TORCHRUN,
     CloudRoleMaker,
@@ -201,6 +202,9 @@ def test_a_partly_set_torchrun_environment_trains_nowhere(
     names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is an error that names what is missing, not a process that trains alone."""
+    leave_parallel_env()  # of another test
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
     for name in names:
         monkeypatch.setenv(name, COMPLETE_TORCHRUN[name])
     missing = ", ".join(name for name in TORCHRUN if name not in names)

@@ -169,7 +169,7 @@ class GeoSender(KStepSender):
     such message, wherever x would not be finite, it becomes z.
 
     The values of a reply arrive in the memory of its delta, unless an earlier reply is still
-    staged: that one has to be moved by this delta first.
+    staged, or is being taken in: that one has to be moved by this delta first.
 
     Attributes:
         tables: the rows that this trainer steps, by table.
@@ -259,7 +259,7 @@ class GeoSender(KStepSender):
         steps: int,
     ) -> Reply:
         reply, values = self._pipeline.exchange(
-            changed, hparams, False, self._staged.empty, tables, steps
+            changed, hparams, False, self._staged.idle, tables, steps
         )
         self._refused |= reply.refused
         self._staged.put(values, values, number)

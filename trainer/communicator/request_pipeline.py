@@ -246,7 +246,8 @@ class StagedValues:
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the four below
+        self._taking = False
         self._values: Tensors = {}
         self._memory: Tensors = {}  # by slice, or by variable where several slices have one buffer
         self._message = 0
@@ -256,6 +257,12 @@ class StagedValues:
         """Whether nothing has come since the last :meth:`take`."""
         with self._lock:
             return not self._values
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing has come since the last :meth:`take`, and that one is over."""
+        with self._lock:
+            return not self._values and not self._taking
 
     def put(self, values: Tensors, memory: Tensors, message: int = 0) -> None:
         """Stages the values of a complete message.  Earlier values that were not taken are out
@@ -277,9 +284,13 @@ class StagedValues:
         Returns:
             The message's number; None if there was none since the last call.
         """
-        values, memory, message = self.take_out()
-        for name, value in values.items():
-            write(name, value, message)
+        values, memory, message = self._take_out(taking=True)
+        try:
+            for name, value in values.items():
+                write(name, value, message)
+        finally:
+            with self._lock:
+                self._taking = False
         self._buffers.give_back(memory)
         return message if values else None
 
@@ -287,7 +298,10 @@ class StagedValues:
         """The staged values, which are the caller's from now on: values, memory, and message as of
         :meth:`put`; none are empty.
         """
+        return self._take_out(taking=False)
+
+    def _take_out(self, taking: bool) -> tuple[Tensors, Tensors, int]:
         with self._lock:
             values, memory, message = self._values, self._memory, self._message
-            self._values, self._memory = {}, {}
+            self._values, self._memory, self._taking = {}, {}, taking
         return values, memory, message
