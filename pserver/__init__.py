@@ -52,7 +52,7 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 2.  ``client/channel.py``: a step is a request.  The trainer queues the slices' gradients and the
     commit; ``transport/codec.py`` turns tensors into headers and views of their own memory; the
     channel's outbox thread sends them.
-3.  ``transport/sequenced.py`` numbers each frame.  ``flight.py``, ``shm.py`` or ``grpc_stream.py``
+3.  ``transport/sequenced.py`` numbers each frame.  ``tcp.py``, ``shm.py`` or ``grpc_stream.py``
     carries it.
 4.  On the server the transport runs a handler for each stream in a thread of its own:
     ``open_streams.py``, then ``service/draining_streams.py``, then
@@ -104,7 +104,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     job/             everything that trainers share on one server; locks
     dense/           slices: merge, compression, optimizer blocks; pure
     control          control calls over gRPC: service and client
-    transport/       frames over Flight, gRPC, shared memory
+    transport/       frames over TCP, gRPC, shared memory
     checkpoint/      tensors and tables in a directory or behind a URL
     storage/         places for files, on disks and behind URLs; one writer at a time
     command_line/    flags and settings
@@ -124,9 +124,9 @@ The threads of a server::
     pserver clock           Job.tick: heartbeat timeout, start timeout
     probes                  PROBE on streams whose requests take long
     control_N               a pool: one control call each; one more for each grpc stream
-    exchange ..., Flight's  one for each open stream: receives, commits, waits, answers
+    exchange ...            one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
-    shm PORT                accepts shared-memory streams
+    accepts shm N, tcp N    accept connections
 
 The threads of a trainer's end, for each server: one heartbeat, and an outbox and an inbox for each
 channel.
@@ -224,7 +224,7 @@ Words
     stream          one connection that carries frames both ways
     sync round      one step that all trainers of a sync lane take together
     table           a sparse table: rows by id, of which each server holds a part
-    transport       what carries a stream: flight, grpc, shm, inprocess
+    transport       what carries a stream: tcp, grpc, shm, inprocess
     upload          values that trainer 0 loads into a server
     update task     a committed step's update, in batches that any thread can claim
     version         updates that a server has applied, counted in steps
@@ -285,13 +285,15 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     table/updater.py              rows that were always there
     table/updater.py              a history that ends
     transport/codec.py            the payload stands behind the header
-    transport/flight.py           ending an exchange
+    transport/frame_socket.py     bytes land once
     transport/grpc_stream.py      two threads a stream, on the accepting end
     transport/sequenced.py        a loss shows
     transport/shm.py              finding each other
     transport/shm_ring.py         a segment may come from a stranger
     transport/stream.py           who owns a payload
+    transport/stream.py           landing
     transport/stream.py           how a stream ends
+    transport/tcp.py              what was said last arrives
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ HEARTBEAT_TIMEOUT_SECONDS = 20.0
 START_TIMEOUT_SECONDS = 300.0
 MOST_SECONDS = 1e6  # of any timeout: what every clock and every wait can count to
 KEEP_FAILED_SECONDS = 600.0
-TRANSPORT_CHOICES = ("auto", "shm", "flight", "grpc")
+TRANSPORT_CHOICES = ("auto", "shm", "tcp", "grpc")
+CHECKSUM_CHOICES = ("auto", "on", "off")
+MOST_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,12 @@ class ServerConfig:
 
     Attributes:
         endpoint: HOST:PORT of the control service; port 0 is any free one.
-        data_port: port of the Arrow Flight service; 0 is any free one.  The reply to Join tells it
-            to trainers.
+        data_port: port of the tensors over plain TCP; 0 is any free one.  The reply to Join tells
+            it to trainers.
+        connections: that each stream of tensors over TCP has, 1 to 64.  More than one pays where a
+            link is faster than what one connection gets of it, and costs that many descriptors.
+        checksum: CRC32C of the frames over TCP: "on", "off", or "auto": on but for trainers of
+            this host.  A changed bit is then noticed, and the request is sent again.
         transport: "auto" offers every transport, and each trainer's preference decides; any other
             name is the only transport offered.
         data_dir: the directory for the files of Save and Load, on this machine; None refuses both
@@ -54,6 +60,8 @@ class ServerConfig:
 
     endpoint: str = "127.0.0.1:0"
     data_port: int = 0
+    connections: int = 1
+    checksum: str = "auto"
     transport: str = "auto"
     data_dir: str | None = None
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
@@ -84,10 +92,7 @@ class ServerConfig:
                 "keep_failed_seconds: expected a number of seconds of 0 or more, got "
                 f"{self.keep_failed_seconds}"
             )
-        if self.data_port and self.transport not in ("auto", "flight"):
-            raise ValueError(
-                f"data_port: {self.data_port} has no effect with transport {self.transport!r}"
-            )
+        self._check_tcp()
         if not isinstance(self.once, bool):
             raise TypeError(f"once: expected True or False, got {self.once!r}")
         for name in ("data_dir", "program"):
@@ -100,6 +105,22 @@ class ServerConfig:
                 raise ValueError(
                     f"{name}: this version has no TLS and no tokens yet; remove the setting"
                 )
+
+    def _check_tcp(self) -> None:
+        """The settings of tensors over TCP."""
+        if isinstance(self.connections, bool) or not 1 <= self.connections <= MOST_CONNECTIONS:
+            raise ValueError(
+                f"connections: expected 1 to {MOST_CONNECTIONS}, got {self.connections!r}"
+            )
+        if self.checksum not in CHECKSUM_CHOICES:
+            raise ValueError(
+                f"checksum: expected one of {', '.join(CHECKSUM_CHOICES)}, got {self.checksum!r}"
+            )
+        if self.transport in ("auto", "tcp"):
+            return
+        for name, unless in (("data_port", 0), ("connections", 1), ("checksum", "auto")):
+            if (value := getattr(self, name)) != unless:
+                raise ValueError(f"{name}: {value} has no effect with transport {self.transport!r}")
 
     @property
     def kept_failed_seconds(self) -> float:

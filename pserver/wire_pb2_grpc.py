@@ -210,8 +210,8 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """The tensor stream over grpcio.  Arrow Flight carries the same frames in DoExchange, each header
-        in `app_metadata` and the payload as the single uint8 column of a record batch.
+        """The tensor stream over grpcio.  The other transports carry the same frames; over plain TCP a
+        prefix of two lengths, the header and the payload: see pserver/transport/frame_socket.py.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -113,7 +113,7 @@ Glossary
   that; **membership**: which of them are still there.
 - **unit**: a module whose shards are gathered together; **bucket**: gradients that are reduced
   together.
-- **transport**: how tensors travel: ``flight``, ``grpc``, ``shm``; ``nccl``, ``gloo``.
+- **transport**: how tensors travel: ``tcp``, ``grpc``, ``shm``; ``nccl``, ``gloo``.
 
 The essays
 ----------

@@ -126,7 +126,7 @@ def exchange() -> str:
         drawn += arrow(f"M 362 {y} H 596", TRAINER[2]) + arrow(f"M 598 {y + 28} H 364", PSERVER[2])
     drawn += text(480, 293, "gradients, ids of rows", 12.5, TRAINER[2])
     drawn += text(480, 348, "parameters, rows", 12.5, PSERVER[2])
-    drawn += text(480, 376, "shared memory, Arrow Flight, gRPC", 12, GREY)
+    drawn += text(480, 376, "shared memory, TCP, gRPC", 12, GREY)
     drawn += text(480, 405, "at every step,", 12.5, TRAINER[2])
     drawn += text(480, 460, "or every k steps", 12.5, PSERVER[2])
     drawn += text(480, 502, "sync, async, half-async,", 12.5, GREY)

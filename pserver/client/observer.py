@@ -22,7 +22,7 @@ from pserver.wire_pb2 import Frame, Hello, Kind, ObserveReply, ObserveRequest
 from transpiler.formats.plan_message import hparams_from_proto
 from transpiler.program import Program
 
-PREFERRED = ("shm", "flight", "grpc")
+PREFERRED = ("shm", "tcp", "grpc")
 CALL_SECONDS = 10.0
 PAUSE_SECONDS = 600.0  # for the steps that run, and for another observer's pause
 SCAN_ROWS = 65536

@@ -7,6 +7,9 @@ waits for another server::
     outbox      sends queued frames, in order
     inbox       receives frames: copies values to their destinations, resolves replies
 
+A frame of up to ``DIRECT_BYTES`` is sent by the thread that asks, if nothing is queued before it:
+waking the outbox takes longer.
+
 [Note: sending again]  A request (a step, a pull, a load, ...) is a run of frames that ends in one
 reply, DONE.  Until the reply has come the channel keeps the frames (references, no copies).  When
 the stream breaks, the inbox opens another, says HELLO and queues the same frames again: the server
@@ -59,6 +62,7 @@ RETRY_SECONDS = 0.2  # between two tries to open a stream again
 PROBE_SECONDS = 1.0
 MAX_PROBE_SECONDS = 16.0
 MAX_CORRUPT = 5  # streams of one request
+DIRECT_BYTES = codec.EAGER_BYTES
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]  # contiguous, in main memory
 # ``destination(name, blank)`` is the contiguous CPU tensor that a variable's value is copied into;
@@ -105,7 +109,8 @@ class RetryingStream:
         self._corrupt = 0  # streams of this request that brought bytes that are no frame
         self._probe_seconds = PROBE_SECONDS  # until the next PROBE
         self._silence = Silence(max(timeout_seconds / 4, 2 * PROBE_SECONDS))
-        self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
+        self._lock = threading.Lock()  # guards the eight below; nothing blocks under it
+        self._leaving = 0  # frames that are queued or being sent
         self._stream = open_stream(self._opened)
         self._number = self._opened  # of that stream
         self._requests = 0
@@ -131,6 +136,7 @@ class RetryingStream:
             The server's reply, or the failure that came instead.
         """
         self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)
+        self._probe_seconds = PROBE_SECONDS
         with self._lock:
             self._requests += 1
             self._request, self._reply, self._norms = [], Future(), Future()
@@ -163,10 +169,22 @@ class RetryingStream:
         self._queue(frame)
 
     def _queue(self, frame: Outgoing) -> None:
+        small = sum(memoryview(buffer).nbytes for buffer in frame[1]) <= DIRECT_BYTES
         with self._lock:
             frame[0].request = self._requests
             self._request.append(frame)
-            self._outgoing.put((self._number, frame))
+            number, direct = self._number, small and not self._leaving
+            if direct:
+                self._leaving += 1
+            else:
+                self._put_out(frame)
+        if direct:
+            self._send(number, frame)
+
+    def _put_out(self, frame: Outgoing) -> None:
+        """Leaves a frame to the outbox.  The caller holds the lock."""
+        self._leaving += 1
+        self._outgoing.put((self._number, frame))
 
     # ---- the end ----
 
@@ -194,7 +212,7 @@ class RetryingStream:
             self._closing = True
             abruptly = abruptly or self.failure is not None
             if not abruptly:
-                self._outgoing.put((self._number, (Frame(kind=Kind.BYE), ())))
+                self._put_out((Frame(kind=Kind.BYE), ()))
             self._outgoing.put(None)
         self._threads[0].join(timeout=0.0 if abruptly else 2.0)
         if not abruptly:
@@ -228,33 +246,37 @@ class RetryingStream:
             del item  # while nothing is to be sent, no tensor is held
 
     def _send(self, number: int, frame: Outgoing) -> None:
+        """Sends a frame that counts as leaving, unless another stream has taken the place of its
+        own.
+        """
         header, payload = frame
         with self._lock:
             stream, stale = self._stream, number != self._number
-        if stale:
-            return
         try:
-            with self._silence.sending(probe=header.kind == Kind.PROBE):
-                stream.send(header, payload)
-            self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+            if not stale:
+                with self._silence.sending(probe=header.kind == Kind.PROBE):
+                    stream.send(header, payload)
+                self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
         except Unreachable:
-            return  # the inbox sees it too, and opens another stream
+            pass  # the inbox sees it too, and opens another stream
         except PServerError as error:
             self.fail(error)
+        finally:
+            with self._lock:
+                self._leaving -= 1
 
     def _next(self) -> tuple[int, Outgoing] | None:
         """The next frame; a PROBE where none comes for some time and the request is unanswered;
         None at the end.
         """
         while True:
-            with self._lock:
-                waiting = bool(self._request) and not self._reply.done()
             try:
-                item = self._outgoing.get(timeout=self._probe_seconds if waiting else None)
+                item = self._outgoing.get(timeout=self._probe_seconds)
             except queue.Empty:
                 with self._lock:
                     if self._request and not self._reply.done():
                         self._probe_seconds = min(2 * self._probe_seconds, MAX_PROBE_SECONDS)
+                        self._leaving += 1
                         return self._number, (Frame(kind=Kind.PROBE), ())
             else:
                 self._probe_seconds = PROBE_SECONDS
@@ -279,7 +301,7 @@ class RetryingStream:
             header, payload = received
             self._breaking = None
             self._silence.heard()
-            self.bytes_in += payload.nbytes
+            self.bytes_in += codec.received_bytes(header, payload)
             if header.kind == Kind.VALUE:
                 codec.scatter(header, payload, self._destination_of)
             elif header.kind == Kind.DONE:
@@ -299,7 +321,7 @@ class RetryingStream:
         job, a few times: then it is no accident of a network.
         """
         try:
-            received = self._stream.receive()
+            received = self._stream.receive(self._land)
             if received is not None and received[0].kind == Kind.FAILURE:
                 failure = received[0].failure
                 error = from_wire(failure.error, f"{self._name}: {failure.message}")
@@ -312,6 +334,12 @@ class RetryingStream:
             if self._corrupt > MAX_CORRUPT:
                 raise
             raise Unreachable(f"bytes that are no frame: {error}") from error
+
+    def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
+        """Values are read to their destinations."""
+        if header.kind != Kind.VALUE:
+            return None
+        return codec.land(header, payload_bytes, self._destination_of)
 
     def _destination_of(self, part: Part) -> torch.Tensor:
         return self._destination(part.name, partial(codec.blank, part))
@@ -371,9 +399,9 @@ class RetryingStream:
                 self._stream, self._number = stream, self._opened
                 self.reconnects += 1
                 if self._silence.begin_again():
-                    self._outgoing.put((self._number, (Frame(kind=Kind.PROBE), ())))
+                    self._put_out((Frame(kind=Kind.PROBE), ()))
                 for frame in self._request if not self._reply.done() else ():
-                    self._outgoing.put((self._number, frame))
+                    self._put_out(frame)
         if ended:
             stream.cancel()
         return not ended

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from pserver.config import TRANSPORT_CHOICES
+from pserver.config import CHECKSUM_CHOICES, TRANSPORT_CHOICES
 
 USAGE = 2  # the exit status for a mistake in what was typed
 
@@ -129,7 +129,20 @@ def _add_listening(sub: argparse.ArgumentParser) -> None:
         metavar="PORT",
         type=int,
         default=UNSET,
-        help="port of the Arrow Flight streams (default: any free one)",
+        help="port of the tensors over plain TCP (default: any free one)",
+    )
+    add(
+        "--connections",
+        metavar="N",
+        type=int,
+        default=UNSET,
+        help="TCP connections of each stream of tensors (default: 1)",
+    )
+    add(
+        "--checksum",
+        choices=CHECKSUM_CHOICES,
+        default=UNSET,
+        help="CRC32C of the frames over TCP (default: auto, on but for trainers of this host)",
     )
     add(
         "--transport",

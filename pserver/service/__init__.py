@@ -6,6 +6,7 @@ In reading order::
     draining_streams    the open streams, and how they are drained
     working_streams     those whose requests are being worked on: each is told so
     tensor_service      one stream of one lane: GRADIENT, ASSIGN, COMMIT, VALUE, PULL
+    first_frame         whose stream it is; reading frames
     answers             the frame that ends an answer
     gradient_assembler  the gradients of one step, from the parts that arrive
     table_service       the stream that reads and loads rows: LOOKUP, SCAN, VALUE

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 
 from pserver.errors import PServerError
-from pserver.transport.stream import Buffer, Stream
+from pserver.transport.stream import Buffer, Land, Stream
 from pserver.wire_pb2 import Frame, Kind
 
 
@@ -69,10 +69,10 @@ class _WatchedStream:
         self._stream, self._condition = stream, condition
         self.send, self.close, self.cancel = stream.send, stream.close, stream.cancel
 
-    def receive(self) -> tuple[Frame, memoryview] | None:
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         self._set_idle(True)
         try:
-            return self._stream.receive()
+            return self._stream.receive(land)
         finally:
             self._set_idle(False)
 

@@ -8,6 +8,7 @@ has buffers of its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +16,24 @@ from pserver.dense.compression import decode, layout
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.finite import is_finite
+from pserver.transport import codec
 from pserver.wire_pb2 import Frame, Part
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Small tensors of one dtype that one frame brings, and that lie in one memory: they are read
+    and looked at as one.
+
+    Attributes:
+        frame: with the parts that bring them.
+        memory: theirs, in the order of the parts.
+        sizes: bytes, by name on the wire.
+    """
+
+    frame: Frame
+    memory: torch.Tensor
+    sizes: Mapping[str, int]
 
 
 class GradientAssembler:
@@ -37,6 +55,8 @@ class GradientAssembler:
             name: form for tensors in layouts.values() for name, form in tensors.items()
         }
         self._buffers: dict[str, torch.Tensor] = {}  # by name on the wire
+        self._groups: dict[str, _Group] = {}  # by the first tensor's name on the wire
+        self._grouped: set[str] = set()  # names on the wire
         self._gradients: dict[str, torch.Tensor] = {}  # decompressed, by slice
         self._received: dict[str, int] = {}  # bytes, by name on the wire
         self._odd: set[str] = set()  # names on the wire: a value is not finite
@@ -70,6 +90,15 @@ class GradientAssembler:
             self._buffers[part.name] = torch.empty(shape, dtype=dtype)
         return self._buffers[part.name]
 
+    def land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
+        """Where a frame's payload goes before it has been read; None where it is out of place."""
+        if self._received and header.step != self._step:
+            return None
+        group = self._group(header)
+        if group is not None and group.memory.nbytes == payload_bytes:
+            return [codec.buffer_of(group.memory)]
+        return codec.land(header, payload_bytes, self.destination)
+
     def received(self, header: Frame) -> None:
         """Counts a frame's parts, which have been copied to their destinations, and looks whether
         they are finite, while they are in the cache.
@@ -77,6 +106,26 @@ class GradientAssembler:
         Raises:
             CorruptFrame: a part does not begin where the one before it ended.
         """
+        group = self._group(header)
+        if group is not None and self._received.keys().isdisjoint(group.sizes):
+            self._received.update(group.sizes)
+            if is_finite(group.memory):
+                return
+        else:
+            self._count(header)
+        for part in header.parts:
+            buffer = self._buffers[part.name]
+            # an element that two parts share is looked at with the second one
+            first, last = (
+                part.offset // buffer.itemsize,
+                (part.offset + part.size) // buffer.itemsize,
+            )
+            if not is_finite(buffer.view(-1)[first:last]):
+                self._odd.add(part.name)
+        if group is None:
+            self._make_group(header)
+
+    def _count(self, header: Frame) -> None:
         for part in header.parts:
             begin = self._received.get(part.name, 0)
             if part.offset != begin:
@@ -84,12 +133,34 @@ class GradientAssembler:
                     f"gradient of {part.name!r}: expected bytes from {begin} on, got them from "
                     f"{part.offset}"
                 )
-            self._received[part.name] = end = begin + part.size
-            buffer = self._buffers[part.name]
-            # an element that two parts share is looked at with the second one
-            first, last = begin // buffer.itemsize, end // buffer.itemsize
-            if not is_finite(buffer.view(-1)[first:last]):
-                self._odd.add(part.name)
+            self._received[part.name] = begin + part.size
+
+    # ---- small tensors that come together ----
+
+    def _group(self, header: Frame) -> _Group | None:
+        """The group of the tensors that a frame brings, if it brings just those."""
+        group = self._groups.get(header.parts[0].name) if len(header.parts) > 1 else None
+        return group if group is not None and group.frame.parts == header.parts else None
+
+    def _make_group(self, header: Frame) -> None:
+        """Gives tensors that came together, whole, one memory, where no other group has one of
+        them.
+        """
+        names = [part.name for part in header.parts]
+        buffers = [self._buffers[name] for name in names]
+        whole = all(p.size == b.nbytes for p, b in zip(header.parts, buffers, strict=True))
+        one_dtype = len({buffer.dtype for buffer in buffers}) == 1
+        if len(names) < 2 or not whole or not one_dtype or not self._grouped.isdisjoint(names):
+            return
+        memory = torch.cat([buffer.view(-1) for buffer in buffers])
+        pieces = memory.split([each.numel() for each in buffers])  # type: ignore[no-untyped-call]  # torch's
+        for name, buffer, piece in zip(names, buffers, pieces, strict=True):
+            self._buffers[name] = piece.view(buffer.shape)
+        self._grouped.update(names)
+        sizes = {part.name: part.size for part in header.parts}
+        self._groups[names[0]] = _Group(Frame(parts=header.parts), memory, sizes)
+
+    # ---- the whole step ----
 
     def nonfinite(self) -> set[str]:
         """The slices in whose gradients, of the step that arrives, a value is not finite."""

@@ -35,7 +35,7 @@ from pserver.malloc import keep_memory
 from pserver.service import tensor_service
 from pserver.service.draining_streams import DrainingStreams
 from pserver.service.working_streams import WorkingStreams
-from pserver.transport import flight, shm
+from pserver.transport import shm, tcp
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_stream import Exchanges
 from pserver.transport.stream import Listener, Stream
@@ -117,10 +117,16 @@ class Server:
         exchanges = None
         if self.config.transport in ("auto", "shm"):
             self._offer_shared_memory(host, ports)
-        if self.config.transport in ("auto", "flight"):
-            listener = flight.listen(self._streams.handle, host, self.config.data_port)
+        if self.config.transport in ("auto", "tcp"):
+            listener = tcp.listen(
+                self._streams.handle,
+                host,
+                self.config.data_port,
+                self.config.connections,
+                self.config.checksum,
+            )
             self._transports.append(listener)
-            ports["flight"] = listener.port
+            ports["tcp"] = listener.port
         if self.config.transport in ("auto", "grpc"):
             exchanges = Exchanges(self._streams.handle)
             self._transports.append(exchanges)
@@ -160,7 +166,7 @@ class Server:
         self.stop()
 
     def __str__(self) -> str:
-        """``"HOST:PORT (shm, flight PORT, grpc)"``"""
+        """``"HOST:PORT (shm, tcp PORT, grpc)"``"""
         ports = {
             name: port
             for name, port in self.job.transports.items()

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from pserver.errors import (
-    CorruptFrame,
-    GarbledStream,
     JobFailed,
     PServerError,
     Refused,
@@ -35,6 +33,7 @@ from pserver.job.outcome import Outcome
 from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
 from pserver.service.answers import done_of, nonfinite_steps, tell
+from pserver.service.first_frame import hello_of, kind_of, member_of, next_frame
 from pserver.service.gradient_assembler import GradientAssembler
 from pserver.service.reading_service import ReadingService
 from pserver.service.table_service import TABLES, TableService
@@ -60,12 +59,12 @@ def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
     member: Member | None = None
     stream = numbered = SequencedStream(stream, job.traffic)
     try:
-        hello = _hello(stream)
+        hello = hello_of(stream)
         observation = job.observations.find(hello.session)
         if observation is not None:
             ReadingService(numbered, job, observation).serve()
             return
-        member = _greet(hello, job)
+        member = member_of(hello, job)
         TensorService(numbered, job, member, hello, working).serve()
     except Unreachable as error:
         log.warning("the stream of %s broke: %s", _name(member, stream), error)
@@ -78,40 +77,6 @@ def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
     finally:
         working.rests(numbered)
         stream.close()
-
-
-def _hello(stream: Stream) -> Hello:
-    received = _next_frame(stream)
-    if received is None:
-        raise Unreachable("it ended before HELLO")
-    header, _ = received
-    if header.kind != Kind.HELLO:
-        raise Refused(f"expected HELLO as the first frame, got {_kind(header)}")
-    return header.hello
-
-
-def _greet(hello: Hello, job: Job) -> Member:
-    member = job.member(hello.session)
-    if member.trainer != hello.trainer_id:
-        raise Refused(
-            f"the session of HELLO belongs to trainer {member.trainer}, not to trainer "
-            f"{hello.trainer_id}"
-        )
-    if job.program is not None:
-        job.program.lane(hello.lane)  # refused here, before it gets a watermark
-    return member
-
-
-def _next_frame(stream: Stream) -> tuple[Frame, memoryview] | None:
-    """The next frame.  Bytes that are none end the stream, and the trainer asks again over another.
-
-    Raises:
-        GarbledStream: what came is no frame.
-    """
-    try:
-        return stream.receive()
-    except CorruptFrame as error:
-        raise GarbledStream(str(error)) from error
 
 
 def _name(member: Member | None, stream: Stream) -> str:
@@ -178,7 +143,9 @@ class TensorService:
             elif header.kind == Kind.SCALE and header.step <= self._watermark.applied:
                 pass  # sent again with a step that was applied meanwhile
             else:
-                raise Refused(f"expected GRADIENT, COMMIT, VALUE, PULL or BYE, got {_kind(header)}")
+                raise Refused(
+                    f"expected GRADIENT, COMMIT, VALUE, PULL or BYE, got {kind_of(header)}"
+                )
         raise Unreachable("it ended without BYE")
 
     def _begin(self) -> None:
@@ -211,7 +178,7 @@ class TensorService:
         """The next frame but PROBE, which it answers; None at the end."""
         while (received := self._next()) is not None:
             header, payload = received
-            self._job.bytes_in += payload.nbytes
+            self._job.bytes_in += codec.received_bytes(header, payload)
             self._member.last_heard = self._job.now()
             self._check_place()
             if header.kind != Kind.PROBE:
@@ -222,9 +189,15 @@ class TensorService:
     def _next(self) -> tuple[Frame, memoryview] | None:
         self._working.rests(self._stream)
         try:
-            return _next_frame(self._stream)
+            return next_frame(self._stream, self._land)
         finally:
             self._working.works(self._stream)
+
+    def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
+        """Gradients are read to where they are merged."""
+        if header.kind != Kind.GRADIENT or self._gradients is None:
+            return None
+        return self._gradients.land(header, payload_bytes)
 
     def _gradient(self, header: Frame, payload: memoryview) -> None:
         self._job.lifecycle.check_running()
@@ -244,7 +217,7 @@ class TensorService:
         if not acted:
             raise Refused(
                 "the stream of the tables takes LOOKUP, PULL, SCAN, VALUE and COMMIT 0, not "
-                f"{_kind(header)}"
+                f"{kind_of(header)}"
             )
 
     def _executor(self) -> LaneExecutor:
@@ -307,7 +280,7 @@ class TensorService:
         header, _ = received
         if header.kind != Kind.SCALE or header.step != step:
             raise Refused(
-                f"expected SCALE of step {step}, got {_kind(header)} of step {header.step}"
+                f"expected SCALE of step {step}, got {kind_of(header)} of step {header.step}"
             )
         return dict(header.commit.scale)
 
@@ -382,7 +355,3 @@ class TensorService:
         # delay compensation remembers what the trainer read: only on the stream that counts
         self._check_place()
         return self._job.installed().read(self._member, name)
-
-
-def _kind(header: Frame) -> str:
-    return Kind.Name(header.kind) if header.kind in Kind.values() else f"kind {header.kind}"

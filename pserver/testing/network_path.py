@@ -10,10 +10,12 @@ that a trainer which is told 127.0.0.2:PORT reaches every port of the server at 
         path.reset()           # what is open now ends with RST
         path.double(1000)      # of what is open now, the next bytes arrive twice
         path.spoil(2, "drop")  # the next two connections carry nothing
+        path.flips = Flips(port, every=10_000)  # of later connections, a bit changes now and then
 """
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import threading
@@ -25,11 +27,43 @@ CHUNK_BYTES = 2**16
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 
+class Flips:
+    """Changes random bits.  Any thread may call it.
+
+    Args:
+        port: of the connections in which it does.
+        every: on average one bit in so many bytes.
+        seed: of the places.
+
+    Attributes:
+        count: how many there have been.
+    """
+
+    def __init__(self, port: int, every: int, seed: int = 0) -> None:
+        self.port = port
+        self.count = 0
+        self._every, self._random = every, random.Random(seed)
+        self._lock = threading.Lock()  # guards the two above
+
+    def changed(self, data: bytes) -> bytes:
+        """The bytes, or bytes in which one bit is another."""
+        with self._lock:
+            place = int(self._random.expovariate(1 / self._every))
+            if place >= len(data):
+                return data
+            self.count += 1
+            bit = 1 << self._random.randrange(8)
+        return data[:place] + bytes((data[place] ^ bit,)) + data[place + 1 :]
+
+
 class _Relay:
     """One connection through the path: two sockets, and a thread for each direction."""
 
-    def __init__(self, near: socket.socket, far: socket.socket, dropping: bool) -> None:
+    def __init__(
+        self, near: socket.socket, far: socket.socket, dropping: bool, flips: Flips | None
+    ) -> None:
         self.dropping = dropping
+        self._flips = flips
         self.doubled = [0, 0]  # bytes still to be doubled, to the server and from it
         self._ends = near, far
         self._carrying = 2  # threads
@@ -44,6 +78,8 @@ class _Relay:
             while data := source.recv(CHUNK_BYTES):
                 if self.dropping:
                     continue
+                if self._flips is not None:
+                    data = self._flips.changed(data)
                 again, self.doubled[number] = data[: self.doubled[number]], 0
                 sink.sendall(data[: len(again)] + again + data[len(again) :])
             if not self.dropping:
@@ -74,11 +110,13 @@ class NetworkPath:
 
     Attributes:
         connections, spoilt: how many there have been, and how many of them with a fault.
+        flips: what changes bits, if something does.
     """
 
     def __init__(self, address: str, ports: Iterable[int], server: str = "127.0.0.1") -> None:
         self.connections = 0
         self.spoilt = 0
+        self.flips: Flips | None = None
         self._server = server
         self._relays: list[_Relay] = []
         self._next: list[str] = []  # what happens to the next connections; "" for nothing
@@ -105,7 +143,8 @@ class NetworkPath:
                     self.connections += 1
                     fault = self._next.pop(0) if self._next else ""
                     self.spoilt += bool(fault)
-                    relay = _Relay(near, far, dropping=fault == "drop")
+                    flips = self.flips if self.flips and self.flips.port == port else None
+                    relay = _Relay(near, far, fault == "drop", flips)
                     self._relays.append(relay)
                 if fault == "reset":
                     relay.end(abruptly=True)

@@ -121,11 +121,13 @@ class FaultyControl(ControlClient):
 
     Args:
         injector: decides what happens to each call.
-        endpoint, timeout_seconds: as ControlClient has them.
+        endpoint, timeout_seconds, name: as ControlClient has them.
     """
 
-    def __init__(self, injector: CallInjector, endpoint: str, timeout_seconds: float) -> None:
-        super().__init__(endpoint, timeout_seconds)
+    def __init__(
+        self, injector: CallInjector, endpoint: str, timeout_seconds: float, name: str = ""
+    ) -> None:
+        super().__init__(endpoint, timeout_seconds, name)
         self._injector = injector
         self._server = injector.names.get(split_endpoint(endpoint)[1], endpoint)
 

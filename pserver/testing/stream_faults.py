@@ -4,7 +4,7 @@ or at random.
 Only tests and the history checker use it.  It works at the connecting end, through which both
 directions pass::
 
-    with injected(Injector(points=[Point("drop", "in", Kind.DONE, step=2)]), "flight"):
+    with injected(Injector(points=[Point("drop", "in", Kind.DONE, step=2)]), "tcp"):
         ...                        # the first DONE of step 2 is lost; the trainer asks again
 
 ==========  ================================================================================
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 from pserver.errors import PServerError, Unreachable
 from pserver.transport.registry import TRANSPORTS, Transport
-from pserver.transport.stream import Buffer, Handler, Listener, Stream
+from pserver.transport.stream import Buffer, Handler, Land, Listener, Stream
 from pserver.wire_pb2 import Frame, Kind
 
 ACTIONS = ("drop", "duplicate", "delay", "reorder", "reset", "late")
@@ -190,7 +190,7 @@ class FaultyStream:
             self._stream.send(_copy(each[0]), [each[1]] if each[1] else ())
         self._check()
 
-    def receive(self) -> tuple[Frame, memoryview] | None:
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.transport.stream.Stream`."""
         arrived = self._arrived.get()
         if isinstance(arrived, PServerError):

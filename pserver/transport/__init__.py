@@ -8,7 +8,9 @@ In reading order::
     array_assembler  named arrays of one request, from parts (rows of tables)
     assignment       what a script has written into variables, from arrays
     byte_counters    payload bytes by variable, for ``pserver status``
-    flight           Arrow Flight on a port of its own: the default between hosts
+    tcp              plain sockets on a port of its own: the default between hosts
+    tcp_listener     its accepting end; ``tcp_greeting``: what is said before the first frame
+    frame_socket     one TCP connection: prefixes, checksums, landing
     grpc_stream      plain grpcio on the control port
     dialled_channel  a gRPC channel that can be dialled again, for control calls
     shm, shm_ring    shared memory between processes of one host
@@ -16,7 +18,8 @@ In reading order::
     registry         all transports by name, and the choice among them
 
 and below them ``endpoint`` (HOST:PORT as the system sees it), ``pipe`` (a queue that any thread can
-break) and ``open_streams`` (the open streams of an accepting end).
+break), ``accept_loop`` (a listening socket) and ``open_streams`` (the open streams of an accepting
+end).
 
 May import: ``pserver.errors``, ``pserver.table.gradient``, the generated messages, ``transpiler``.
 """

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from pserver.errors import CorruptFrame
-from pserver.transport.stream import Buffer
+from pserver.transport.stream import LANDED, Buffer
 from pserver.wire_pb2 import Frame, Kind, Part
 
 CHUNK_BYTES = 2**21
@@ -217,30 +217,69 @@ def scatter(header: Frame, payload: Buffer, destination: Callable[[Part], Tensor
     """Copies every part of a frame to its place in ``destination(part)``, a contiguous CPU tensor
     of the whole variable.
 
-    Every part is checked before the first is copied.  ``destination`` raises what it likes for a
-    name that it does not know.
+    Every part is checked before the first is copied; nothing is copied where the payload has
+    landed.
+
+    Raises:
+        CorruptFrame: see :func:`targets`.
+    """
+    if payload is LANDED:
+        return
+    source = memoryview(payload)
+    spread(source, targets(header, source.nbytes, destination))
+
+
+def spread(source: memoryview, places: Iterable[memoryview]) -> None:
+    """Copies a payload to its places, one behind another."""
+    position = 0
+    for place in places:
+        end = position + place.nbytes
+        copy_bytes(place, source[position:end])
+        position = end
+
+
+def targets(
+    header: Frame, payload_bytes: int, destination: Callable[[Part], Tensor]
+) -> list[memoryview]:
+    """Where the parts of a frame go, those that are not empty: a piece of ``destination(part)``
+    each, which raises what it likes for a name that it does not know.
 
     Raises:
         CorruptFrame: a part's dtype or shape is not its destination's, a part reaches beyond it or
             is cut inside an element, or the sizes do not add up to the payload.
     """
     total = sum(part.size for part in header.parts)
-    source = memoryview(payload)
-    if total != source.nbytes:
+    if total != payload_bytes:
         name = header.parts[0].name if header.parts else ""
         raise CorruptFrame(
             f"{name!r} and what follows: expected {total} bytes of payload as the parts say, got "
-            f"{source.nbytes}"
+            f"{payload_bytes}"
         )
-    targets = [_checked(part, destination(part)) for part in header.parts]
-    position = 0
-    for part, target in zip(header.parts, targets, strict=True):
-        if part.size:
-            copy_bytes(
-                target[part.offset : part.offset + part.size],
-                source[position : position + part.size],
-            )
-        position += part.size
+    wholes = [_checked(part, destination(part)) for part in header.parts]
+    return [
+        whole[part.offset : part.offset + part.size]
+        for part, whole in zip(header.parts, wholes, strict=True)
+        if part.size
+    ]
+
+
+def land(
+    header: Frame, payload_bytes: int, destination: Callable[[Part], Tensor]
+) -> list[memoryview] | None:
+    """The same for :data:`~pserver.transport.stream.Land`: None where a frame does not fit, which
+    :func:`scatter` then says.
+    """
+    try:
+        return targets(header, payload_bytes, destination)
+    except Exception:  # whatever it is, it comes again when the payload is there
+        return None
+
+
+def received_bytes(header: Frame, payload: Buffer) -> int:
+    """Bytes of a payload, wherever they are."""
+    if payload is LANDED:
+        return sum(part.size for part in header.parts)
+    return memoryview(payload).nbytes
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:

@@ -4,7 +4,6 @@ and which peer a connection leads to.
 
 from __future__ import annotations
 
-import os
 import socket
 from urllib.parse import unquote
 
@@ -38,10 +37,10 @@ def reach(host: str, port: int, timeout_seconds: float) -> str:
         with socket.create_connection((host, port), timeout=timeout_seconds) as connection:
             return str(connection.getpeername()[0])
     except OSError as error:
-        raise Unreachable(f"{spell(host, port)}: {_reason(error, timeout_seconds)}") from error
+        raise Unreachable(f"{spell(host, port)}: {reason_of(error, timeout_seconds)}") from error
 
 
-def _reason(error: OSError, timeout_seconds: float) -> str:
+def reason_of(error: OSError, timeout_seconds: float) -> str:
     """Why nothing could be reached, in words."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: no process listens there"
@@ -70,53 +69,29 @@ def check_free(host: str, port: int) -> None:
     Raises:
         OSError: one sentence that names HOST:PORT and the system's reason.
     """
+    _bound(host, port).close()
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens; port 0 is any free one.
+
+    Raises:
+        OSError: one sentence that names HOST:PORT and the system's reason.
+    """
+    bound = _bound(host, port)
+    bound.listen()
+    return bound
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    bound = None
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(info[0], info[1]) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(info[4])
+        bound = socket.socket(info[0], info[1])
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(info[4])
     except OSError as error:
+        if bound is not None:
+            bound.close()
         raise OSError(f"cannot listen on {spell(host, port)}: {error.strerror or error}") from error
-
-
-def cut(peer: str) -> bool:
-    """Shuts down this process's connection to ``peer`` (HOST:PORT), which gRPC owns.
-
-    pyarrow has no call that cancels an exchange at its accepting end.  When the connection is shut
-    down, gRPC sees it end, and every call on it fails at once.
-
-    Returns:
-        False if there is no such connection.
-    """
-    port, found = int(peer.rpartition(":")[2]), False
-    for name in os.listdir("/dev/fd"):
-        copy = _socket_of(int(name))
-        if copy is None:
-            continue
-        with copy:
-            try:
-                if copy.getpeername()[1] == port and _same_host(copy.getpeername()[0], peer):
-                    copy.shutdown(socket.SHUT_RDWR)
-                    found = True
-            except (OSError, IndexError):  # not connected, or no internet address
-                continue
-    return found
-
-
-def _socket_of(descriptor: int) -> socket.socket | None:
-    """A second handle on an open socket; None if it is no socket, or was closed meanwhile."""
-    try:
-        copy = os.dup(descriptor)
-    except OSError:
-        return None
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        return None
-
-
-def _same_host(address: str, peer: str) -> bool:
-    return address.removeprefix("::ffff:") == peer.rpartition(":")[0].strip("[]").removeprefix(
-        "::ffff:"
-    )
+    return bound

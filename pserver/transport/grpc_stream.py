@@ -23,7 +23,7 @@ from pserver.transport.codec import decode, encode_header
 from pserver.transport.endpoint import check_free, of_peer, reach, spell
 from pserver.transport.open_streams import OpenStreams
 from pserver.transport.pipe import Pipe
-from pserver.transport.stream import Buffer, Handler
+from pserver.transport.stream import Buffer, Handler, Land
 from pserver.wire_pb2 import Frame
 
 SERVICE = "pserver.ParameterServer"
@@ -82,7 +82,7 @@ class GrpcStream:
         head = encode_header(header, sum(memoryview(buffer).nbytes for buffer in payload))
         self.outgoing.put(b"".join((head, *payload)))
 
-    def receive(self) -> tuple[Frame, memoryview] | None:
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.transport.stream.Stream`."""
         try:
             message = next(self._incoming, None)

@@ -15,7 +15,7 @@ from pserver.transport.codec import parse_header
 from pserver.transport.endpoint import spell
 from pserver.transport.open_streams import OpenStreams
 from pserver.transport.pipe import Pipe
-from pserver.transport.stream import Buffer, Handler
+from pserver.transport.stream import Buffer, Handler, Land
 from pserver.wire_pb2 import Frame
 
 _lock = Lock()  # guards the two below
@@ -40,7 +40,7 @@ class InprocessStream:
         assert not header.payload, "a frame's payload travels beside its header"
         self._out.put(header.SerializeToString(), b"".join(payload))
 
-    def receive(self) -> tuple[Frame, memoryview] | None:
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.transport.stream.Stream`."""
         item = self._in.get()
         if item is None:

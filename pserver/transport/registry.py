@@ -1,6 +1,6 @@
 """All transports by name, and the choice among them.
 
-- ``flight``       Arrow Flight on a port of its own: the fastest between hosts
+- ``tcp``          plain sockets on a port of its own: the fastest between hosts
 - ``grpc``         plain grpcio on the control port
 - ``shm``          shared memory between processes of one host: the fastest there
 - ``inprocess``    between threads of one process, for tests
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pserver.errors import Refused
-from pserver.transport import flight, grpc_stream, inprocess, shm
+from pserver.transport import grpc_stream, inprocess, shm, tcp
 from pserver.transport.endpoint import is_here
 from pserver.transport.stream import Handler, Listener, Stream
 
@@ -36,7 +36,7 @@ class Transport(Protocol):
 
 
 TRANSPORTS: dict[str, Transport] = {
-    "flight": flight,
+    "tcp": tcp,
     "grpc": grpc_stream,
     "shm": shm,
     "inprocess": inprocess,

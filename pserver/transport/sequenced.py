@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from pserver.errors import Unreachable
 from pserver.transport.byte_counters import ByteCounters
-from pserver.transport.stream import Buffer, Stream
+from pserver.transport.stream import Buffer, Land, Stream
 from pserver.wire_pb2 import Frame
 
 
@@ -74,13 +74,13 @@ class SequencedStream:
         finally:
             self._sending.release()
 
-    def receive(self) -> tuple[Frame, memoryview] | None:
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.transport.stream.Stream`.
 
         Raises:
             Unreachable: also where a frame is missing.
         """
-        while (received := self._stream.receive()) is not None:
+        while (received := self._stream.receive(self._landing(land))) is not None:
             number, expected = received[0].sequence, self.received + 1
             if number == 0 or number == expected:
                 self.received = number or self.received
@@ -91,6 +91,14 @@ class SequencedStream:
                     f"{self.peer}: expected frame {expected} of the stream, got frame {number}"
                 )
         return None
+
+    def _landing(self, land: Land | None) -> Land | None:
+        """Likewise, for the frame that is expected: a repeated one lands nowhere."""
+        if land is None:
+            return None
+        return lambda header, size: (
+            land(header, size) if header.sequence in (0, self.received + 1) else None
+        )
 
     def close(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""

@@ -29,22 +29,22 @@ import stat
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from threading import Event, Lock, RLock, Thread
+from threading import Lock, RLock
 
 from pserver.errors import CorruptFrame, Unreachable
 from pserver.transport import shm_ring
+from pserver.transport.accept_loop import AcceptLoop
 from pserver.transport.codec import copy_bytes, parse_header
 from pserver.transport.endpoint import spell
-from pserver.transport.open_streams import CANCEL_SECONDS, OpenStreams
+from pserver.transport.open_streams import OpenStreams
 from pserver.transport.shm_ring import SLOT_BYTES, BufferReader, Ring
-from pserver.transport.stream import Buffer, Handler
+from pserver.transport.stream import Buffer, Handler, Land
 from pserver.wire_pb2 import Frame
 
 _log = logging.getLogger(__name__)
 GREETING = b"pserver shm 1"  # sent with the segment and the socket of the other direction
 WELCOME = b"ok"
 GREETING_SECONDS = 5.0
-RETRY_SECONDS = 0.1
 # before a frame: how its payload travels, bytes of header, bytes of payload
 PRELUDE = struct.Struct("<BIQ")
 END, INLINE, IN_SLOTS = 0, 1, 2
@@ -131,7 +131,7 @@ class ShmStream:
             self._out.sendall(message)
             message = FILLED
 
-    def receive(self) -> tuple[Frame, memoryview] | None:
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.transport.stream.Stream`."""
         with self._receiving:
             if self._ended and not self._cancelled:
@@ -232,7 +232,7 @@ class ShmStream:
 
 
 class ShmListener:
-    """A unix socket in the abstract namespace, and a thread that accepts on it.
+    """A listening unix socket in the abstract namespace.
 
     Attributes:
         port: the number in the socket's name.
@@ -242,35 +242,16 @@ class ShmListener:
         os.close(shm_ring.make())  # raises where segments do not work, so that shm is not offered
         self.port = port or 1 + secrets.randbelow(MAX_PORT)
         self._streams = OpenStreams(handle)
-        self._closing = Event()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.bind(_name(self.port))
-            self._socket.listen()
+            listening.bind(_name(self.port))
+            listening.listen()
         except OSError as error:
-            self._socket.close()
+            listening.close()
             raise OSError(
                 f"cannot listen on shared memory's number {self.port}: {error.strerror or error}"
             ) from error
-        self._thread = Thread(target=self._accept, name=f"shm {self.port}", daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError as error:
-                if self._closing.wait(RETRY_SECONDS):
-                    return
-                # out of descriptors; one may become free
-                _log.warning("shared memory: cannot accept a stream: %s", error)
-                continue
-            Thread(
-                target=self._serve,
-                args=(connection,),
-                name=f"exchange shm {self.port}",
-                daemon=True,
-            ).start()
+        self._accepting = AcceptLoop(listening, self._serve, f"shm {self.port}")
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -283,11 +264,7 @@ class ShmListener:
 
     def close(self, grace_seconds: float) -> None:
         """See :class:`pserver.transport.stream.Listener`."""
-        self._closing.set()
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # close alone would leave accept waiting
-        self._thread.join(CANCEL_SECONDS)
-        self._socket.close()
+        self._accepting.close()
         self._streams.close(grace_seconds)
 
 

@@ -13,6 +13,10 @@ payload) and a payload: the sender gives a list of buffers, the receiver gets on
 them; the caller leaves them unchanged until the peer has answered the step that they belong to.
 The buffer that ``receive`` returns is valid until the next ``receive``.
 
+[Note: landing]  A transport that reads from the kernel asks ``land`` where a payload goes before
+it reads it, and returns ``LANDED`` in its place.  What has landed is not whole if the stream breaks
+meanwhile: it is sent again.  A transport that has the payload in memory already does not ask.
+
 [Note: how a stream ends]  ::
 
     connecting end   OPEN --close--> receives until None --> released
@@ -26,11 +30,18 @@ A peer that vanished is ``Unreachable`` where a transport can tell, otherwise ``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from pserver.wire_pb2 import Frame
 
 Buffer = memoryview | bytes | bytearray
+
+LANDED: Final = memoryview(b"")
+"""In place of a payload that was read to where it belongs."""
+
+Land = Callable[[Frame, int], list[memoryview] | None]
+"""``land(header, size)`` says where a frame's payload of ``size`` bytes goes: writable buffers,
+one behind another, of that size together; None: nowhere in particular.  It raises nothing."""
 
 
 class Stream(Protocol):
@@ -39,7 +50,7 @@ class Stream(Protocol):
     Any thread may send, one frame at a time; one thread receives.
 
     Attributes:
-        transport: its name: "flight", "grpc", "shm", "inprocess".
+        transport: its name: "tcp", "grpc", "shm", "inprocess".
         peer: the other end, for messages: "127.0.0.1:6174".
     """
 
@@ -57,8 +68,11 @@ class Stream(Protocol):
             Unreachable: the peer is gone.
         """
 
-    def receive(self) -> tuple[Frame, memoryview] | None:
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         """The next frame, or None after the peer has closed its side.
+
+        Args:
+            land: where its payload may go; see [Note: landing].
 
         Raises:
             Unreachable: the connection broke, or ``cancel`` was called.

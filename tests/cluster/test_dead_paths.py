@@ -40,7 +40,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("cut", ["drop", "reset"])
-@pytest.mark.parametrize("transport", ["flight", "grpc"])
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
 def test_a_job_outlives_its_connections(processes: Processes, transport: str, cut: str) -> None:
     """Trainer 1's connections are cut in the middle of the job: both finish, with the same values,
     and nobody was lost.
@@ -50,7 +50,7 @@ def test_a_job_outlives_its_connections(processes: Processes, transport: str, cu
     ((server, endpoint),) = processes.servers(1, TIMEOUT, "--once")
     ready = server.said(r"pserver ready at \S+ \((.*)\)")[1]
     port = endpoint.rpartition(":")[2]
-    ports = [int(port), *map(int, re.findall(r"flight (\d+)", ready))]
+    ports = [int(port), *map(int, re.findall(r"tcp (\d+)", ready))]
     with NetworkPath(ADDRESS, ports) as path:
         job = {"TRAINING_ROLE": "TRAINER", "TRAINERS": "2", "PSERVER_TRANSPORT": transport}
         trainers = [

@@ -163,7 +163,7 @@ def test_serve_flags_are_the_fields_of_the_configuration(
         'endpoint = "127.0.0.1:7000"\nthreads = 3\nonce = true\nheartbeat_timeout_seconds = 5\n'
     )
     flags = (
-        "--data-port 7001 --transport flight --data-dir d --heartbeat-timeout 9.5 "
+        "--data-port 7001 --transport tcp --data-dir d --heartbeat-timeout 9.5 "
         "--start-timeout 8 --program p --threads 1 --once"
     )
 
@@ -176,7 +176,7 @@ def test_serve_flags_are_the_fields_of_the_configuration(
     assert served[0] == ServerConfig()
     assert served[1] == ServerConfig(
         data_port=7001,
-        transport="flight",
+        transport="tcp",
         data_dir="d",
         heartbeat_timeout_seconds=9.5,
         start_timeout_seconds=8.0,

@@ -14,7 +14,7 @@ from transpiler.plan.plan import Deployment, Plan
 SECONDS = 20.0
 
 
-TRANSPORTS = ("shm", "flight", "grpc")
+TRANSPORTS = ("shm", "tcp", "grpc")
 
 
 NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}

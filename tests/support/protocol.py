@@ -23,7 +23,7 @@ from pserver.control import ControlClient
 from pserver.errors import PServerError
 from pserver.transport import codec
 from pserver.transport.registry import TRANSPORTS, Transport
-from pserver.transport.stream import Buffer, Stream
+from pserver.transport.stream import Buffer, Land, Stream
 from pserver.wire_pb2 import Frame, InstallRequest, Kind, Part
 from transpiler.program import Program
 
@@ -142,7 +142,7 @@ class _WrittenStream:
         self._transcript.frame(self._name, "->", header, b"".join(payload))
         self._stream.send(header, payload)
 
-    def receive(self) -> tuple[Frame, memoryview] | None:
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         try:
             received = self._stream.receive()
         except PServerError as error:
@@ -171,8 +171,10 @@ class _WrittenTransport:
 
 
 class _WrittenControl(ControlClient):
-    def __init__(self, transcript: Transcript, endpoint: str, timeout_seconds: float) -> None:
-        super().__init__(endpoint, timeout_seconds)
+    def __init__(
+        self, transcript: Transcript, endpoint: str, timeout_seconds: float, name: str = ""
+    ) -> None:
+        super().__init__(endpoint, timeout_seconds, name)
         self._transcript = transcript
 
     def _ask(self, channel: grpc.Channel, name: str, request: Message, timeout: float) -> Message:

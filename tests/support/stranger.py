@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import torch
 from torch import nn
 
@@ -167,7 +166,7 @@ def send_bytes(stream: Any, data: bytes) -> None:
     if stream.transport == "grpc":
         stream.outgoing.put(data)
     else:
-        stream._writer.write_metadata(pa.py_buffer(data))
+        stream._sockets[0].send(data, (), 0)
 
 
 def good_job(endpoints: str) -> None:

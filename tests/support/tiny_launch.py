@@ -18,7 +18,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 host, _, port = sys.argv[sys.argv.index("--endpoint") + 1].rpartition(":")
 bound = socket.create_server((host, int(port)))
 print("options", *sys.argv[1:], flush=True)
-print(f"pserver ready at {host}:{bound.getsockname()[1]} (flight 1, grpc)", flush=True)
+print(f"pserver ready at {host}:{bound.getsockname()[1]} (tcp 1, grpc)", flush=True)
 {body}
 signal.pause()
 """

@@ -15,7 +15,7 @@ from transpiler.plan.plan import Plan
 from transpiler.strategy.from_strategy import lanes_of
 from transpiler.strategy.strategy import DistributedStrategy
 
-TRANSPORTS = ("inprocess", "grpc", "flight", "shm")
+TRANSPORTS = ("inprocess", "grpc", "tcp", "shm")
 RULE = Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
 UNCLIPPED = Clip("global_norm", 2.0**40)  # the norms travel, and the coefficient is 1
 COPIES = 2  # of each trainer's counter in a slice, or in a row: half of an update is seen

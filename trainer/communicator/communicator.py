@@ -239,7 +239,7 @@ class Communicator:
 
     @property
     def transport(self) -> str:
-        """The transports in use: "flight", or "flight, grpc" where servers differ."""
+        """The transports in use: "tcp", or "tcp, grpc" where servers differ."""
         return ", ".join(sorted({client.transport for client in self.clients}))
 
     def metrics(self) -> dict[str, float]:
@@ -284,7 +284,7 @@ class Communicator:
         """Queues the gradient of a parameter: slice by slice, or whole where the lane's sending
         thread cuts it.
         """
-        placement = self.plan.placement(name)
+        placement = self._all.placement(name)
         if gradient.is_sparse or (
             self._options.runtime_split_send_recv and self.plan.lane_of(placement).kind.queues
         ):

@@ -10,7 +10,7 @@ from pserver.client.retrying_stream import Destination
 from trainer.role import Connection
 from transpiler.plan.plan import Deployment
 
-TRANSPORTS = ("shm", "flight", "grpc")
+TRANSPORTS = ("shm", "tcp", "grpc")
 
 
 def clients_of(

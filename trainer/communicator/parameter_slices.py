@@ -152,6 +152,10 @@ class ParameterSlices:
         flat = self._tensors[placement.name].detach().contiguous().view(-1)
         return flat[slice_.begin : slice_.end].to("cpu").view(slice_.shape)
 
+    def placement(self, variable: str) -> Placement:
+        """The placement of a variable."""
+        return self._by_variable[variable]
+
     def by_server(self, names: Iterable[str]) -> dict[int, list[str]]:
         """These slices, by the index of the server that holds them."""
         found: dict[int, list[str]] = {}

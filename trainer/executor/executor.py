@@ -265,7 +265,7 @@ class Executor:
 
     @property
     def transport(self) -> str:
-        """The transports in use: "shm", "flight", "grpc", "gloo", "nccl"; "local" while nothing has
+        """The transports in use: "shm", "tcp", "grpc", "gloo", "nccl"; "local" while nothing has
         travelled.
         """
         transports = {runtime.communicator.transport for runtime in self._runtimes} | {

@@ -129,7 +129,7 @@ def transport() -> str:
     """How tensors travel.
 
     Returns:
-        "shm", "flight", "grpc"; "gloo" or "nccl" without servers; "local" where the process trains
+        "shm", "tcp", "grpc"; "gloo" or "nccl" without servers; "local" where the process trains
         alone.
     """
     return present().transport

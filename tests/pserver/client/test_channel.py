@@ -15,7 +15,7 @@ from pserver.client.channel import Channel
 from pserver.errors import CorruptFrame, ServerLost, Unreachable
 from pserver.transport import inprocess
 from pserver.transport.sequenced import SequencedStream
-from pserver.transport.stream import Stream
+from pserver.transport.stream import Land, Stream
 from pserver.wire_pb2 import (
     Done,
     Frame,
@@ -39,7 +39,7 @@ class Scripted:
     def send(self, header: Frame, payload: object = ()) -> None:
         self.out.append(header.sequence)
 
-    def receive(self) -> tuple[Frame, memoryview] | None:
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         if not self._hparams:
             return None
         return Frame(kind=Kind.PULL, sequence=self._hparams.pop(0)), memoryview(b"")
@@ -224,7 +224,7 @@ def test_bytes_that_are_no_frame_end_streams_and_then_the_channel() -> None:
 
         def send(self, header: Frame, payload: object = ()) -> None: ...
 
-        def receive(self) -> None:
+        def receive(self, land: object = None) -> None:
             raise CorruptFrame("it is garbage")
 
         def close(self) -> None: ...

@@ -42,7 +42,7 @@ class Trainer:
     def __init__(self, endpoint: str, arrived: Callable[[str], object]) -> None:
         self.values = {name: torch.ones(ELEMENTS) for name in NAMES}
         self._arrived: Callable[[str], object] = lambda name: None
-        identity = Identity(0, "first", plan().fingerprint(), plan().manifest(), ("flight",))
+        identity = Identity(0, "first", plan().fingerprint(), plan().manifest(), ("tcp",))
         self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._destination])
         self.client.join()
         self.client.install(pserver_program(Deployment(plan(), (endpoint,), server_index=0)))
@@ -76,8 +76,8 @@ def updates(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) ->
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Over Flight."""
-    with Server(ServerConfig(transport="flight")) as running:
+    """Over TCP."""
+    with Server(ServerConfig(transport="tcp")) as running:
         yield running
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.stranger import Servers, Stranger, good_job
 
 
-@pytest.fixture(params=["flight", "grpc"])
+@pytest.fixture(params=["tcp", "grpc"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("PSERVER_TRANSPORT", request.param)
     return str(request.param)

@@ -12,8 +12,6 @@ import socket
 import time
 
 import grpc
-import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 import torch
 from torch import nn
@@ -99,20 +97,6 @@ def test_a_control_call_that_is_no_message_is_refused(stranger: Stranger) -> Non
             call(b"\xff" * 30, timeout=DEADLINE)
 
 
-def test_another_flight_call_is_refused(servers: Servers, stranger: Stranger) -> None:
-    """Flight's data port knows one exchange and nothing else."""
-    if stranger.transport != "flight":
-        pytest.skip("only Flight has a data port")
-    with fl.FlightClient(f"grpc+tcp://127.0.0.1:{stranger.port}") as client:
-        for attempt in (
-            lambda: client.get_flight_info(fl.FlightDescriptor.for_path("x")),
-            lambda: client.do_get(fl.Ticket(b"x")).read_all(),
-            lambda: client.do_exchange(fl.FlightDescriptor.for_command(b"other"))[1].read_chunk(),
-        ):
-            with pytest.raises((fl.FlightError, pa.ArrowException, NotImplementedError)):
-                attempt()
-
-
 # ---- programs and jobs ----
 
 
@@ -171,7 +155,7 @@ def test_a_second_job_is_told_that_the_server_is_busy(servers: Servers, stranger
 
 def test_a_transport_that_the_server_does_not_offer_is_refused(transport: str) -> None:
     """The error says what it offers."""
-    other = {"flight": "grpc", "grpc": "flight"}[transport]
+    other = {"tcp": "grpc", "grpc": "tcp"}[transport]
     with (
         Server(ServerConfig(transport=other)) as server,
         pytest.raises(Refused, match=rf"the server has \['{other}'\]"),

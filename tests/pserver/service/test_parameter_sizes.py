@@ -56,7 +56,7 @@ def test_a_parameter_of_3_gb_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(
             f"needs {NEEDS / 2**30:.0f} GiB of free memory, there are {available() / 2**30:.1f}"
         )
-    monkeypatch.setenv("PSERVER_TRANSPORT", "flight")
+    monkeypatch.setenv("PSERVER_TRANSPORT", "tcp")
     elements = LARGE // 4
     model = nn.ParameterDict({"w": nn.Parameter(torch.ones(elements))})
     with Server(ServerConfig()) as server:

@@ -42,7 +42,7 @@ def test_a_trainer_trains_over_every_transport(transport: str) -> None:
     not offered.
     """
     with Server(ServerConfig(transport=transport)) as server:
-        expected = ["flight", "grpc", "shm"] if transport == "auto" else [transport]
+        expected = ["grpc", "shm", "tcp"] if transport == "auto" else [transport]
         control = ControlClient(server.endpoint, SECONDS)
         assert list(control.status().transports) == expected
         trainer = Trainer(server.endpoint)
@@ -87,7 +87,7 @@ def test_a_trainer_that_cannot_share_memory_takes_the_next_transport(
     caplog: pytest.LogCaptureFixture,
     file_size_limit: None,
 ) -> None:
-    """Shared memory that is offered and does not work costs one log line; the job runs over Flight,
+    """Shared memory that is offered and does not work costs one log line; the job runs over TCP,
     and status says so.
     """
     with Server(ServerConfig()) as server, caplog.at_level(logging.WARNING):
@@ -97,10 +97,10 @@ def test_a_trainer_that_cannot_share_memory_takes_the_next_transport(
         transports = [each.transport for each in server.job.status(StatusRequest()).trainers]
         trainer.client.leave()
 
-    assert transports == [trainer.client.transport] == ["flight"]
+    assert transports == [trainer.client.transport] == ["tcp"]
     assert torch.equal(trainer.value, torch.full((1000,), 0.5))
     (line,) = [record.message for record in caplog.records]
-    assert line.endswith("taking flight instead of shm") and reason in line
+    assert line.endswith("taking tcp instead of shm") and reason in line
 
 
 @pytest.mark.slow
@@ -120,9 +120,9 @@ def test_a_server_without_the_facility_says_so_once(
     """
     monkeypatch.delattr(os, "memfd_create")
     with caplog.at_level(logging.WARNING), Server(ServerConfig()) as server:
-        assert list(server.job.transports) == ["flight", "grpc"]
+        assert list(server.job.transports) == ["tcp", "grpc"]
         trainer = Trainer(server.endpoint)
-        assert trainer.client.transport == "flight"
+        assert trainer.client.transport == "tcp"
         trainer.client.leave()
     with pytest.raises(OSError, match="no shared memory: this system has no memfd_create"):
         Server(ServerConfig(transport="shm")).start()
@@ -136,9 +136,9 @@ def test_no_transport_in_common_is_refused() -> None:
     """A trainer that cannot use what the server offers is told what both have."""
     with Server(ServerConfig(transport="grpc")) as server:
         with pytest.raises(
-            Refused, match="no transport in common: the server has .*grpc.*, the trainer .*flight"
+            Refused, match="no transport in common: the server has .*grpc.*, the trainer .*tcp"
         ):
-            Trainer(server.endpoint, transports=("flight",))
+            Trainer(server.endpoint, transports=("tcp",))
 
 
 # ---- jobs, and their end ----
@@ -273,7 +273,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
             OSError, match=f"^cannot listen on 127.0.0.1:{port}: Address already in use$"
         ):
             Server(ServerConfig(endpoint=first.endpoint)).start()
-        data_port = first.job.transports["flight"]
+        data_port = first.job.transports["tcp"]
         with pytest.raises(
             OSError, match=f"^cannot listen on 127.0.0.1:{data_port}: Address already in use$"
         ):

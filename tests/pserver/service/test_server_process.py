@@ -31,7 +31,7 @@ def process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert running.stdout is not None
         line = running.stdout.readline()
         ready = re.fullmatch(
-            r"pserver ready at (127\.0\.0\.1:\d+) \((?:shm, )?flight \d+, grpc\)\n", line
+            r"pserver ready at (127\.0\.0\.1:\d+) \((?:shm, )?tcp \d+, grpc\)\n", line
         )
         assert ready, line
         yield running, ready[1]

@@ -365,8 +365,8 @@ def test_only_a_server_of_this_host_is_asked_for_shared_memory() -> None:
     """A trainer whose server is elsewhere does not ask for what cannot work, unless its user named
     nothing else.
     """
-    names = ["shm", "flight", "grpc"]
+    names = ["shm", "tcp", "grpc"]
 
     assert suited(names, "127.0.0.1") == suited(names, "localhost") == names
-    assert suited(names, "192.0.2.1") == ["flight", "grpc"]
+    assert suited(names, "192.0.2.1") == ["tcp", "grpc"]
     assert suited(["shm"], "192.0.2.1") == ["shm"]

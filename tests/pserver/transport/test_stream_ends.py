@@ -5,7 +5,6 @@ and nothing stays.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -15,7 +14,6 @@ from threading import Event
 import pytest
 
 from pserver.errors import Unreachable
-from pserver.transport.endpoint import cut, spell
 from pserver.transport.registry import Transport
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import BYE, GRADIENT, HELLO, PULL, Frame
@@ -203,29 +201,6 @@ def test_a_stream_may_be_used_after_its_handler_has_returned(transport: Transpor
         server.close()
 
     assert all(isinstance(error, Unreachable) for error in errors)
-
-
-def test_a_connection_is_cut_and_nothing_else() -> None:
-    """Cutting a peer off ends that connection, at both ends, and leaves no file descriptor
-    behind.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as listening_socket:
-        pairs = []
-        for _ in range(2):
-            client = socket.create_connection(listening_socket.getsockname(), timeout=SECONDS)
-            pairs.append((client, listening_socket.accept()[0]))
-        before = len(os.listdir("/dev/fd"))
-        (cut_client, cut_server), (client, server) = pairs
-        assert cut(spell(*cut_client.getsockname()))
-        assert cut_server.recv(1) == b"" == cut_client.recv(1)
-        server.sendall(b"x")
-        assert client.recv(1) == b"x"
-        assert not cut(spell("127.0.0.2", client.getsockname()[1]))
-
-        assert len(os.listdir("/dev/fd")) == before
-        for ends in pairs:
-            for end in ends:
-                end.close()
 
 
 @pytest.mark.slow

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Queue
 from random import Random
 
 import grpc
-import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 
-from pserver.errors import CorruptFrame, Unreachable
+from pserver.errors import CorruptFrame
 from pserver.transport import grpc_stream
-from pserver.transport.flight import DESCRIPTOR, SCHEMA
+from pserver.transport.frame_socket import PREFIX
 from pserver.transport.registry import TRANSPORTS
 from pserver.transport.stream import Stream
+from pserver.transport.tcp_greeting import Greeting, Welcome
 from pserver.wire_pb2 import HELLO, Frame
 from tests.support.streams import SECONDS, echo, finish, listening, open_stream
 
@@ -31,29 +32,27 @@ def raw_grpc(port: int, method: str, message: bytes) -> None:
             return
 
 
-def raw_flight(port: int, header: bytes | None, column: pa.Array) -> None:
-    """Any app_metadata and any column."""
-    with fl.FlightClient(f"grpc+tcp://127.0.0.1:{port}") as client:
-        writer, reader = client.do_exchange(DESCRIPTOR)
-        batch = pa.RecordBatch.from_arrays([column], names=["payload"])
-        try:
-            writer.begin(batch.schema)
-            writer.write_batch(batch) if header is None else writer.write_with_metadata(
-                batch, pa.py_buffer(header)
-            )
-            writer.done_writing()
-            reader.read_chunk()
-        except (fl.FlightError, pa.ArrowException, OSError, StopIteration):
-            return
+GOOD = Greeting()
+
+
+def raw_tcp(port: int, data: bytes, greeting: Greeting | None = GOOD) -> None:
+    """Any bytes, behind a greeting or in its place."""
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
+        if greeting is not None:
+            greeting.send(connection)
+        if greeting == GOOD:
+            Welcome.receive(connection)
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):  # it did not read to the end
+            while connection.recv(2**16):
+                pass
 
 
 def garbage_inprocess(port: int) -> None:
     """Bytes that no stream of ours would send."""
     stream = TRANSPORTS["inprocess"].connect("127.0.0.1", port, timeout_seconds=SECONDS)
     stream._out.put(b"\xff\xff\xff", b"")  # type: ignore[attr-defined]
-
-
-BYTES = pa.array([1, 2, 3], pa.uint8())
 
 
 GARBAGE: list[tuple[str, str, Callable[[int], None]]] = [
@@ -68,11 +67,11 @@ GARBAGE: list[tuple[str, str, Callable[[int], None]]] = [
         "truncated",
         lambda port: raw_grpc(port, "/pserver.ParameterServer/Exchange", b"\x7a\xff\x01abc"),
     ),
-    ("flight", "header", lambda port: raw_flight(port, b"\xff\xff\xff", BYTES)),
-    ("flight", "no header", lambda port: raw_flight(port, None, BYTES)),
-    ("flight", "dtype", lambda port: raw_flight(port, b"", pa.array([1, 2, 3], pa.int64()))),
-    ("flight", "strings", lambda port: raw_flight(port, b"", pa.array(["a", "b"]))),
-    ("flight", "nulls", lambda port: raw_flight(port, b"", pa.array([1, None], pa.uint8()))),
+    ("tcp", "header", lambda port: raw_tcp(port, PREFIX.pack(3, 0) + b"\xff\xff\xff")),
+    ("tcp", "no header", lambda port: raw_tcp(port, PREFIX.pack(0, 5) + b"abcde")),
+    ("tcp", "huge header", lambda port: raw_tcp(port, PREFIX.pack(2**32 - 1, 0))),
+    ("tcp", "huge payload", lambda port: raw_tcp(port, PREFIX.pack(2, 2**63) + b"\x08\x01")),
+    ("tcp", "random", lambda port: raw_tcp(port, Random(2).randbytes(100))),
 ]
 
 
@@ -105,48 +104,17 @@ def test_garbage_is_a_corrupt_frame(name: str, attack: Callable[[int], None]) ->
     assert isinstance(after, tuple) and after[0].kind == HELLO
 
 
-def test_raw_bytes_to_flight_end_the_stream_only() -> None:
-    """Random bytes in place of Flight's own messages are an error of that stream: the server lives
-    on.
+def test_a_stranger_on_the_port_gets_no_stream() -> None:
+    """Whatever comes in place of a greeting, or a further connection of no stream, is closed; the
+    listener lives on.
     """
-    outcome: Queue[object] = Queue()
-
-    def handle(stream: Stream) -> None:
-        try:
-            outcome.put(stream.receive())
-        except Exception as error:
-            outcome.put(error)
-
-    with listening(TRANSPORTS["flight"], handle) as listener:
-        rng = Random(3)
-        for size in (1, 10, 1000):
-            raw_grpc(
-                listener.port,
-                "/arrow.flight.protocol.FlightService/DoExchange",
-                rng.randbytes(size),
-            )
-        stream = open_stream(TRANSPORTS["flight"], listener)
+    streams: list[Stream] = []
+    with listening(TRANSPORTS["tcp"], lambda stream: (streams.append(stream), echo(stream))) as it:  # type: ignore[func-returns-value]
+        for data in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", Random(3).randbytes(1000), b""):
+            raw_tcp(it.port, data, None)
+        raw_tcp(it.port, b"", Greeting(1, b"k" * 16))
+        stream = open_stream(TRANSPORTS["tcp"], it)
         stream.send(Frame(kind=HELLO), [b"fine"])
-        finish(stream)
-        seen = []
-        while not outcome.empty():
-            seen.append(outcome.get())
+        assert [header.kind for header in finish(stream)] == [HELLO]
 
-    assert isinstance(seen[-1], tuple) and seen[-1][0].kind == HELLO
-    assert all(isinstance(error, (CorruptFrame, Unreachable)) for error in seen[:-1])
-
-
-def test_another_flight_command_is_refused() -> None:
-    """A Flight client that wants something else than an exchange of ours gets a sentence, and no
-    stream.
-    """
-    with (
-        listening(TRANSPORTS["flight"], echo) as listener,
-        fl.FlightClient(f"grpc+tcp://127.0.0.1:{listener.port}") as client,
-    ):
-        writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(b"other"))
-        with pytest.raises(
-            fl.FlightError, match="expected an exchange b'pserver.Exchange', got b'other'"
-        ):
-            writer.begin(SCHEMA)
-            reader.read_chunk()
+    assert len(streams) == 1

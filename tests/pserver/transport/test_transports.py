@@ -183,7 +183,7 @@ def test_a_dead_port_is_unreachable(transport: Transport) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grpc", "flight"])
+@pytest.mark.parametrize("name", ["grpc", "tcp"])
 def test_a_port_that_answers_with_silence_is_unreachable(name: str) -> None:
     """Something that accepts connections and says nothing is given up at the deadline."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -195,7 +195,7 @@ def test_a_port_that_answers_with_silence_is_unreachable(name: str) -> None:
     assert time.monotonic() - started < 4.0
 
 
-@pytest.mark.parametrize("name", ["grpc", "flight"])
+@pytest.mark.parametrize("name", ["grpc", "tcp"])
 def test_a_port_in_use_is_one_sentence(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Listening where somebody listens already says so, naming HOST:PORT, and logs nothing."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
