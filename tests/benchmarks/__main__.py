@@ -28,7 +28,7 @@ GROUPS = (
 PATIENCE_SECONDS = 240.0
 HERE = Path(__file__).parent
 OUTPUT = HERE.parent.parent / "build" / "bench.json"
-LOG = OUTPUT.with_suffix(".log")  # what torch, Flight and the servers say meanwhile
+LOG = OUTPUT.with_suffix(".log")  # what torch and the servers say meanwhile
 
 
 def promises(group: str, only: str) -> list[Promise]:

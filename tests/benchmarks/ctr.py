@@ -1,22 +1,23 @@
 """Rows: a click model whose embeddings are on a server, beside plain torch and DDP; and rows pulled
-and pushed, beside Flight.
+and pushed, beside the same bytes and the same arithmetic.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
 from ctr_data import BATCH, DIM, ROWS, SLOTS
-from ctr_roles import message
 from harness import Contender, Promise, Row, alternate, timed
-from peers import flight_client
+from peers import receive_into
 from processes import Peer, cpu_seconds, peers, server
 from transports import free_port
 
 from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
+from trainer.embedding.local_rows import LocalRows
 from trainer.role import Connection
 from transpiler.distribute import plan_parameters
 from transpiler.ir.rules import Rule
@@ -30,8 +31,8 @@ MODEL = (
 )
 ALONE = "the same model in plain torch, local nn.Embedding(sparse=True)"
 EXCHANGE = Promise(
-    "table/pull + push, Flight",
-    "the same bytes through a bare Arrow Flight exchange",
+    "table/pull + push, tcp",
+    "the same bytes through a bare socket, and the lookup and the update themselves",
     0.7,
     setting="1 trainer, 1 server, 26 x 512 different ids of 16 floats, Adagrad, 1 thread each",
 )
@@ -42,7 +43,7 @@ STEPS = tuple(
         target,
         setting=f"1 trainer, 1 server, until every step is applied; {MODEL}",
     )
-    for transport, target in (("shm", 0.95), ("flight", None))
+    for transport, target in (("shm", 1.0), ("tcp", 1.0))
 )
 CPU = Promise(
     "table/CPU per million samples",
@@ -182,24 +183,29 @@ def _exchange(runs: int) -> Row:
         [], [Rule("adagrad", {"lr": 0.05})], trainers=1, servers=1, tables=[table]
     )
     up, down = COUNT * 8, COUNT * DIM * 4
-    bare = Peer("flight_answers", down, 1)
+    bare = Peer("answers", down, 1)
     with ExitStack() as stack:
         (port,) = stack.enter_context(peers(bare))
-        _, endpoint = stack.enter_context(server("flight"))
+        _, endpoint = stack.enter_context(server("tcp"))
         joined = Communicator(
-            Deployment(plan, (endpoint,), trainer_id=0), {}, None, Connection(transport="flight")
+            Deployment(plan, (endpoint,), trainer_id=0), {}, None, Connection(transport="tcp")
         )
         joined.start()
         stack.callback(joined.leave)
-        writer, reader = flight_client(int(port))
-        sent = message(bytes(up)), message(bytes(up + down))
+        connection = stack.enter_context(socket.create_connection(("127.0.0.1", int(port))))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        messages = [size.to_bytes(8, "little") + bytes(size) for size in (up, up + down)]
+        arrived = [memoryview(bytearray(size)) for size in (down, 1)]
+        ids, rows = torch.randperm(COUNT * 10)[:COUNT], torch.ones(COUNT, DIM)
+        local, rules = LocalRows(table), [(0, DIM, Rule("adagrad", {"lr": 0.05}))]
 
         def exchange() -> None:
-            for batch in sent:
-                writer.write_batch(batch)
-                reader.read_chunk()
+            for sent, place in zip(messages, arrived, strict=True):
+                connection.sendall(sent)
+                receive_into(connection, place)
+            local.pull(ids)
+            local.update(RowGradient(ids, rows.clone(), None), rules)
 
-        ids, rows = torch.randperm(COUNT * 10)[:COUNT], torch.ones(COUNT, DIM)
         source = joined.rows_of("emb")
 
         def ours() -> None:

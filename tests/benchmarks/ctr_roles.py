@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.flight as fl
 import torch
 import torch.nn.functional as F
 from ctr_data import DIM, SLOTS, WIDTH, batches
@@ -145,47 +143,8 @@ def trainer(
     fleet.finish()
 
 
-# ---- rows alone ----
-
-SCHEMA = pa.schema([pa.field("payload", pa.uint8(), nullable=False)])
-
-
-def message(memory: Any) -> Any:
-    """Bytes as one record batch, not copied."""
-    held = pa.py_buffer(memory)
-    return pa.RecordBatch.from_arrays(
-        [pa.Array.from_buffers(pa.uint8(), held.size, [None, held], null_count=0)], schema=SCHEMA
-    )
-
-
-class _Answers(fl.FlightServerBase):
-    """Answers each message with as many bytes as are due, in turn."""
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__("grpc+tcp://127.0.0.1:0")
-        self._answers = [message(bytes(size)) for size in sizes]
-
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        writer.begin(SCHEMA)
-        try:
-            for due in itertools.cycle(self._answers):
-                reader.read_chunk()
-                writer.write_batch(due)
-        except (StopIteration, fl.FlightError, pa.ArrowException):
-            return
-
-
-def answers(*sizes: int) -> None:
-    """A bare Flight server."""
-    server = _Answers(*sizes)
-    print(READY, server.port, flush=True)
-    sys.stdin.read()
-    os._exit(0)  # its shutdown would wait for the open exchange
-
-
 ROLES: dict[str, Callable[..., None]] = {
     "ctr_plain": plain,
     "ctr_ddp": ddp,
     "ctr_trainer": trainer,
-    "flight_answers": answers,
 }

@@ -1,4 +1,5 @@
-"""Rows: two hosts joined by links of 1 Gbit/s.  Each host is a network namespace of this machine.
+"""Rows: two hosts joined by links of 1 or 10 Gbit/s.  Each host is a network namespace
+of this machine.
 
 bench0 10.77.0.1 --veth, tbf-- bridge --veth, tbf-- bench1 10.77.0.2
 """
@@ -20,12 +21,24 @@ SETTING = (
     "batch 16, SGD, 1 thread each"
 )
 SYNC = Promise(
-    "wire/flight 1 Gbit/s sync step", "DDP on gloo, 2 ranks, same links", 0.9, setting=SETTING
+    "wire/tcp 1 Gbit/s sync step", "DDP on gloo, 2 ranks, same links", 1.0, setting=SETTING
 )
 GEO = Promise(
-    "wire/flight 1 Gbit/s k-step, k = 50", "DDP on gloo, 2 ranks, same links", 7, setting=SETTING
+    "wire/tcp 1 Gbit/s k-step, k = 50", "DDP on gloo, 2 ranks, same links", 7, setting=SETTING
 )
-PROMISES = (SYNC, GEO)
+CONNECTIONS = 4
+NEAR, FAR = (
+    Promise(
+        f"wire/tcp 10 Gbit/s{delay}, 64 MB",
+        f"the same bytes one way after the other over {CONNECTIONS} raw sockets",
+        0.95,
+        setting="2 network namespaces, 1 trainer here and 1 server there with --connections "
+        f"{CONNECTIONS}, SGD, 1 thread each",
+    )
+    for delay in ("", ", 1 ms")
+)
+LINKS = {SYNC: ("1gbit",), GEO: ("1gbit",), NEAR: ("10gbit",), FAR: ("10gbit", "netem delay 500us")}
+PROMISES = tuple(LINKS)
 HOSTS = ("10.77.0.1", "10.77.0.2")
 BRIDGE = "pserverbench"
 
@@ -33,11 +46,34 @@ BRIDGE = "pserverbench"
 def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]:
     """All rows of this file that are wanted; where there can be no namespaces, why not."""
     runs, width = min(runs, 5), 64 if tiny else 2048
-    why = _missing()
-    if why:
-        yield from (Row(promise, skipped=why) for promise in wanted)
-        return
-    with _hosts() as prefixes, ExitStack() as stack:
+    missing = {promise: _missing(*LINKS[promise]) for promise in wanted}
+    yield from (Row(promise, skipped=why) for promise, why in missing.items() if why)
+    possible = [promise for promise, why in missing.items() if not why]
+    if chosen := [promise for promise in possible if promise in (SYNC, GEO)]:
+        yield from _training(chosen, runs, width)
+    for promise in possible:
+        if promise not in (SYNC, GEO):
+            yield _moving(promise, runs, *((3, 64) if tiny else (100, 160_000)))
+
+
+def _moving(promise: Promise, runs: int, count: int, elements: int) -> Row:
+    """A step between two hosts."""
+    size, flags = count * elements * 4, ["--connections", str(CONNECTIONS)]
+    with _hosts(*LINKS[promise]) as (here, there), ExitStack() as stack:
+        raw = Peer("raw", size, HOSTS[1], CONNECTIONS, prefix=there)
+        (port,) = stack.enter_context(peers(raw))
+        _, endpoint = stack.enter_context(server("tcp", prefix=there, host=HOSTS[1], flags=flags))
+        ours = Peer("mover", endpoint, count, elements, prefix=here)
+        bare = Peer("raw_mover", HOSTS[1], port, CONNECTIONS, size, prefix=here)
+        stack.enter_context(peers(ours, bare))
+        contenders = {"ours": together([ours], 10), "bare": together([bare], 10)}
+        medians = alternate(contenders, runs)
+    return Row(promise, medians["ours"], medians["bare"], runs)
+
+
+def _training(wanted: Collection[Promise], runs: int, width: int) -> Iterator[Row]:
+    """Whole steps, beside DDP over the same links."""
+    with _hosts("1gbit") as prefixes, ExitStack() as stack:
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
         ranks = [
             Peer("ddp", rank, 2, HOSTS[0], 29700, width, prefix=prefix)
@@ -49,11 +85,11 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
             if promise not in wanted:
                 continue
             endpoints = ",".join(
-                stack.enter_context(server("flight", prefix=prefix, host=host))[1]
+                stack.enter_context(server("tcp", prefix=prefix, host=host))[1]
                 for prefix, host in zip(prefixes, HOSTS, strict=True)
             )
             own = [
-                Peer("trainer", n, 2, endpoints, "flight", width, configs, prefix=p)
+                Peer("trainer", n, 2, endpoints, "tcp", width, configs, prefix=p)
                 for n, p in enumerate(prefixes)
             ]
             stack.enter_context(peers(*own))
@@ -63,15 +99,15 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
         yield Row(promise, medians[promise.name], medians["others"], runs)
 
 
-def _missing() -> str:
-    """Why two hosts cannot be made here; "" if they can."""
+def _missing(*link: str) -> str:
+    """Why two hosts with such a link cannot be made here; "" if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         return f"network namespaces need iproute2: there is no {missing[0]}"
     try:
-        with _hosts():
+        with _hosts(*link):
             return ""
     except subprocess.CalledProcessError as error:
         return f"{' '.join(error.cmd)}: {error.stderr.decode().strip()}"
@@ -82,9 +118,13 @@ def _do(command: str, check: bool = True) -> None:
 
 
 @contextmanager
-def _hosts() -> Iterator[list[list[str]]]:
+def _hosts(rate: str, further: str = "") -> Iterator[list[list[str]]]:
     """How to run a command on each of the two hosts; they are gone afterwards, and what an earlier
     run left before.
+
+    Args:
+        rate: of each link, each way.
+        further: a queueing discipline behind that, of each host's own end.
     """
     _remove()
     try:
@@ -102,7 +142,15 @@ def _hosts() -> Iterator[list[list[str]]]:
             ):
                 _do(f"ip netns exec {name} {command}")
             for prefix, device in ((f"ip netns exec {name} ", "eth0"), ("", link)):  # both ways
-                _do(f"{prefix}tc qdisc add dev {device} root tbf rate 1gbit burst 1mb latency 50ms")
+                _do(
+                    f"{prefix}tc qdisc add dev {device} root handle 1: tbf rate {rate} burst 1mb "
+                    "latency 50ms"
+                )
+            if further:
+                _do(
+                    f"ip netns exec {name} tc qdisc add dev eth0 parent 1:1 handle 10: {further} "
+                    "limit 100000"
+                )
         yield [["ip", "netns", "exec", f"bench{number}"] for number in range(len(HOSTS))]
     finally:
         _remove()

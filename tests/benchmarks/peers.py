@@ -7,25 +7,19 @@ python tests/benchmarks/peers.py ROLE ARGUMENTS...
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.flight as fl
 import torch
 from jobs import SGD, wide_batch, wide_model
 from processes import READY
 from torch import nn
-
-from pserver.malloc import keep_memory
-
-CHUNK_BYTES = 2**21
-SCHEMA = pa.schema([pa.field("payload", pa.uint8(), nullable=False)])
-EXCHANGE = fl.FlightDescriptor.for_command(b"bytes")
 
 
 def say(line: object) -> None:
@@ -73,11 +67,18 @@ def receive_into(connection: socket.socket, piece: memoryview) -> None:
         piece = piece[got:]
 
 
-def raw(size: int) -> None:
-    """A TCP server that receives ``size`` bytes and sends as many back, for one connection."""
-    listener = socket.create_server(("127.0.0.1", 0))
+def raw(size: int, host: str = "127.0.0.1", connections: int = 1) -> None:
+    """A TCP server that receives ``size`` bytes and sends as many back, each connection its
+    part.
+    """
+    listener = socket.create_server((host, 0))
     say(f"{READY} {listener.getsockname()[1]}")
-    connection, _ = listener.accept()
+    accepted = [listener.accept()[0] for _ in range(connections)]
+    with ThreadPoolExecutor(connections) as pool:
+        list(pool.map(_give_back, accepted, [size // connections] * connections))
+
+
+def _give_back(connection: socket.socket, size: int) -> None:
     memory = memoryview(bytearray(size))
     try:
         while True:
@@ -87,54 +88,46 @@ def raw(size: int) -> None:
         return
 
 
-def batches(memory: Any) -> Iterator[Any]:
-    """Record batches of 2 MB over the memory, not copied."""
-    whole = pa.py_buffer(memory)
-    for start in range(0, whole.size, CHUNK_BYTES):
-        piece = whole.slice(start, min(CHUNK_BYTES, whole.size - start))
-        column = pa.Array.from_buffers(pa.uint8(), piece.size, [None, piece], null_count=0)
-        yield pa.RecordBatch.from_arrays([column], schema=SCHEMA)
+def raw_mover(host: str, port: int, connections: int, size: int) -> None:
+    """The other end.  Lines: a number of exchanges."""
+    opened = [socket.create_connection((host, port)) for _ in range(connections)]
+    memory = [memoryview(bytearray(size // connections)) for _ in opened]
+    say(READY)
+    with ThreadPoolExecutor(connections) as pool:
+
+        def step() -> None:
+            list(pool.map(lambda each, part: raw_exchange(each, [part], [part]), opened, memory))
+
+        answer(timed(step))
 
 
-def read_batches(reader: Any, size: int) -> None:
-    """Receives as many bytes, and leaves them where Flight put them."""
-    while size > 0:
-        size -= reader.read_chunk().data.num_rows
+def mover(endpoint: str, count: int, elements: int) -> None:
+    """A trainer of ours that pushes and pulls tensors over TCP.  Lines: a number of steps."""
+    from jobs import trainer as joined
+
+    with joined(endpoint, [elements] * count, "tcp") as ours:
+        say(READY)
+        answer(timed(ours.step))
 
 
-class _Flight(fl.FlightServerBase):
-    def __init__(self, size: int) -> None:
-        super().__init__("grpc+tcp://127.0.0.1:0")
-        self._memory = bytearray(size)
-
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        writer.begin(SCHEMA)
-        try:
-            while True:
-                read_batches(reader, len(self._memory))
-                for batch in batches(self._memory):
-                    writer.write_batch(batch)
-        except (StopIteration, fl.FlightError, pa.ArrowException):
-            return
-
-
-def flight(size: int) -> None:
-    """A bare Flight server that receives ``size`` bytes and sends as many back."""
-    keep_memory()
-    server = _Flight(size)
-    say(f"{READY} {server.port}")
-    sys.stdin.read()
-    os._exit(0)  # its shutdown would wait for the open exchange
-
-
-def flight_client(port: int) -> tuple[Any, Any]:
-    """The other end: a writer and a reader."""
-    client = fl.FlightClient(
-        f"grpc+tcp://127.0.0.1:{port}", generic_options=[("grpc.enable_http_proxy", 0)]
-    )
-    writer, reader = client.do_exchange(EXCHANGE)
-    writer.begin(SCHEMA)
-    return writer, reader
+def answers(*sizes: int) -> None:
+    """A TCP server that answers each message with one of these sizes, in turn: messages are
+    preceded by their length.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    say(f"{READY} {listener.getsockname()[1]}")
+    connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    due = itertools.cycle(bytes(size) for size in sizes)
+    length = memoryview(bytearray(8))
+    memory = memoryview(bytearray(2**24))
+    try:
+        while True:
+            receive_into(connection, length)
+            receive_into(connection, memory[: int.from_bytes(length, "little")])
+            connection.sendall(next(due))
+    except (EOFError, ConnectionError):
+        return
 
 
 # ---- torch.distributed.rpc ----
@@ -299,7 +292,9 @@ def sharded(*arguments: Any) -> None:
 
 ROLES: dict[str, Callable[..., None]] = {
     "raw": raw,
-    "flight": flight,
+    "raw_mover": raw_mover,
+    "mover": mover,
+    "answers": answers,
     "rpc": rpc,
     "plain": plain,
     "ddp": ddp,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -63,9 +64,18 @@ class Peer:
         self.tell(line)
         return self.heard()
 
+    def rest(self) -> None:
+        """Stops it until :meth:`wake`: some of torch's threads compute while they wait."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Lets it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
     def dismiss(self) -> None:
         """Tells it that nothing more will be asked."""
         assert self._process.stdin is not None
+        self.wake()
         self._process.stdin.close()
 
     def end(self) -> None:
@@ -91,7 +101,11 @@ def peers(*started: Peer) -> Iterator[list[str]]:
 
 @contextmanager
 def server(
-    transport: str = "auto", threads: int = 1, prefix: Sequence[str] = (), host: str = "127.0.0.1"
+    transport: str = "auto",
+    threads: int = 1,
+    prefix: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    flags: Sequence[str] = (),
 ) -> Iterator[tuple[int, str]]:
     """A parameter server's process number and endpoint."""
     command = [
@@ -105,7 +119,7 @@ def server(
         "--threads",
         str(threads),
     ]
-    command += ["--endpoint", f"{host}:0"]
+    command += ["--endpoint", f"{host}:0", *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

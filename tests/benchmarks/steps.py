@@ -21,7 +21,7 @@ SYNC = tuple(
         target,
         setting=f"2 trainers, 1 server; {MODEL}",
     )
-    for transport, target in (("shm", 1.2), ("flight", None))
+    for transport, target in (("shm", 1.15), ("tcp", 0.75))
 )
 ASYNC = tuple(
     Promise(
@@ -30,7 +30,7 @@ ASYNC = tuple(
         target,
         setting=f"1 trainer, 1 server, until every step is applied; {MODEL}",
     )
-    for transport, target in (("shm", 0.95), ("flight", None))
+    for transport, target in (("shm", 0.7), ("tcp", 0.45))
 )
 THREADS = Promise(
     "wire/shm 16 client threads",

@@ -5,12 +5,12 @@ bytes by other means.
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from harness import Contender, Promise, Row, alternate, timed
 from jobs import Trainer, trainer
-from peers import batches, flight_client, raw_exchange, read_batches
+from peers import raw_exchange
 from processes import Peer, peers, server
 
 from pserver.malloc import keep_memory
@@ -18,35 +18,33 @@ from pserver.transport.codec import buffer_of
 
 SETTING = "1 trainer, 1 server, SGD, 1 thread each, loopback"
 RAW = "raw TCP socket, the same bytes one way after the other"
-BARE = "bare Arrow Flight exchange of the same bytes in 2 MB batches"
 TCP = "torch.distributed.rpc held to TCP, one call"
 OWN = "torch.distributed.rpc, its own transport, one call"
 
 LARGE = (  # 64 MB in 100 tensors
-    Promise("wire/flight 64 MB, raw TCP", RAW, 0.6, setting=SETTING),
-    Promise("wire/flight 64 MB, bare Flight", BARE, 0.85, setting=SETTING),
-    Promise("wire/flight 64 MB, rpc", TCP, 1.5, setting=SETTING),
+    Promise("wire/tcp 64 MB, raw", RAW, 0.95, setting=SETTING),
+    Promise("wire/tcp 64 MB, rpc", TCP, 1.15, setting=SETTING),
     Promise("wire/shm 64 MB, rpc", OWN, 1.5, setting=SETTING),
 )
 MEDIUM = (  # 16 MB in 20 tensors
-    Promise("wire/flight 16 MB, rpc", TCP, 0.8, setting=SETTING),
+    Promise("wire/tcp 16 MB, raw", RAW, 0.9, setting=SETTING),
+    Promise("wire/tcp 16 MB, rpc", TCP, 1.15, setting=SETTING),
+    Promise("wire/checked 16 MB", "the same without checksums", 0.95, setting=SETTING),
     Promise("wire/shm 16 MB, rpc", OWN, 1.5, setting=SETTING),
 )
 SMALL = (  # 300 of 1 KB
     Promise(
-        "wire/flight 300 x 1 KB, rpc",
+        "wire/tcp 300 x 1 KB, rpc",
         "torch.distributed.rpc held to TCP, one call per tensor",
         10,
         setting=SETTING,
     ),
-    Promise(
-        "wire/flight 300 x 1 KB, rpc at once", "the same, all calls at once", None, setting=SETTING
-    ),
+    Promise("wire/tcp 300 x 1 KB, rpc at once", "the same, all calls at once", 6, setting=SETTING),
 )
 BASELINES = {
     RAW: "raw",
-    BARE: "bare",
     TCP: "rpc",
+    MEDIUM[2].against: "tcp",
     OWN: "own",
     SMALL[0].against: "each",
     SMALL[1].against: "at once",
@@ -71,27 +69,31 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
 def _block(promises: list[Promise], count: int, elements: int, runs: int) -> Iterator[Row]:
     """The rows of one size, measured together."""
     size, port = count * elements * 4, free_port()
-    others = Peer("raw", size), Peer("flight", size)
+    raw = Peer("raw", size)
     rpcs = [
         Peer("rpc", rank, port + 1 - tcp, tcp, count, elements) for tcp in (1, 0) for rank in (1, 0)
     ]
     with (
-        peers(*others, *rpcs) as ports,
-        server("flight") as (_, flight_endpoint),
+        peers(raw, *rpcs) as ports,
+        server("tcp") as (_, tcp_endpoint),
+        server("tcp", flags=["--checksum", "on"]) as (_, checked_endpoint),
         server("shm") as (_, shm_endpoint),
-        trainer(flight_endpoint, [elements] * count, "flight") as over_flight,
+        trainer(tcp_endpoint, [elements] * count, "tcp") as over_tcp,
+        trainer(checked_endpoint, [elements] * count, "tcp") as checked,
         trainer(shm_endpoint, [elements] * count, "shm") as over_shm,
     ):
         contenders = {
-            "flight": timed(over_flight.step),
+            "tcp": timed(over_tcp.step),
+            "checked": timed(checked.step),
             "shm": timed(over_shm.step),
-            "raw": _raw(int(ports[0]), over_flight),
-            "bare": _bare(int(ports[1]), size),
-            "rpc": asked(rpcs[1], "all"),
-            "own": asked(rpcs[3], "all"),
-            "each": asked(rpcs[1], "each"),
-            "at once": asked(rpcs[1], "once"),
+            "raw": _raw(int(ports[0]), over_tcp),
+            "rpc": asked(rpcs[:2], "all"),
+            "own": asked(rpcs[2:], "all"),
+            "each": asked(rpcs[:2], "each"),
+            "at once": asked(rpcs[:2], "once"),
         }
+        for peer in rpcs:
+            peer.rest()
         used = {transport_of(p) for p in promises} | {BASELINES[p.against] for p in promises}
         medians = alternate({name: run for name, run in contenders.items() if name in used}, runs)
     for promise in promises:
@@ -105,16 +107,23 @@ def transport_of(promise: Promise) -> str:
     return promise.name.removeprefix("wire/").partition(" ")[0]
 
 
-def asked(peer: Peer, way: str) -> Contender:
-    """A peer that says how many seconds its steps took."""
+def asked(pair: Sequence[Peer], way: str) -> Contender:
+    """Two peers, which rest while others are measured, and of which the second says how many
+    seconds its steps took.
+    """
     count = 0
 
     def run() -> float:
         nonlocal count
-        if not count:
-            peer.ask(f"{way} 1")
-            count = 1 + int(0.25 / float(peer.ask(f"{way} 1")))
-        return float(peer.ask(f"{way} {count}")) / count * 1e3
+        for each in pair:
+            each.wake()
+        peer = pair[1]
+        peer.ask(f"{way} 1")
+        count = count or 1 + int(0.25 / float(peer.ask(f"{way} 1")))
+        took = float(peer.ask(f"{way} {count}")) / count * 1e3
+        for each in pair:
+            each.rest()
+        return took
 
     return run
 
@@ -124,18 +133,6 @@ def _raw(port: int, like: Trainer) -> Contender:
     outgoing = [buffer_of(gradient) for gradient in like.gradients.values()]
     incoming = [buffer_of(torch.zeros_like(value)) for value in like.parameters.values()]
     return timed(lambda: raw_exchange(connection, outgoing, incoming))
-
-
-def _bare(port: int, size: int) -> Contender:
-    writer, reader = flight_client(port)
-    memory = bytearray(size)
-
-    def exchange() -> None:
-        for batch in batches(memory):
-            writer.write_batch(batch)
-        read_batches(reader, size)
-
-    return timed(exchange)
 
 
 def free_port() -> int:
