@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,13 @@ def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(model(x), y)
 
 
+def wait_for(file: Path) -> None:
+    """Until another process has written it."""
+    end = time.monotonic() + 30.0
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def main(trainer_id: int, trainer_endpoints: str, results: str) -> None:
     torch.set_num_threads(1)
     model, data = model_and_data()
@@ -57,6 +65,7 @@ def main(trainer_id: int, trainer_endpoints: str, results: str) -> None:
         exe.run(fetch_list=["loss"], feed=batches[trainer_id])
     torch.save(model.state_dict(), f"{results}/{trainer_id}.pt")
     if trainer_id == 1:
+        wait_for(Path(results) / "0.pt")  # trainer 0 may still read what this one has sent
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
     try:
