@@ -78,7 +78,7 @@ class GradientChanges:
             log.warning(
                 "step %d: the gradient of %r was changed between backward and step: that acts on "
                 "each trainer's own gradient, before the mean over %d trainers. To clip as one "
-                "process does, pass grad_clip=ClipGradByGlobalNorm(...) to "
+                "process does, pass grad_clip=ClipGradByGlobalNorm(...) or ClipGradByValue(...) to "
                 "fleet.distributed_optimizer",
                 *(self._steps, min(changed, key=list(self._parameters).index), self._trainers),
             )
