@@ -108,7 +108,8 @@ class ServerConfig:
 
     def _check_tcp(self) -> None:
         """The settings of tensors over TCP."""
-        if isinstance(self.connections, bool) or not 1 <= self.connections <= MOST_CONNECTIONS:
+        whole = isinstance(self.connections, int) and not isinstance(self.connections, bool)
+        if not whole or not 1 <= self.connections <= MOST_CONNECTIONS:
             raise ValueError(
                 f"connections: expected 1 to {MOST_CONNECTIONS}, got {self.connections!r}"
             )

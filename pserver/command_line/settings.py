@@ -18,6 +18,8 @@ VARIABLES = {
     "PSERVER_TRANSPORT": "transport",
     "PSERVER_HEARTBEAT_TIMEOUT": "heartbeat_timeout_seconds",
     "PSERVER_START_TIMEOUT": "start_timeout_seconds",
+    "PSERVER_CONNECTIONS": "connections",
+    "PSERVER_CHECKSUM": "checksum",
 }
 
 KINDS: dict[str, type] = {"keep_failed_seconds": float}  # of settings whose default is None
@@ -75,8 +77,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for variable, name in VARIABLES.items():
         if text := environ.get(variable):
-            seconds = name.endswith("_seconds")
-            found[name] = checked(partial(check_seconds, variable, text)) if seconds else text
+            found[name] = text
+            if name.endswith("_seconds"):
+                found[name] = checked(partial(check_seconds, variable, text))
+            elif name == "connections" and text.isdecimal():
+                found[name] = int(text)
     return found
 
 

@@ -143,6 +143,34 @@ def test_a_wrong_variable_is_named_not_the_field(
     assert f"pserver serve: {variable}: expected a number of seconds" in one_line(capsys)
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "words"),
+    [
+        ("CONNECTIONS", "x", "expected 1 to 64, got 'x'"),
+        ("CONNECTIONS", "65", "expected 1 to 64, got 65"),
+        ("CHECKSUM", "of", "expected one of auto, on, off, got 'of'"),
+    ],
+)
+def test_the_variables_of_tcp_are_those_of_the_flags(
+    variable: str,
+    text: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    served: list[ServerConfig],
+) -> None:
+    """``launch`` gives its servers its own environment."""
+    monkeypatch.setenv("PSERVER_CONNECTIONS", "3")
+    monkeypatch.setenv("PSERVER_CHECKSUM", "off")
+    assert main(["serve"]) == 0
+    assert (served[0].connections, served[0].checksum) == (3, "off")
+    assert main(["serve", "--transport", "grpc"]) == 2
+    assert "has no effect with transport 'grpc'" in one_line(capsys)
+    monkeypatch.setenv(f"PSERVER_{variable}", text)
+    assert main(["serve"]) == 2
+    assert f"pserver serve: PSERVER_{variable}: {words}" in one_line(capsys)
+
+
 def test_a_wrong_value_in_a_file_is_named_with_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,7 +192,7 @@ def test_serve_flags_are_the_fields_of_the_configuration(
     )
     flags = (
         "--data-port 7001 --transport tcp --data-dir d --heartbeat-timeout 9.5 "
-        "--start-timeout 8 --program p --threads 1 --once"
+        "--start-timeout 8 --program p --threads 1 --once --connections 4 --checksum on"
     )
 
     assert (
@@ -183,6 +211,8 @@ def test_serve_flags_are_the_fields_of_the_configuration(
         program="p",
         threads=1,
         once=True,
+        connections=4,
+        checksum="on",
     )
     assert served[2] == ServerConfig(
         endpoint="127.0.0.1:7000", threads=4, once=True, heartbeat_timeout_seconds=5
