@@ -10,6 +10,9 @@ it.  That thread tells the job, whatever the main thread is doing; the handler t
 ``SystemExit(143)`` in the main thread, so that ``finally`` and ``atexit`` run.  A main thread that
 does not come to its handler for ``GRACE_SECONDS`` is left behind: the process ends without it.
 
+The interpreter ignores what is raised inside a ``__del__`` or the callback of a weak reference,
+where the handler may happen to run: then the signal is raised once more.
+
 A forked child (a worker of a DataLoader, which is ended with SIGTERM) inherits handler and socket,
 and gives both back at once.
 """
@@ -25,11 +28,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import FrameType
+from typing import Any
 
 STATUS = 128 + signal.SIGTERM
 REASON = "ended by SIGTERM"
 TELL_SECONDS = 0.9  # for all servers together
 GRACE_SECONDS = 3.0  # for the main thread to come to its handler
+AGAIN_SECONDS = 0.05  # for the main thread to leave what has ignored it
 
 Tell = Callable[[str], None]
 
@@ -46,6 +51,7 @@ class Termination:
         self._lock = threading.Lock()  # guards _tells; nothing else happens under it
         self._tells: list[Tell] = []
         self._installed = False
+        self._exit: SystemExit | None = None  # that the handler has raised last
         self._read, self._write = socket.socketpair()
         self._told = threading.Event()
         self._noticed = threading.Event()
@@ -78,6 +84,7 @@ class Termination:
         if before != -1:  # an event loop has one already, and the handler alone must do
             signal.set_wakeup_fd(before)
         signal.signal(signal.SIGTERM, self._handle)
+        sys.unraisablehook = partial(self._ignored, sys.unraisablehook)
         # a child that gets SIGTERM before it has given back would speak for this process
         os.register_at_fork(
             before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, (signal.SIGTERM,)),
@@ -100,7 +107,19 @@ class Termination:
         with suppress(OSError):  # where the wakeup descriptor is another's
             self._write.send(bytes([signal.SIGTERM]))
         self._told.wait(TELL_SECONDS)
-        raise SystemExit(STATUS)
+        self._exit = SystemExit(STATUS)
+        raise self._exit
+
+    def _ignored(self, before: Callable[[Any], object], ignored: Any) -> None:
+        """``sys.unraisablehook``: if the interpreter has ignored the handler's exception, the
+        signal comes again.
+        """
+        if self._exit is None or ignored.exc_value is not self._exit:
+            before(ignored)
+            return
+        again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
+        again.daemon = True
+        again.start()
 
     def _watch(self) -> None:
         """The thread that tells the job."""

@@ -97,3 +97,23 @@ wait()
 
     assert lines[:2] == ["child 15", "not told"]
     assert (status, lines[2:]) == (143, ["told: ended by SIGTERM"])
+
+
+def test_an_end_that_the_interpreter_ignores_comes_again() -> None:
+    """What is raised inside a ``__del__`` goes nowhere: the script would go on for ever."""
+    status, lines = ended("""
+class Slow:
+    def __del__(self):
+        wait()
+
+termination.add(tell)
+slow = Slow()
+del slow
+print("went on", flush=True)
+try:
+    threading.Event().wait(60)
+finally:
+    print("finally", flush=True)
+""")
+
+    assert (status, lines) == (143, ["told: ended by SIGTERM", "went on", "finally"])
