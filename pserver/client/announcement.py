@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pserver.control import ControlClient
-from pserver.errors import PServerError
+from pserver.errors import Draining, PServerError
 from pserver.wire_pb2 import AnnounceRequest
 
 FIRST_SECONDS = 1.0  # between two announcements, until a server has told its heartbeat timeout
@@ -28,6 +28,9 @@ class Announcement:
         endpoints: HOST:PORT of each server.
         trainer_id: this trainer's number.
         incarnation: with which it will join.
+
+    Attributes:
+        failure: a server has answered that it is shutting down.
     """
 
     def __init__(self, endpoints: Sequence[str], trainer_id: int, incarnation: str) -> None:
@@ -38,10 +41,11 @@ class Announcement:
         asked = [threading.Event() for _ in endpoints]
         self._threads = [
             threading.Thread(
-                target=self._announce, args=(endpoint, once), name=f"announcement {endpoint}"
+                target=self._announce, args=(index, endpoint, once), name=f"announcement {endpoint}"
             )
-            for endpoint, once in zip(endpoints, asked, strict=True)
+            for index, (endpoint, once) in enumerate(zip(endpoints, asked, strict=True))
         ]
+        self.failure: PServerError | None = None
         for thread in self._threads:
             thread.daemon = True
             thread.start()
@@ -65,15 +69,20 @@ class Announcement:
         for thread in self._threads:
             thread.join(3 * CALL_SECONDS)
 
-    def _announce(self, endpoint: str, asked: threading.Event) -> None:
-        control = ControlClient(endpoint, CALL_SECONDS)
+    def _announce(self, index: int, endpoint: str, asked: threading.Event) -> None:
+        control = ControlClient(endpoint, CALL_SECONDS, f"server {index} at {endpoint}")
         request = AnnounceRequest(trainer_id=self._trainer_id, incarnation=self.incarnation)
         interval, reached = FIRST_SECONDS, False
         try:
             while not self._ended.is_set():
-                with suppress(PServerError):
+                try:
                     timeout = control.announce(request).heartbeat_timeout_seconds
                     interval, reached = min(1.0, timeout / 5), True
+                except Draining as error:
+                    self.failure = self.failure or error
+                    return
+                except PServerError:
+                    pass  # it is not up yet
                 asked.set()
                 self._ended.wait(interval if reached else min(interval, FIRST_SECONDS / 5))
             word = self._said[-1]
@@ -85,4 +94,5 @@ class Announcement:
                     request.MergeFrom(word)
                     control.announce(request)
         finally:
+            asked.set()
             control.close()

@@ -56,6 +56,11 @@ class Announcements:
         self._announced: dict[str, Announced] = {}  # by incarnation
         self._ended: dict[int, Ended] = {}  # by trainer
 
+    @property
+    def any(self) -> bool:
+        """Whether a process has announced itself and neither joined nor ended."""
+        return bool(self._announced)
+
     def heard(self, trainer: int, incarnation: str, now: float) -> None:
         """A trainer says that it is there."""
         if incarnation not in self._announced:

@@ -74,6 +74,12 @@ class Attendance(ABC):
         return self.lifecycle.failure
 
     @property
+    def awaited(self) -> bool:
+        """Whether trainers have announced themselves that have not joined."""
+        with self.condition:
+            return self._announcements.any
+
+    @property
     def busy(self) -> bool:
         """Whether trainers take part in a job now."""
         return bool(self._members.joined())
@@ -268,9 +274,16 @@ class Attendance(ABC):
         return member
 
     def announce(self, request: wire.AnnounceRequest) -> wire.AnnounceReply:
-        """A trainer has started, and will join; or it says why it will not."""
+        """A trainer has started, and will join; or it says why it will not.
+
+        Raises:
+            Draining: the server is shutting down: the trainer need not wait for it.
+        """
         trainer, incarnation = request.trainer_id, request.incarnation
         with self.condition:
+            if self.lifecycle.draining:
+                self._announcements.joined(trainer, incarnation)
+                raise Draining("the server is shutting down")
             if request.failure:
                 self._announcements.failed(trainer, incarnation, request.failure, self._clock())
                 member = self._members.by_trainer.get(trainer)

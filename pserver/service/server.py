@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 GRACE_SECONDS = 5.0
 IDLE_GRACE_SECONDS = 0.5  # where no trainer takes part
+AWAITED_GRACE_SECONDS = 1.5  # where trainers announce themselves, each second: they are told
 GOODBYE_SECONDS = 2.0  # for trainers to leave, when their streams have ended
 
 
@@ -199,7 +200,8 @@ class Server:
             return
         self._stopping.set()
         if not self.job.busy:  # the streams of lost trainers say no BYE
-            grace_seconds = min(grace_seconds, IDLE_GRACE_SECONDS)
+            idle = AWAITED_GRACE_SECONDS if self.job.awaited else IDLE_GRACE_SECONDS
+            grace_seconds = min(grace_seconds, idle)
         deadline = time.monotonic() + grace_seconds
         self._control.drain()
         self.job.shut_down()
@@ -207,7 +209,7 @@ class Server:
         self._close_transports(max(0.0, deadline - time.monotonic()))
         # the trainers have been told, and have yet to leave; one that was killed never does
         deadline = min(deadline, time.monotonic() + GOODBYE_SECONDS)
-        while self.job.busy and time.monotonic() < deadline:
+        while (self.job.busy or self.job.awaited) and time.monotonic() < deadline:
             time.sleep(0.02)
         self._control.stop(1.0)
         self._clock.join()

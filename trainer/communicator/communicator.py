@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -137,9 +137,12 @@ class Communicator:
 
     # ---- the life of a job ----
 
-    def start(self) -> None:
+    def start(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Joins every server, installs those that are empty (trainer 0), and receives the
         parameters.
+
+        Args:
+            meanwhile: called while it waits for a server; raises what should end the wait.
 
         Raises:
             PServerError: a server cannot be reached or says no; then no server keeps this trainer.
@@ -152,7 +155,7 @@ class Communicator:
         self._departure.expect()
         try:
             joined = [
-                self._join(client, program)
+                self._join(client, program, meanwhile)
                 for client, program in zip(self.clients, self._programs, strict=True)
             ]
             self._take_over(installed=all(each.install for each in joined))
@@ -167,9 +170,9 @@ class Communicator:
             raise
         trim_memory()
 
-    def _join(self, client: Client, program: Program) -> Joined:
+    def _join(self, client: Client, program: Program, meanwhile: Callable[[], None]) -> Joined:
         # the job may end at one server while this trainer waits to be let in by another
-        client.meanwhile = self.check
+        client.meanwhile = partial(_each, self.check, meanwhile)
         joined = client.join()
         if joined.install:
             client.install(program)
@@ -476,6 +479,11 @@ class Communicator:
         """
         self._barriers += 1
         return self.clients[0].barrier(f"{self._barriers}: {name}", text, self.check)
+
+
+def _each(*checks: Callable[[], None]) -> None:
+    for check in checks:
+        check()
 
 
 def _check_gradient(placement: Placement, name: str, gradient: torch.Tensor, elements: int) -> None:

@@ -30,6 +30,11 @@ class Arrival:
         termination.add(self._announcement.failed)
         atexit.register(self._abandoned)
 
+    def check(self) -> None:
+        """Raises what ends the wait for a server: it has said that it is shutting down."""
+        if self._announcement.failure is not None:
+            raise self._announcement.failure
+
     def joined(self) -> None:
         """It has joined every server, or stays away in good order."""
         termination.remove(self._announcement.failed)

@@ -195,7 +195,7 @@ class Job:
             options=options_of(strategy),
             incarnation="" if self._arrival is None else self._arrival.incarnation,
         )
-        communicator.start()
+        communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
         if plan.averaged:
             log.info("training collectively, beside: %s", ", ".join(plan.averaged))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.errors import Busy, JobFailed, PServerError, TrainerLost
+from pserver.errors import Busy, Draining, JobFailed, PServerError, TrainerLost
 from pserver.job.job import Job
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
@@ -322,3 +322,16 @@ def test_a_preset_server_forgets_the_failure_on_reset(served: Served) -> None:
     again = Trainer(job, listener, plan_of(), 0)
     _, got = again.step(1, w=torch.ones(2, 3), b=torch.ones(3))
     assert torch.equal(got["b"], torch.full((3,), 0.5))
+
+
+def test_a_trainer_on_its_way_is_told_that_the_server_shuts_down(served: Served) -> None:
+    """It need not wait for it; when all have been told, nobody is awaited."""
+    job, _ = served
+    announce(job, 0, "a"), announce(job, 1, "b")
+    assert job.awaited
+    job.shut_down()
+    for number, incarnation in enumerate("ab"):
+        assert job.awaited
+        with pytest.raises(Draining, match="the server is shutting down"):
+            announce(job, number, incarnation)
+    assert not job.awaited
