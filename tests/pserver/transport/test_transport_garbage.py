@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,11 +43,20 @@ def raw_tcp(port: int, data: bytes, greeting: Greeting | None = GOOD) -> None:
             greeting.send(connection)
         if greeting == GOOD:
             Welcome.receive(connection)
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        with suppress(ConnectionResetError):  # it did not read to the end
+        with suppress(ConnectionError):  # it does not read to the end
+            connection.sendall(data)
+            end_sending(connection)
             while connection.recv(2**16):
                 pass
+
+
+def end_sending(connection: socket.socket) -> None:
+    """Shuts a connection down one way, unless the peer has broken it."""
+    try:
+        connection.shutdown(socket.SHUT_WR)
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
 
 
 def garbage_inprocess(port: int) -> None:
