@@ -99,7 +99,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     service/         the server's process, and its end of every stream
     testing/         fault injection, for tests
     client/          the trainer's end: control calls, streams, heartbeat
-    operations/      pserver save, reset
+    operations/      pserver save, reset, keys
     launcher/        pserver launch, plan, status
     job/             everything that trainers share on one server; locks
     dense/           slices: merge, compression, optimizer blocks; pure
@@ -107,6 +107,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     transport/       frames over TCP, gRPC, shared memory
     checkpoint/      tensors and tables in a directory or behind a URL
     storage/         places for files, on disks and behind URLs; one writer at a time
+    security/        certificates and keys: who a peer is
     command_line/    flags and settings
     table/           sparse tables: rows by id; pure but for the disk tier
     config errors finite malloc repeated_warning, and the generated wire_pb2, wire_pb2_grpc

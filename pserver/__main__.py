@@ -135,6 +135,16 @@ def run_reset(arguments: argparse.Namespace) -> int:
     return reset(_endpoints(arguments), Console())
 
 
+def run_keys(arguments: argparse.Namespace) -> int:
+    """``pserver keys``; returns the exit status."""
+    # here, because they import cryptography and rich, and --help does not need them
+    from rich.console import Console
+
+    from pserver.operations import keys
+
+    return checked(lambda: keys.run(arguments, Console()))
+
+
 def _endpoints(arguments: argparse.Namespace) -> list[str]:
     endpoints = [endpoint.strip() for endpoint in arguments.endpoints.split(",")]
     checked(lambda: [split_endpoint(endpoint) for endpoint in endpoints])
@@ -150,6 +160,7 @@ COMMANDS = {
     "status": run_status,
     "save": run_save,
     "reset": run_reset,
+    "keys": run_keys,
 }
 
 

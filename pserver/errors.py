@@ -15,6 +15,7 @@
     |-- Refused                the peer understood and said no
     |   |-- Busy               the server has another job
     |   |-- FingerprintMismatch    two processes of a job run different programs
+    |   |-- Untrusted          a certificate is missing, foreign, expired, revoked, or another's
     |   `-- Unprepared         not yet installed, or no such variable here
     `-- CorruptFrame           bytes that are not a frame, or a frame that contradicts the plan
         `-- GarbledStream      bytes that are not a frame came to a server
@@ -90,6 +91,14 @@ class FingerprintMismatch(Refused):
     """Two processes of one job run different programs."""
 
     status = "FAILED_PRECONDITION"
+
+
+class Untrusted(Refused):
+    """A peer's certificate is missing, foreign, expired, revoked, or was made for another host or
+    role; or one end speaks TLS and the other does not.
+    """
+
+    status = "UNAUTHENTICATED"
 
 
 class Unprepared(Refused):

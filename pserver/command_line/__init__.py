@@ -1,8 +1,8 @@
 """What the user types: the flags of ``pserver``, and a server's settings from flags, file and
 environment.
 
-Reading order: ``flags`` (the parser and its help texts), ``settings`` (a ServerConfig from all
-three sources).  ``pserver/__main__.py`` runs the commands.
+Reading order: ``flags`` (the parser and its help texts), ``key_flags`` (of ``pserver keys``),
+``settings`` (a ServerConfig from all three sources).  ``pserver/__main__.py`` runs the commands.
 
 May import: ``pserver.config``.  Neither torch nor grpc, so that ``pserver --help`` answers at once.
 """

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from pserver.command_line.key_flags import add_keys
 from pserver.config import CHECKSUM_CHOICES, TRANSPORT_CHOICES
 
 USAGE = 2  # the exit status for a mistake in what was typed
@@ -28,6 +29,8 @@ EXAMPLES = """examples:
       what a running or a failed job holds, as a checkpoint for fleet.load
   pserver reset a:6174,b:6174
       drops what a failed job has left, so that any job may begin
+  pserver keys init keys --hosts a,b
+      keys for hosts a and b: copy keys/a and keys/b there, and name them with --keys
 """
 SERVE = """Runs one parameter server.  It prints one line when it is ready, and ends with 0 on
 SIGTERM or Ctrl-C after draining."""
@@ -45,6 +48,8 @@ job waits meanwhile, between two of its steps.  The servers do not know everythi
 what it has not found, a scheduler's state for one."""
 RESET = """Drops what a failed job has left on these servers, so that any job may begin.  A server
 whose job runs is left alone: end its trainers first."""
+KEYS = """Makes the keys with which the processes of a cluster know each other, and manages them.
+The folder stays with the operator; each host gets a copy of its own part."""
 ENDPOINTS = "HOST:PORT[,HOST:PORT...]"
 
 
@@ -107,6 +112,8 @@ def parser() -> Parser:
     save.add_argument("path", metavar="PATH", help="the checkpoint's directory, or its URL")
     reset = commands.add_parser("reset", help="drop what a failed job has left", description=RESET)
     reset.add_argument("endpoints", metavar=ENDPOINTS)
+    keys = commands.add_parser("keys", help="make and manage a cluster's keys", description=KEYS)
+    add_keys(keys)
     root.commands = commands.choices
     return root
 

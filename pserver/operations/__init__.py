@@ -1,11 +1,12 @@
-"""What an operator does with a job that runs or has failed.
+"""What an operator does with a job that runs or has failed, and with a cluster's keys.
 
 In reading order::
 
     save        ``pserver save``: what the servers hold, as a checkpoint
     held_job    all servers of a job, between two steps
     reset       ``pserver reset``: drops what a failed job has left
+    keys        ``pserver keys``: the keys of a cluster
 
-May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control`` and the files of the
-root.  Only ``pserver/__main__.py`` imports this room.
+May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control``, ``pserver.security``
+and the files of the root.  Only ``pserver/__main__.py`` imports this room.
 """
