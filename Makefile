@@ -47,11 +47,11 @@ demo: .venv/.examples
 
 test: .venv/.dev
 	@echo "== tests, three files at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: .venv/.dev
 	@echo "== fast tests, two files at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier fast -n 2 --dist loadfile -r fE --cov=transpiler --cov=pserver --cov=trainer --cov-report=term $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier fast -n 2 --dist loadfile --no-loadscope-reorder -r fE --cov=transpiler --cov=pserver --cov=trainer --cov-report=term $(ARGS)
 
 $(CHECKS): .venv/.dev
 	@echo "== the complete matrix of $(@:check-%=%), two combinations at a time"

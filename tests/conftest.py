@@ -17,7 +17,12 @@ import torch
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 
-pytest_plugins = ["tests.support.tiers", "tests.support.checks", "tests.support.stores"]
+pytest_plugins = [
+    "tests.support.tiers",
+    "tests.support.checks",
+    "tests.support.stores",
+    "tests.support.order",
+]
 
 EXIT_SECONDS = 60.0
 CLUSTER_VARIABLES = (
@@ -46,8 +51,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Every wait has a deadline, the one for threads that a test left behind too: where they are is
-    said, and the run ends.
+    said, and the run ends.  Workers wait for the process that has started them, which ends them.
     """
+    if hasattr(session.config, "workerinput"):
+        return
 
     def end() -> None:
         faulthandler.dump_traceback(all_threads=True)
