@@ -270,6 +270,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     malloc.py                     warm buffers
     malloc.py                     holes
     malloc.py                     one heap
+    security/tls.py               asked before gRPC
     service/server.py             draining
     service/tensor_service.py     the later stream counts
     storage/remote_place.py       replacing an object
@@ -294,6 +295,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     transport/stream.py           who owns a payload
     transport/stream.py           landing
     transport/stream.py           how a stream ends
+    transport/tcp.py              one way under TLS
     transport/tcp.py              what was said last arrives
 """
 

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 ROLES = ("server", "trainer", "operator")
+CLIENTS = ("trainer", "operator")
 ROLE_URI = "pserver:role/"
 HERE = ("localhost", "127.0.0.1", "::1")  # every host's own names
 AUTHORITY_DAYS = 3650

@@ -64,7 +64,7 @@ class _WatchedStream:
     """A stream that knows whether it waits for its peer (``idle``)."""
 
     def __init__(self, stream: Stream, condition: Condition) -> None:
-        self.transport, self.peer = stream.transport, stream.peer
+        self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
         self.idle = False
         self._stream, self._condition = stream, condition
         self.send, self.close, self.cancel = stream.send, stream.close, stream.cancel

@@ -33,6 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from pserver.errors import PServerError, Unreachable
+from pserver.security.keys import Keys
 from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import Buffer, Handler, Land, Listener, Stream
 from pserver.wire_pb2 import Frame, Kind
@@ -164,7 +165,7 @@ class FaultyStream:
     """
 
     def __init__(self, stream: Stream, injector: Injector, server: str) -> None:
-        self.transport, self.peer = stream.transport, stream.peer
+        self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
         self._stream, self._injector = stream, injector
         self._place = Place(server)
         self._sent: list[Message] = []  # to be sent again by "late"
@@ -277,9 +278,11 @@ class FaultyTransport:
         """See :class:`pserver.transport.registry.Transport`."""
         return self._transport.listen(handle, host, port)
 
-    def connect(self, host: str, port: int, *, timeout_seconds: float) -> Stream:
+    def connect(
+        self, host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None
+    ) -> Stream:
         """See :class:`pserver.transport.registry.Transport`."""
-        stream = self._transport.connect(host, port, timeout_seconds=timeout_seconds)
+        stream = self._transport.connect(host, port, timeout_seconds=timeout_seconds, keys=keys)
         return FaultyStream(stream, self._injector, self._injector.names.get(port, str(port)))
 
 

@@ -12,6 +12,7 @@ In reading order::
     tcp_listener     its accepting end; ``tcp_greeting``: what is said before the first frame
     frame_socket     one TCP connection: prefixes, checksums, landing
     grpc_stream      plain grpcio on the control port
+    grpc_security    its channels and credentials, with keys or without
     dialled_channel  a gRPC channel that can be dialled again, for control calls
     shm, shm_ring    shared memory between processes of one host
     inprocess        between threads of one process, for tests
@@ -21,5 +22,6 @@ and below them ``endpoint`` (HOST:PORT as the system sees it), ``pipe`` (a queue
 break), ``accept_loop`` (a listening socket) and ``open_streams`` (the open streams of an accepting
 end).
 
-May import: ``pserver.errors``, ``pserver.table.gradient``, the generated messages, ``transpiler``.
+May import: ``pserver.errors``, ``pserver.security``, ``pserver.table.gradient``, the generated
+messages, ``transpiler``.
 """

@@ -12,7 +12,9 @@ import threading
 import grpc
 
 from pserver.errors import Unreachable
-from pserver.transport.endpoint import reach, spell
+from pserver.security.keys import Keys
+from pserver.transport.endpoint import spell
+from pserver.transport.grpc_security import open_channel
 from pserver.transport.grpc_stream import OPTIONS
 
 
@@ -21,16 +23,17 @@ class DialledChannel:
 
     Args:
         host, port: the server's.
+        keys: this process's; None: without TLS.
 
     Attributes:
         redials: channels that a heartbeat has put in the place of another.
         closed: whether :meth:`close` was called.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, keys: Keys | None = None) -> None:
         self.redials = 0
         self.closed = False
-        self._host, self._port = host, port
+        self._host, self._port, self._keys = host, port, keys
         self._lock = threading.Lock()  # guards all but the two above; nothing blocks under it
         self._present: grpc.Channel | None = None
 
@@ -39,10 +42,9 @@ class DialledChannel:
 
         Raises:
             Unreachable: no address of the host accepts a connection within the timeout.
+            Untrusted: what listens there is no server of ours, or takes no certificate of ours.
         """
-        address = reach(self._host, self._port, timeout_seconds)
-        authority = [("grpc.default_authority", spell(self._host, self._port))]
-        return grpc.insecure_channel(spell(address, self._port), options=OPTIONS + authority)
+        return open_channel(self._host, self._port, OPTIONS, timeout_seconds, self._keys)
 
     def present(self, timeout_seconds: float) -> grpc.Channel:
         """The present channel; dialled where there is none.

@@ -18,6 +18,7 @@ lands where it says.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Sequence
@@ -52,6 +53,8 @@ class FrameSocket:
     def __init__(self, connection: socket.socket, checked: bool) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
+        # TLS has no flags, and hands out at most a record at once
+        self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
         self._checked = checked
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._begin = self._end = 0  # of what was read into the buffer and not taken yet
@@ -83,6 +86,10 @@ class FrameSocket:
         self.send(b"", (), 0)
 
     def _send_all(self, buffers: list[memoryview]) -> None:
+        if isinstance(self._socket, ssl.SSLSocket):  # it has no sendmsg
+            for buffer in buffers:
+                self._socket.sendall(buffer)
+            return
         first = 0
         while first < len(buffers):
             sent = self._socket.sendmsg(buffers[first : first + MOST_BUFFERS])
@@ -163,7 +170,7 @@ class FrameSocket:
                 target[:have] = self._buffer[self._begin : self._begin + have]
                 self._begin += have
             while have < target.nbytes:
-                have += self._got(self._socket.recv_into(target[have:], flags=socket.MSG_WAITALL))
+                have += self._got(self._socket.recv_into(target[have:], flags=self._flags))
 
     def _blank(self, size: int) -> memoryview:
         """Memory for a payload, until the next one comes."""
@@ -186,7 +193,7 @@ class FrameSocket:
             deadline: of time.monotonic().
         """
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
             while (left := deadline - time.monotonic()) > 0:
                 self._socket.settimeout(left)
                 if not self._socket.recv_into(self._buffer):
@@ -195,7 +202,8 @@ class FrameSocket:
     def shut_down(self) -> None:
         """Breaks the connection: a blocked ``send`` or ``receive`` ends at once."""
         with suppress(OSError):  # closed, or the peer was faster
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # the connection's own, not TLS's, which takes its state away from whoever waits there
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Gives the connection back; no thread uses it any more."""

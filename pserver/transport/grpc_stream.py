@@ -19,8 +19,12 @@ from threading import Event, Thread
 import grpc
 
 from pserver.errors import Unreachable
+from pserver.security import tls
+from pserver.security.certificates import Bearer
+from pserver.security.keys import Keys
 from pserver.transport.codec import decode, encode_header
-from pserver.transport.endpoint import check_free, of_peer, reach, spell
+from pserver.transport.endpoint import check_free, of_peer, spell
+from pserver.transport.grpc_security import bearer_of, listen_on, open_channel
 from pserver.transport.open_streams import OpenStreams
 from pserver.transport.pipe import Pipe
 from pserver.transport.stream import Buffer, Handler, Land
@@ -47,12 +51,14 @@ class GrpcStream:
 
     Attributes:
         outgoing: the frames that grpcio is to send.
+        bearer: see :class:`pserver.transport.stream.Stream`.
     """
 
     transport = "grpc"
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
+        self.bearer: Bearer | None = None
         self.outgoing = Pipe()
         self._accepting = False
         self._incoming: Iterator[bytes] = iter(())
@@ -138,6 +144,7 @@ class Exchanges:
     def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serves one call.  See [Note: two threads a stream, on the accepting end]."""
         stream = GrpcStream(of_peer(context.peer()))
+        stream.bearer = bearer_of(context)
         stream.attach(requests, context.cancel, None)
         if not context.add_callback(stream.ended):
             return
@@ -160,13 +167,13 @@ class GrpcListener:
         port: the one that it is bound to.
     """
 
-    def __init__(self, handle: Handler, host: str, port: int) -> None:
+    def __init__(self, handle: Handler, host: str, port: int, keys: Keys | None) -> None:
         check_free(host, port)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="grpc exchange")
         self._server = grpc.server(self._pool, options=OPTIONS)
         self._exchanges = Exchanges(handle)
         self._exchanges.add_to(self._server)
-        self.port: int = self._server.add_insecure_port(spell(host, port))
+        self.port = listen_on(self._server, spell(host, port), keys)
         self._server.start()
 
     def close(self, grace_seconds: float) -> None:
@@ -177,28 +184,38 @@ class GrpcListener:
         self._pool.shutdown(wait=False)
 
 
-def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> GrpcListener:
+def listen(
+    handle: Handler, host: str = "127.0.0.1", port: int = 0, keys: Keys | None = None
+) -> GrpcListener:
     """Accepts streams on a server of its own.
+
+    Args:
+        keys: the server's; None: without TLS.
 
     Raises:
         OSError: it cannot listen there; one sentence.
     """
-    return GrpcListener(handle, host, port)
+    return GrpcListener(handle, host, port, keys)
 
 
-def connect(host: str, port: int, *, timeout_seconds: float) -> GrpcStream:
+def connect(
+    host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None
+) -> GrpcStream:
     """Opens a stream, on a connection of its own.
+
+    Args:
+        keys: this process's; None: without TLS.
 
     Raises:
         Unreachable: no server answered within ``timeout_seconds``.
+        Untrusted: what listens there is no server of ours, or takes no certificate of ours.
     """
-    address = reach(host, port, timeout_seconds)
-    authority = [("grpc.default_authority", spell(host, port))]
-    channel = grpc.insecure_channel(spell(address, port), options=OPTIONS + authority)
+    channel = open_channel(host, port, OPTIONS, timeout_seconds, keys)
     try:
         grpc.channel_ready_future(channel).result(timeout=timeout_seconds)
     except grpc.FutureTimeoutError as error:
         channel.close()
+        tls.check_plain(host, port, keys)
         raise Unreachable(
             f"no answer at {spell(host, port)} within {timeout_seconds:g} s: it does not speak gRPC"
         ) from error

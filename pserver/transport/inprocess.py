@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from threading import Lock, Thread
 
 from pserver.errors import Unreachable
+from pserver.security.certificates import Bearer
+from pserver.security.keys import Keys
 from pserver.transport.codec import parse_header
 from pserver.transport.endpoint import spell
 from pserver.transport.open_streams import OpenStreams
@@ -30,6 +32,7 @@ class InprocessStream:
     """
 
     transport = "inprocess"
+    bearer: Bearer | None = None  # nothing leaves the host
 
     def __init__(self, peer: str, incoming: Pipe, outgoing: Pipe, accepting: bool) -> None:
         self.peer = peer
@@ -104,8 +107,13 @@ def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> Inprocess
     return InprocessListener(handle, host)
 
 
-def connect(host: str, port: int, *, timeout_seconds: float) -> InprocessStream:
+def connect(
+    host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None
+) -> InprocessStream:
     """Opens a stream.
+
+    Args:
+        keys: ignored: nothing leaves the process.
 
     Raises:
         Unreachable: nothing listens there.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pserver.errors import Refused
+from pserver.security.keys import Keys
 from pserver.transport import grpc_stream, inprocess, shm, tcp
 from pserver.transport.endpoint import is_here
 from pserver.transport.stream import Handler, Listener, Stream
@@ -27,11 +28,17 @@ class Transport(Protocol):
             OSError: it cannot listen there; one sentence.
         """
 
-    def connect(self, host: str, port: int, *, timeout_seconds: float) -> Stream:
+    def connect(
+        self, host: str, port: int, *, timeout_seconds: float, keys: Keys | None = ...
+    ) -> Stream:
         """Opens a stream.
+
+        Args:
+            keys: this process's, for transports that leave it: TLS; None: without.
 
         Raises:
             Unreachable: no server answers within ``timeout_seconds``.
+            Untrusted: one end does not take the other's certificate.
         """
 
 

@@ -35,7 +35,7 @@ class SequencedStream:
     """
 
     def __init__(self, stream: Stream, traffic: ByteCounters | None = None) -> None:
-        self.transport, self.peer = stream.transport, stream.peer
+        self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
         self.sent = 0
         self.received = 0
         self._stream = stream

@@ -32,6 +32,8 @@ from contextlib import suppress
 from threading import Lock, RLock
 
 from pserver.errors import CorruptFrame, Unreachable
+from pserver.security.certificates import Bearer
+from pserver.security.keys import Keys
 from pserver.transport import shm_ring
 from pserver.transport.accept_loop import AcceptLoop
 from pserver.transport.codec import copy_bytes, parse_header
@@ -66,6 +68,7 @@ class ShmStream:
     """
 
     transport = "shm"
+    bearer: Bearer | None = None  # nothing leaves the host
 
     def __init__(
         self, peer: str, outgoing: Direction, incoming: Direction, accepting: bool
@@ -281,8 +284,11 @@ def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> ShmListen
     return ShmListener(handle, port)
 
 
-def connect(host: str, port: int, *, timeout_seconds: float) -> ShmStream:
+def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None) -> ShmStream:
     """Opens a stream.
+
+    Args:
+        keys: ignored: nothing leaves the host.
 
     Raises:
         Unreachable: no listener of that number is on this host, or one of the ends has no room for

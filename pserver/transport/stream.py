@@ -3,7 +3,7 @@
 A transport is a module of this room with two functions::
 
     listen(handle, host, port)                 -> Listener
-    connect(host, port, *, timeout_seconds)    -> Stream
+    connect(host, port, *, timeout_seconds, keys)    -> Stream
 
 ``listen`` calls ``handle(stream)`` in a thread of its own for each stream that a client opens.
 Both ends see the same :class:`Stream`.  A frame is a header (a ``wire_pb2.Frame`` without its
@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from pserver.security.certificates import Bearer
 from pserver.wire_pb2 import Frame
 
 Buffer = memoryview | bytes | bytearray
@@ -52,10 +53,12 @@ class Stream(Protocol):
     Attributes:
         transport: its name: "tcp", "grpc", "shm", "inprocess".
         peer: the other end, for messages: "127.0.0.1:6174".
+        bearer: who the other end has proved to be, by its certificate; None without TLS.
     """
 
     transport: str
     peer: str
+    bearer: Bearer | None
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
         """Sends one frame.  See [Note: who owns a payload].

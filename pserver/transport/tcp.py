@@ -12,6 +12,10 @@ a link is faster than what one connection gets of it.
     MAGIC, index, key       ---------------------> each further one
     frames                  <--------------------> frames: see frame_socket.py
 
+[Note: one way under TLS]  Python's ssl can't send on a connection while another thread receives on
+it.  So there, frames to the server take the connections of even indices, and frames to the trainer
+the others: each stream has at least two.
+
 [Note: what was said last arrives]  A server that refuses says why, and ends the stream, while the
 trainer still sends.  The kernel resets a connection that is closed with unread bytes, and drops
 what was sent last.  So the accepting end ends its own direction first, and reads on, for a short
@@ -22,12 +26,16 @@ from __future__ import annotations
 
 import itertools
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock, RLock
 
-from pserver.errors import CorruptFrame, Unreachable
+from pserver.errors import CorruptFrame, Unreachable, Untrusted
+from pserver.security import tls
+from pserver.security.certificates import Bearer
+from pserver.security.keys import Keys
 from pserver.transport.endpoint import reason_of, spell
 from pserver.transport.frame_socket import FRAME_BYTES, FrameSocket
 from pserver.transport.stream import Buffer, Handler, Land
@@ -47,14 +55,23 @@ class TcpStream:
         peer: the other end, for messages.
         sockets: in the order of their indices.
         accepting: this is the accepting end.
+        bearer: who the other end is, under TLS; see [Note: one way under TLS].
     """
 
     transport = "tcp"
 
-    def __init__(self, peer: str, sockets: Sequence[FrameSocket], accepting: bool) -> None:
+    def __init__(
+        self,
+        peer: str,
+        sockets: Sequence[FrameSocket],
+        accepting: bool,
+        bearer: Bearer | None = None,
+    ) -> None:
         self.peer = peer
+        self.bearer = bearer
         self._sockets = list(sockets)
-        self._out, self._in = itertools.cycle(self._sockets), itertools.cycle(self._sockets)
+        ways = [self._sockets] * 2 if bearer is None else [self._sockets[0::2], self._sockets[1::2]]
+        self._in, self._out = map(itertools.cycle, ways if accepting else reversed(ways))
         self._accepting = accepting
         # held while a frame is sent.  A broken stream releases it at once
         self._sending = RLock()
@@ -156,28 +173,34 @@ def listen(
     port: int = 0,
     connections: int = 1,
     checksum: str = "auto",
+    keys: Keys | None = None,
 ) -> TcpListener:
     """Accepts streams.
 
     Args:
         connections: of each stream.
-        checksum: "on", "off", or "auto": on but for peers of this host.
+        checksum: "on", "off", or "auto": on but for peers of this host, and under TLS.
+        keys: the server's; None: without TLS.
 
     Raises:
         OSError: it cannot listen there; one sentence.
     """
 
-    def accepted(peer: str, sockets: list[FrameSocket]) -> TcpStream:
-        return TcpStream(peer, sockets, accepting=True)
+    def accepted(peer: str, sockets: list[FrameSocket], bearer: Bearer | None) -> TcpStream:
+        return TcpStream(peer, sockets, True, bearer)
 
-    return TcpListener(handle, accepted, host, port, connections, checksum)
+    return TcpListener(handle, accepted, host, port, connections, checksum, keys)
 
 
-def connect(host: str, port: int, *, timeout_seconds: float) -> TcpStream:
+def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None) -> TcpStream:
     """Opens a stream, on connections of its own.
+
+    Args:
+        keys: this process's; None: without TLS.
 
     Raises:
         Unreachable: no server answered within ``timeout_seconds``.
+        Untrusted: what listens there is no server of ours; or only one end has keys.
     """
     deadline = time.monotonic() + timeout_seconds
     opened: list[socket.socket] = []
@@ -185,6 +208,8 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> TcpStream:
     def dial(greeting: Greeting) -> socket.socket:
         left = max(deadline - time.monotonic(), 0.001)
         opened.append(socket.create_connection((host, port), left))
+        if keys is not None:
+            opened[-1] = tls.dial(opened[-1], keys, host)
         greeting.send(opened[-1])
         return opened[-1]
 
@@ -192,9 +217,16 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> TcpStream:
         welcome = Welcome.receive(dial(Greeting()))
         for index in range(1, welcome.connections):
             dial(Greeting(index, welcome.key))
+    except Untrusted as error:
+        _close(opened)
+        raise Untrusted(f"{spell(host, port)}: {error}") from error
+    except ssl.SSLError as error:  # its word on our certificate comes after the handshake
+        _close(opened)
+        raise Untrusted(f"{spell(host, port)}: {tls.reason_of(error)}") from error
     except OSError as error:
-        for each in opened:
-            each.close()
+        _close(opened)
+        if opened:
+            tls.check_plain(host, port, keys)
         reason = reason_of(error, timeout_seconds)
         raise Unreachable(
             f"no answer at {spell(host, port)} within {timeout_seconds:g} s: {reason}"
@@ -202,4 +234,10 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> TcpStream:
     for each in opened:
         each.settimeout(None)
     sockets = [FrameSocket(each, welcome.checked) for each in opened]
-    return TcpStream(spell(host, port), sockets, accepting=False)
+    bearer = None if keys is None else tls.bearer_of(opened[0])
+    return TcpStream(spell(host, port), sockets, False, bearer)
+
+
+def _close(connections: Sequence[socket.socket]) -> None:
+    for each in connections:
+        each.close()

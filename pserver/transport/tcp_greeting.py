@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from pserver.config import MOST_CONNECTIONS
+from pserver.errors import Untrusted
+from pserver.security import tls
 
 KEY_BYTES = 16
 GREETING_MAGIC, WELCOME_MAGIC = b"pstcp\0\0\1", b"psyes\0\0\1"  # the last byte is the version
@@ -40,7 +42,7 @@ class Greeting:
         """Raises OSError if the peer is no trainer, or says nothing within the socket's timeout."""
         said = _receive(connection, _GREETING.size)
         magic, index, key = _GREETING.unpack(said or bytes(_GREETING.size))
-        if magic != GREETING_MAGIC or index >= MOST_CONNECTIONS:
+        if magic != GREETING_MAGIC or index >= 2 * MOST_CONNECTIONS:
             raise OSError("expected a trainer's greeting, got other bytes")
         return cls(index, key)
 
@@ -68,7 +70,7 @@ class Welcome:
         """Raises OSError if the peer is no server, or says nothing within the socket's timeout."""
         said = _receive(connection, _WELCOME.size)
         magic, count, checked, key = _WELCOME.unpack(said or bytes(_WELCOME.size))
-        if magic != WELCOME_MAGIC or not 1 <= count <= MOST_CONNECTIONS:
+        if magic != WELCOME_MAGIC or not 1 <= count <= 2 * MOST_CONNECTIONS:
             raise OSError("what listens there is no parameter server's port for tensors")
         return cls(count, checked, key)
 
@@ -85,5 +87,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
         if not more:
             raise OSError("the peer has closed the connection")
         got += more
+        if got.startswith((tls.ALERT, tls.HELLO)):
+            raise Untrusted(tls.ONE_SIDED)
     said, checksum = got[:size], got[size:]
     return said if checksum == _CHECKSUM.pack(crc32c(said)) else b""

@@ -10,6 +10,10 @@ import time
 from collections.abc import Callable
 from threading import Condition
 
+from pserver.errors import Untrusted
+from pserver.security import tls
+from pserver.security.certificates import CLIENTS, Bearer
+from pserver.security.keys import Keys
 from pserver.transport.accept_loop import AcceptLoop
 from pserver.transport.endpoint import listening_socket, spell
 from pserver.transport.frame_socket import FrameSocket
@@ -21,7 +25,7 @@ _log = logging.getLogger(__name__)
 GREETING_SECONDS = 5.0  # for a peer to say what it is, and to open its further connections
 KEEPALIVE_SECONDS = 60  # until the kernel asks a silent peer whether it is still there
 
-MakeStream = Callable[[str, list[FrameSocket]], Stream]
+MakeStream = Callable[[str, list[FrameSocket], Bearer | None], Stream]
 
 
 class TcpListener:
@@ -29,10 +33,11 @@ class TcpListener:
 
     Args:
         handle: called with each stream, in a thread of its own.
-        make: a stream of its peer's name and its connections.
+        make: a stream of its peer's name, its connections, and who has opened it, under TLS.
         host, port: where; port 0 is any free one.
         connections: of each stream.
-        checksum: "on", "off", or "auto": on but for peers of this host.
+        checksum: "on", "off", or "auto": on but for peers of this host, and under TLS.
+        keys: the server's; None: without TLS.
 
     Attributes:
         port: the one that it is bound to.
@@ -49,8 +54,10 @@ class TcpListener:
         port: int,
         connections: int,
         checksum: str,
+        keys: Keys | None = None,
     ) -> None:
-        self._make, self._connections, self._checksum = make, connections, checksum
+        self._make, self._checksum, self._keys = make, checksum, keys
+        self._connections = connections if keys is None else 2 * connections
         self._streams = OpenStreams(handle)
         self._gathering = Condition()  # guards the one below
         # by a stream's key: its further connections, by index
@@ -63,12 +70,15 @@ class TcpListener:
         try:
             peer = spell(*connection.getpeername()[:2])
             connection.settimeout(GREETING_SECONDS)
+            bearer = None
+            if self._keys is not None:
+                connection, bearer = tls.accept(connection, self._keys, *CLIENTS)
             greeting = Greeting.receive(connection)
             if greeting.index:
                 self._add(greeting, connection)
                 return
-            stream = self._welcomed(connection, peer)
-        except OSError as error:
+            stream = self._welcomed(connection, peer, bearer)
+        except (OSError, Untrusted) as error:
             _log.info("no stream over TCP: %s", error)
             connection.close()
             return
@@ -82,13 +92,14 @@ class TcpListener:
             self._further[greeting.key].setdefault(greeting.index, connection)
             self._gathering.notify_all()
 
-    def _welcomed(self, connection: socket.socket, peer: str) -> Stream:
+    def _welcomed(self, connection: socket.socket, peer: str, bearer: Bearer | None) -> Stream:
         """A stream, when all of its connections are there.
 
         Raises:
             OSError: they do not come.
         """
-        checked = self._checksum == "on" or (self._checksum == "auto" and not _is_local(peer))
+        plain = bearer is None and not _is_local(peer)
+        checked = self._checksum == "on" or (self._checksum == "auto" and plain)
         key, further = secrets.token_bytes(KEY_BYTES), dict[int, socket.socket]()
         with self._gathering:
             self._further[key] = further
@@ -112,7 +123,7 @@ class TcpListener:
             each.settimeout(None)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
-        return self._make(peer, [FrameSocket(each, checked) for each in connections])
+        return self._make(peer, [FrameSocket(each, checked) for each in connections], bearer)
 
     def close(self, grace_seconds: float) -> None:
         """See :class:`pserver.transport.stream.Listener`."""

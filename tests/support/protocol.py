@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from pserver.client import client, retrying_stream
 from pserver.control import ControlClient
 from pserver.errors import PServerError
+from pserver.security.keys import Keys
 from pserver.transport import codec
 from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import Buffer, Land, Stream
@@ -130,7 +131,7 @@ class _WrittenStream:
     """A stream whose frames are written down as its client sends and receives them."""
 
     def __init__(self, stream: Stream, transcript: Transcript) -> None:
-        self.transport, self.peer = stream.transport, stream.peer
+        self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
         self._stream, self._transcript = stream, transcript
         self._name = ""  # HELLO says it
 
@@ -165,8 +166,10 @@ class _WrittenTransport:
         self.listen = transport.listen
         self._transport, self._transcript = transport, transcript
 
-    def connect(self, host: str, port: int, *, timeout_seconds: float) -> Stream:
-        stream = self._transport.connect(host, port, timeout_seconds=timeout_seconds)
+    def connect(
+        self, host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None
+    ) -> Stream:
+        stream = self._transport.connect(host, port, timeout_seconds=timeout_seconds, keys=keys)
         return _WrittenStream(stream, self._transcript)
 
 

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from pserver.transport.registry import TRANSPORTS, Transport
+from tests.support.cluster_keys import SecuredTransport
 from tests.support.streams import SECONDS
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(params=[*TRANSPORTS, "tcp with keys", "grpc with keys"])
 def transport(request: pytest.FixtureRequest) -> Transport:
     """Each transport in turn."""
-    return TRANSPORTS[request.param]
+    name, _, keys = request.param.partition(" ")
+    return SecuredTransport(TRANSPORTS[name]) if keys else TRANSPORTS[name]
 
 
 @pytest.fixture
