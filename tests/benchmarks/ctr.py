@@ -45,6 +45,18 @@ STEPS = tuple(
     )
     for transport, target in (("shm", 1.0), ("tcp", 1.0))
 )
+KSTEP = Promise(
+    "table/CTR k-step",
+    "the same model in plain torch with SGD",
+    0.95,
+    setting=f"1 trainer, 1 server, k = 10, SGD in place of Adagrad; {MODEL}",
+)
+SLOTWISE = Promise(
+    "table/CTR sync, a table for each slot",
+    "all slots in one table",
+    0.8,
+    setting=f"1 trainer, 1 server, sync; {MODEL}",
+)
 CPU = Promise(
     "table/CPU per million samples",
     f"{ALONE}, one process",
@@ -67,7 +79,7 @@ MIXED = tuple(
     )
     for name, against in BESIDE.items()
 )
-PROMISES = (EXCHANGE, *STEPS, CPU, *MIXED)
+PROMISES = (EXCHANGE, *STEPS, KSTEP, SLOTWISE, CPU, *MIXED)
 
 
 def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]:
@@ -85,6 +97,12 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
             Row(promise, medians[name], medians["alone"], runs)
             for name, promise in transports.items()
         )
+    if KSTEP in wanted:
+        alone = {"alone": [Peer("ctr_plain", 0, rows, "sgd")]}
+        yield _pair(KSTEP, alone, {"ours": (1, "auto", "k_step", "sgd")}, rows, steps, runs)
+    if SLOTWISE in wanted:
+        one, many = (1, "auto", "sync"), (1, "auto", "sync", "adagrad", SLOTS)
+        yield _pair(SLOTWISE, {}, {"alone": one, "ours": many}, rows, steps, runs)
     if CPU in wanted:
         yield _cpu(rows, steps, runs)
     if chosen := [promise for promise in MIXED if promise in wanted]:
@@ -93,21 +111,35 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
 
 # ---- whole models ----
 
+# how many trainers, over which transport, in which mode; and further arguments of ctr_trainer
+Ours = tuple[int, str, str, *tuple[object, ...]]
+
+
+def _pair(
+    promise: Promise,
+    others: Mapping[str, Sequence[Peer]],
+    ours: Mapping[str, Ours],
+    rows: int,
+    steps: int,
+    runs: int,
+) -> Row:
+    """One row of two contenders, "ours" and "alone"."""
+    with _cast(others, ours, rows) as groups:
+        medians = alternate({name: _turn(group, steps) for name, group in groups.items()}, runs)
+    return Row(promise, medians["ours"], medians["alone"], runs)
+
 
 @contextmanager
 def _cast(
-    others: Mapping[str, Sequence[Peer]], ours: Mapping[str, tuple[int, str, str]], rows: int
+    others: Mapping[str, Sequence[Peer]], ours: Mapping[str, Ours], rows: int
 ) -> Iterator[dict[str, Sequence[Peer]]]:
-    """Processes that are ready, by contender.
-
-    ``ours``: how many trainers, over which transport, and in which mode.
-    """
+    """Processes that are ready, by contender."""
     with ExitStack() as stack:
         groups = dict(others)
-        for name, (trainers, transport, place) in ours.items():
+        for name, (trainers, transport, place, *further) in ours.items():
             _, endpoint = stack.enter_context(server(transport))
             groups[name] = [
-                Peer("ctr_trainer", number, trainers, endpoint, transport, place, rows)
+                Peer("ctr_trainer", number, trainers, endpoint, transport, place, rows, *further)
                 for number in range(trainers)
             ]
         stack.enter_context(peers(*(peer for group in groups.values() for peer in group)))

@@ -48,6 +48,18 @@ class Clicks(nn.Module):
         return logits
 
 
+class Slots(nn.Module):
+    """A table for each slot."""
+
+    def __init__(self, tables: list[nn.Module]) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(tables)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """int64 [batch, slots] -> [batch, slots, DIM]."""
+        return torch.stack([table(ids[:, i]) for i, table in enumerate(self.tables)], 1)
+
+
 def network() -> nn.Sequential:
     """Two wide layers and a logit."""
     torch.manual_seed(0)
@@ -87,11 +99,12 @@ def answer(step: Callable[[], None], drain: Callable[[], None] = lambda: None) -
         print(time.perf_counter() - began, time.process_time(), flush=True)
 
 
-def plain(seed: int, rows: int) -> None:
-    """Plain torch in one process."""
+def plain(seed: int, rows: int, rule: str = "adagrad") -> None:
+    """Plain torch in one process.  ``rule``: of rows and network."""
     model = Clicks(nn.Embedding(rows, DIM, sparse=True))
-    embedding = torch.optim.Adagrad(model.emb.parameters(), lr=RATE)
-    answer(stepping(model, [embedding, OPTIMIZERS["adagrad"](model.net.parameters())], seed, rows))
+    make = torch.optim.SGD if rule == "sgd" else torch.optim.Adagrad
+    embedding = make(model.emb.parameters(), lr=RATE)
+    answer(stepping(model, [embedding, OPTIMIZERS[rule](model.net.parameters())], seed, rows))
 
 
 def ddp(rank: int, world: int, port: int, rows: int) -> None:
@@ -116,8 +129,14 @@ def trainer(
     place: str,
     rows: int,
     rule: str = "adagrad",
+    tables: int = 1,
 ) -> None:
-    """One of ours.  ``rule``: of the network, and where it is "sgd" of the rows."""
+    """One of ours.
+
+    Args:
+        rule: of the network, and where it is "sgd" of the rows.
+        tables: 1, or one for each slot.
+    """
     from trainer import DistributedEmbedding, Uniform, fleet
     from trainer.row_optimizers import SGD, Adagrad
 
@@ -129,9 +148,10 @@ def trainer(
         strategy=strategy,
     )
     own = SGD(lr=RATE) if rule == "sgd" else Adagrad(lr=RATE)
-    model = fleet.distributed_model(
-        Clicks(DistributedEmbedding(DIM, init=Uniform(-0.01, 0.01), optimizer=own))
-    )
+    made: list[nn.Module] = [
+        DistributedEmbedding(DIM, init=Uniform(-0.01, 0.01), optimizer=own) for _ in range(tables)
+    ]
+    model = fleet.distributed_model(Clicks(made[0] if tables == 1 else Slots(made)))
     optimizer = fleet.distributed_optimizer(OPTIMIZERS[rule](model.parameters()))
 
     def drain() -> None:

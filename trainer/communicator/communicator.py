@@ -44,7 +44,7 @@ from transpiler.plan.plan import Deployment, Placement
 from transpiler.program import Program
 
 if TYPE_CHECKING:
-    from trainer.embedding.embedding import RowSource
+    from trainer.embedding.row_source import RowSource
 
 log = logging.getLogger(__name__)
 

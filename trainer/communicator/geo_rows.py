@@ -25,6 +25,7 @@ from pserver.table.sparse_table import SparseTable
 from pserver.transport.codec import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS
 from trainer.communicator.written_tables import initial_of
+from trainer.embedding.row_source import Arrived
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, ShowClickEntry, Table
 from transpiler.plan.plan import Plan
@@ -37,7 +38,7 @@ Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
 
 class GeoRows:
     """The rows of one table that this trainer steps by itself; a
-    :class:`trainer.embedding.embedding.RowSource`.
+    :class:`trainer.embedding.row_source.RowSource`.
 
     The script's thread alone calls it.
 
@@ -76,17 +77,25 @@ class GeoRows:
         self._pull = pull
         self._wait_for_replies = wait_for_replies
 
-    def pull(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of unique ids, int64 [u] on the CPU -> [u, dim], as this trainer trains them."""
-        wanted = ids.numpy()
-        slots, missing = self._fresh.locate(wanted)
-        if missing:
-            self._refresh(np.ascontiguousarray(wanted[slots < 0]))
-        return self._rows(self._own, wanted)
-
-    def _refresh(self, ids: Array) -> None:
+    def asks(self, ids: torch.Tensor) -> torch.Tensor:
+        """The ids that were not looked up in this window yet; where there are some, waits until the
+        servers may be asked.
+        """
+        slots, missing = self._fresh.locate(ids.numpy())
+        if not missing:
+            return ids[:0]
         self._wait_for_replies()
-        served = self._pull(torch.from_numpy(ids))
+        return ids[torch.from_numpy(slots < 0)]
+
+    def pull(self, ids: torch.Tensor, arrived: Arrived | None = None) -> torch.Tensor:
+        """Rows of unique ids, int64 [u] on the CPU -> [u, dim], as this trainer trains them."""
+        asked = self.asks(ids)
+        if len(asked):
+            served = None if arrived is None else arrived.of(asked)
+            self._refresh(asked.numpy(), self._pull(asked) if served is None else served)
+        return self._rows(self._own, ids.numpy())
+
+    def _refresh(self, ids: Array, served: torch.Tensor) -> None:
         slots, _ = self._here.locate(ids)
         old = np.flatnonzero(slots >= 0)
         mine = served.clone()

@@ -22,6 +22,7 @@ from pserver.errors import PServerError
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from pserver.transport.codec import DTYPES
+from trainer.embedding.row_source import Arrived
 from transpiler.ir.tables import Table
 
 CHUNK_ROWS = 65536
@@ -243,7 +244,7 @@ def _own(
 
 
 class ServedRows:
-    """The rows of one table on the servers; a :class:`trainer.embedding.embedding.RowSource`.
+    """The rows of one table on the servers; a :class:`trainer.embedding.row_source.RowSource`.
 
     Args:
         name: of the table.
@@ -253,12 +254,21 @@ class ServedRows:
         self._lookups = lookups
         self._name = name
 
-    def pull(self, ids: torch.Tensor) -> torch.Tensor:
+    def asks(self, ids: torch.Tensor) -> torch.Tensor:
+        """See :class:`~trainer.embedding.row_source.RowSource`."""
+        return ids
+
+    def pull(self, ids: torch.Tensor, arrived: Arrived | None = None) -> torch.Tensor:
         """Rows of unique ids, int64 [u] -> [u, dim], on the ids' device.
+
+        Args:
+            arrived: see :class:`~trainer.embedding.row_source.RowSource`.
 
         Raises:
             PServerError: a server is lost.
         """
+        if arrived is not None and (rows := arrived.of(ids)) is not None:
+            return rows
         try:
             return self._lookups.pull(self._name, ids.cpu()).to(ids.device)
         except PServerError as error:

@@ -12,7 +12,7 @@ from trainer.communicator.lane import LaneSender
 from trainer.communicator.lookups import Lookups
 from trainer.communicator.sync_sender import SyncSender
 from trainer.communicator.written_tables import WrittenTables
-from trainer.embedding.embedding import RowSource
+from trainer.embedding.row_source import RowSource
 from transpiler.plan.plan import Plan
 
 

@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 from pserver.table.gradient import RowGradient
-from trainer.embedding.embedding import DistributedEmbedding, RowSource
+from trainer.embedding.embedding import DistributedEmbedding
 from trainer.embedding.local_rows import LocalRows
+from trainer.embedding.look_ahead import LookAhead, PullAll
 from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.embedding.row_source import RowSource
 from trainer.row_optimizers import RowOptimizer
 from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
@@ -49,7 +51,13 @@ class Tables:
         self._paths: list[tuple[str, DistributedEmbedding]] = []
         # table -> the embeddings that look it up
         self._sharing: dict[str, list[DistributedEmbedding]] = {}
-        for path, module in modules:
+        everything = list(modules)
+        self._models = [
+            module
+            for _, module in everything
+            if sum(isinstance(each, DistributedEmbedding) for each in module.modules()) > 1
+        ]
+        for path, module in everything:
             if isinstance(module, DistributedEmbedding) and not any(
                 module is known for known in self.embeddings()
             ):
@@ -149,13 +157,21 @@ class Tables:
         }
         return {name: rows for name, rows in found.items() if rows is not None}
 
-    def connect(self, source: Callable[[str], RowSource]) -> None:
-        """Makes embeddings pull their rows from ``source(table)``; this process holds none."""
+    def connect(self, source: Callable[[str], RowSource], pull_all: PullAll) -> None:
+        """Makes embeddings pull their rows from ``source(table)``; this process holds none.
+
+        Args:
+            pull_all: gives the servers' rows of unique ids of several tables in one request.
+        """
+        look_ahead = LookAhead(pull_all)
         for name, sharing in self._sharing.items():
             rows = source(name)
             for module in sharing:
                 module.connect(rows)
                 module.initial_rows = None
+                module.look_ahead = look_ahead
+        for model in self._models:
+            look_ahead.watch(model)
 
     def gradients(self) -> dict[str, RowGradient]:
         """Takes this step's gradient of each table out of the embeddings, scaled as the script
@@ -193,6 +209,8 @@ class Tables:
                 module.cache.clear()
             if isinstance(module.rows, CachingSource):
                 module.rows.invalidate()
+            if module.look_ahead is not None:
+                module.look_ahead.drop()
 
     def status(self) -> dict[str, dict[str, int]]:
         """Rows, bytes and counters of the tables in this process, by table."""

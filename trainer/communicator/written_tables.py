@@ -26,6 +26,7 @@ from pserver.table.initializers import initial_rows
 from pserver.transport.assignment import checksum
 from pserver.transport.codec import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS, Lookups, ServedRows
+from trainer.embedding.row_source import Arrived
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
 
@@ -98,6 +99,10 @@ class WrittenTables:
         else:
             self._drain()
             self._assign(name, rows)
+
+    def waits(self, name: str) -> bool:
+        """Whether a table was written since the last step, so that its rows are read here."""
+        return name in self._waiting
 
     def waiting(self, name: str, ids: torch.Tensor) -> torch.Tensor | None:
         """The rows of these ids, [n, dim], in what was written since the last step; None: nothing
@@ -177,10 +182,14 @@ class WritableRows(ServedRows):
         super().__init__(lookups, name)
         self._written = written
 
-    def pull(self, ids: torch.Tensor) -> torch.Tensor:
+    def asks(self, ids: torch.Tensor) -> torch.Tensor:
+        """See :class:`ServedRows`."""
+        return ids[:0] if self._written.waits(self._name) else ids
+
+    def pull(self, ids: torch.Tensor, arrived: Arrived | None = None) -> torch.Tensor:
         """See :class:`ServedRows`."""
         waiting = self._written.waiting(self._name, ids.cpu())
-        return super().pull(ids) if waiting is None else waiting.to(ids.device)
+        return super().pull(ids, arrived) if waiting is None else waiting.to(ids.device)
 
     def pull_divided(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See :class:`ServedRows`."""

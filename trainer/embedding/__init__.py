@@ -7,7 +7,9 @@ In reading order::
     inputs, bags     forward's arguments, checked; sums and means of bags
     proxy_parameter  the scalar by which a table appears in an optimizer
     autograd         rows in a backward: gathers, and the way to the proxy parameter
+    row_source       who has a table's rows
     local_rows       rows of this process
+    look_ahead       the lookups of one forward in one request
     row_cache        pulled rows, readable for some steps
     state_dict       rows of this process in a state_dict, and served_rows: those of servers
     moved_weight     what is left of the weight of one of torch's own embeddings

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Never, Protocol
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
@@ -22,23 +22,17 @@ from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.embedding.autograd import gather_rows, link_to_proxy
 from trainer.embedding.bags import bags_of, pool
-from trainer.embedding.inputs import check_range, shows_and_clicks, whole_numbers
+from trainer.embedding.inputs import check_range, fits_range, shows_and_clicks, whole_numbers
 from trainer.embedding.local_rows import LocalRows
+from trainer.embedding.look_ahead import LookAhead, Lookup
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.row_cache import RowCache, cache_of
+from trainer.embedding.row_source import Arrived, RowSource
 from trainer.embedding.table_settings import TableSettings
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Initial, TableEntry
-from transpiler.tracing.embedding_lookup import Lookup, table_of
-
-
-class RowSource(Protocol):
-    """Gives the present rows of a table: this process's, or the servers'."""
-
-    def pull(self, ids: Tensor) -> Tensor:
-        """The rows of ids, int64 [u] on the CPU, each once -> [u, embedding_dim] in the table's
-        dtype, on the CPU.
-        """
+from transpiler.tracing.embedding_lookup import Lookup as TracedLookup
+from transpiler.tracing.embedding_lookup import table_of
 
 
 class DistributedEmbedding(TableSettings):
@@ -87,6 +81,7 @@ class DistributedEmbedding(TableSettings):
             parameter.
         rows: where rows are pulled from.
         cache: the :class:`~trainer.embedding.row_cache.RowCache`; None: off.
+        look_ahead: asks for rows together with other tables; None: this one asks by itself.
         steps: of the optimizer that this table has taken part in.
 
     Raises:
@@ -95,6 +90,7 @@ class DistributedEmbedding(TableSettings):
         ValueError: a number is out of its range.
     """
 
+    look_ahead: LookAhead | None = None
     padding_row: Tensor | None  # zeros [embedding_dim], of a table with a padding_idx, unpooled
 
     def __init__(
@@ -240,18 +236,19 @@ class DistributedEmbedding(TableSettings):
         ids = whole_numbers(self.whose(), ids)
         check_range(self.whose(), ids, self.num_embeddings)
         counted = shows_and_clicks(self.whose(), self.entry, ids, statistics)
+        ahead = None if self.look_ahead is None else self.look_ahead.take(self, ids)
         if self.pooling is None:
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(
                     f"{self.whose()}: offsets and per_sample_weights are for a table with pooling"
                 )
-            rows = self._each(ids.reshape(-1), counted)
+            rows = self._each(ids.reshape(-1), counted, ahead)
             return rows.reshape(*ids.shape, self.embedding_dim).to(self._output)
         bags = bags_of(self.whose(), ids, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
             bags, stays = bags.without(self.padding_idx)
             counted = counted if counted is None or stays is None else counted[stays.cpu()]
-        rows, inverse = self._pulled(bags.ids, counted)
+        rows, inverse = self._pulled(bags.ids, counted, ahead)
         return pool(rows, inverse.to(torch.int64), bags, self.pooling).to(self._output)
 
     def _traced(
@@ -276,7 +273,7 @@ class DistributedEmbedding(TableSettings):
             raise ValueError(
                 f"{self.whose()}: a captured program has {which}; got offsets or per_sample_weights"
             )
-        lookup = Lookup(
+        lookup = TracedLookup(
             table, self.proxy, self.embedding_dim, self.dtype, self.padding_idx, self.padding_idx
         )
         if self.pooling is not None:
@@ -288,25 +285,27 @@ class DistributedEmbedding(TableSettings):
             )
         return rows.to(self._output)
 
-    def _each(self, ids: Tensor, counted: Tensor | None) -> Tensor:
+    def _each(self, ids: Tensor, counted: Tensor | None, ahead: Lookup | None) -> Tensor:
         """A row for each id, int64 [n] -> [n, embedding_dim]."""
         stays = None if self.padding_idx is None else ids != self.padding_idx
         if stays is None or bool(stays.all()):
-            return gather_rows(*self._pulled(ids, counted))
+            return gather_rows(*self._pulled(ids, counted, ahead))
         rows = gather_rows(
-            *self._pulled(ids[stays], None if counted is None else counted[stays.cpu()])
+            *self._pulled(ids[stays], None if counted is None else counted[stays.cpu()], ahead)
         )
         assert self.padding_row is not None, "a table with a padding_idx, without pooling"
         padded = self.padding_row.to(rows).expand(len(ids), self.embedding_dim)
         return padded.masked_scatter(stays.unsqueeze(1), rows)
 
-    def _pulled(self, ids: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _pulled(
+        self, ids: Tensor, counted: Tensor | None, ahead: Lookup | None
+    ) -> tuple[Tensor, Tensor]:
         """The rows of the ids that differ, [u, embedding_dim], and each id's index among them, [n];
         on the ids' device.
         """
-        unique, inverse = id_arithmetic.unique(ids.cpu().contiguous().numpy())
-        asked = torch.from_numpy(unique)
-        rows = self._pull(asked)
+        lookup = Lookup.of(ids) if ahead is None else ahead
+        asked, inverse = lookup.ids, lookup.inverse
+        rows = self._pull(asked, lookup.arrived)
         if rows.shape != (len(asked), self.embedding_dim) or rows.dtype != self.dtype:
             expected = (
                 f"expected {self.dtype} [{len(asked)}, {self.embedding_dim}], got {rows.dtype} "
@@ -314,21 +313,34 @@ class DistributedEmbedding(TableSettings):
             )
             raise RuntimeError(f"{self.whose()}: rows: {expected}")
         if counted is not None:
-            counted = torch.from_numpy(id_arithmetic.merge(inverse, counted.numpy(), len(unique)))
+            counted = torch.from_numpy(id_arithmetic.merge(inverse, counted.numpy(), len(asked)))
         rows = link_to_proxy(self.proxy, rows.to(ids.device), asked, counted)
         return rows, torch.from_numpy(inverse).to(ids.device)
 
-    def _pull(self, ids: Tensor) -> Tensor:
+    def _pull(self, ids: Tensor, arrived: Arrived | None) -> Tensor:
         if self.cache is None or not self.training:
-            return self.rows.pull(ids)
+            return self.rows.pull(ids, arrived)
         rows = torch.empty((len(ids), self.embedding_dim), dtype=self.dtype)
         missing = self.cache.read(ids.numpy(), self.steps, rows.numpy())
         if len(missing):
             positions = torch.from_numpy(missing)
-            pulled = self.rows.pull(ids[positions])
+            pulled = self.rows.pull(ids[positions], arrived)
             self.cache.keep(ids.numpy()[missing], pulled.numpy(), self.steps)
             rows[positions] = pulled
         return rows
+
+    def lookup_of(self, given: Tensor) -> Lookup | None:
+        """See :class:`~trainer.embedding.look_ahead.AheadTable`."""
+        if not fits_range(given, self.num_embeddings):
+            return None
+        ids = given.reshape(-1)
+        return Lookup.of(ids if self.padding_idx is None else ids[ids != self.padding_idx], given)
+
+    def asks(self, ids: Tensor) -> Tensor:
+        """See :class:`~trainer.embedding.look_ahead.AheadTable`."""
+        if self.cache is not None and self.training:
+            ids = ids[torch.from_numpy(self.cache.missing(ids.numpy(), self.steps))]
+        return self.rows.asks(ids)
 
     # ---- steps ----
 
@@ -343,6 +355,8 @@ class DistributedEmbedding(TableSettings):
             On the CPU; None where ``proxy.grad`` is None.
         """
         self.steps += 1
+        if self.look_ahead is not None:
+            self.look_ahead.drop()
         return self.proxy.waiting()
 
     def discard(self) -> None:

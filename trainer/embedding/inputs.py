@@ -32,16 +32,22 @@ def whole_numbers(whose: str, ids: Tensor) -> Tensor:
     return ids.detach().to(torch.int64)
 
 
+def fits_range(ids: Tensor, num_embeddings: int | None) -> bool:
+    """Whether ids, int64 of any shape, are 0 to ``num_embeddings`` - 1; None: any id is right."""
+    if num_embeddings is None or not ids.numel():
+        return True
+    low, high = (int(bound) for bound in torch.aminmax(ids))
+    return low >= 0 and high < num_embeddings
+
+
 def check_range(whose: str, ids: Tensor, num_embeddings: int | None) -> None:
     """Checks that ids, int64 of any shape, are 0 to ``num_embeddings`` - 1; None: any id is right.
 
     Raises:
         ValueError: one is not; the message has the first and its position.
     """
-    if num_embeddings is None or not ids.numel():
-        return
-    low, high = (int(bound) for bound in torch.aminmax(ids))
-    if low < 0 or high >= num_embeddings:
+    if not fits_range(ids, num_embeddings):
+        assert num_embeddings is not None, "without a range every id fits"
         flat = ids.reshape(-1)
         at = int(((flat < 0) | (flat >= num_embeddings)).nonzero()[0])
         raise ValueError(

@@ -16,6 +16,7 @@ from torch import Tensor
 from pserver.table.gradient import RowGradient
 from pserver.table.sparse_table import SparseTable
 from pserver.table.tiered_table import open_table
+from trainer.embedding.row_source import Arrived
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table
 
@@ -75,8 +76,12 @@ class LocalRows:
             replace(self._table, segments=segments), [rule for _, _, rule in self._rules]
         )
 
-    def pull(self, ids: Tensor) -> Tensor:
-        """Rows of ids, int64 [u] on the CPU -> [u, dim]."""
+    def asks(self, ids: Tensor) -> Tensor:
+        """See :class:`~trainer.embedding.row_source.RowSource`: none, they are here."""
+        return ids[:0]
+
+    def pull(self, ids: Tensor, arrived: Arrived | None = None) -> Tensor:
+        """See :class:`~trainer.embedding.row_source.RowSource`."""
         out = torch.empty((len(ids), self._table.dim), dtype=self.dtype)
         self.rows.lookup(ids.numpy(), out.numpy(), self._clock())
         return out

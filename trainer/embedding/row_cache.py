@@ -63,8 +63,7 @@ class RowCache:
         Returns:
             The positions in ``ids`` of those to pull, int64 [m], in order.
         """
-        places, here = self._find(ids)
-        here &= step - self._pulled[places] <= self.staleness
+        places, here = self._young(ids, step)
         found = places[here]
         out[here] = self._rows[found]
         self._read[found] = step
@@ -72,6 +71,15 @@ class RowCache:
         self.hits += len(found)
         self.misses += len(missing)
         return missing
+
+    def missing(self, ids: np.ndarray, step: int) -> np.ndarray:
+        """What :meth:`read` would return; nothing is counted as read."""
+        return np.flatnonzero(~self._young(ids, step)[1])
+
+    def _young(self, ids: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Each id's place, and whether its row is there and may be read in this step."""
+        places, here = self._find(ids)
+        return places, here & (step - self._pulled[places] <= self.staleness)
 
     def keep(self, ids: np.ndarray, rows: np.ndarray, step: int) -> None:
         """Keeps rows that were pulled in this step: int64 [m], each once, and [m, dim].

@@ -60,6 +60,7 @@ class RowState(nn.Module):
 
     rows: Any
     cache: Any
+    look_ahead: Any
     _warned: frozenset[str] = frozenset()
 
     def whose(self) -> str:
@@ -150,6 +151,8 @@ class RowState(nn.Module):
         self.rows.write(ids, values)
         if self.cache is not None:
             self.cache.clear()
+        if self.look_ahead is not None:
+            self.look_ahead.drop()
 
     def _warn(self, text: str) -> None:
         """Warns, once."""

@@ -19,7 +19,7 @@ from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.lookups import CHUNK_ROWS, ServedRows
-from trainer.embedding.embedding import RowSource
+from trainer.embedding.row_source import RowSource
 from trainer.executor.table_runtime import NativeRowKernels, ServedHandle, as_gradient, live
 from transpiler.ir.graph import Op, Storage
 from transpiler.ir.rules import Hparam

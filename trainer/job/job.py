@@ -206,7 +206,7 @@ class Job:
                 Connection.from_environment(),
             )
         if self.tables is not None and communicator.lookups is not None:
-            self.tables.connect(communicator.rows_of)
+            self.tables.connect(communicator.rows_of, communicator.lookups.pull_all)
         if strategy is None or not strategy.a_sync_configs["overlap"]:
             trained = distributed.trained()
             distributed.watch(changes_of(plan, self.role.trainer_id, trained, self.tables))

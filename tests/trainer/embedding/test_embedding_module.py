@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from tests.support.embeddings import DIM, FIVE, ROWS, Net, pair, some_ids, values
 from trainer import CountFilterEntry, DistributedEmbedding, row_optimizers
+from trainer.embedding.row_source import Arrived
 
 
 def steps_of(net: Net, optimizer: torch.optim.Optimizer, steps: range) -> None:
@@ -169,7 +170,10 @@ class Served:
         self.asked: list[list[int]] = []
         self.more = 0.0
 
-    def pull(self, ids: Tensor) -> Tensor:
+    def asks(self, ids: Tensor) -> Tensor:
+        return ids
+
+    def pull(self, ids: Tensor, arrived: Arrived | None = None) -> Tensor:
         self.asked.append(ids.tolist())
         return ids[:, None].float().expand(-1, DIM) + self.more
 

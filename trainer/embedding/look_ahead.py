@@ -1,0 +1,306 @@
+"""The lookups of one forward in one request: a model with many tables waits for servers once.
+
+[Note: one request a forward]  A model looks its tables up one after the other, and each lookup
+would wait for its own answer.  But the ids of most of them are there when the model's forward
+begins: a part of its inputs.  So the first forwards are watched: whose inputs have the ids that a
+table gets, and which part of which input is it, whole or cut out of one dimension::
+
+    model(x)     x [batch, 26], float or whole numbers
+      emb_0(x[:, 0].long())         -> input 0, dimension 1, from 0, 1 wide
+      emb_1(x[:, 1:2].long())       -> input 0, dimension 1, from 1, 1 wide
+
+From then on the first lookup of a forward asks for the rows of all such parts together.  A part is
+found by its values alone, whatever the model does with it, and two parts may have had the same
+values by chance.  So each lookup compares the ids that it gets with those that were asked for.
+Where they differ it asks by itself, and the parts that did not fit are dropped.  No rows but those
+of its own ids are ever returned.
+
+Rows that came ahead are those of the forward's first lookup.  In sync mode nothing changes before
+the step, so they are what a lookup in its own place would read.  In the other modes a lookup reads
+what other trainers, and this one's earlier steps, have changed so far: with this it reads what they
+had changed when the forward's first lookup was made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from pserver.errors import PServerError
+from pserver.table import ids as id_arithmetic
+from trainer.embedding.row_source import Arrived
+
+PullAll = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+@dataclass(slots=True)
+class Lookup:
+    """The ids of one lookup, as they are asked for.
+
+    Attributes:
+        given: int64 of any shape, as the table's forward got them.
+        ids: int64 [u], those that differ, on the CPU; without the padding's.
+        inverse: int32 [n], the place of each among them.
+        arrived: rows that came ahead; None: the lookup asks by itself.
+    """
+
+    given: Tensor
+    ids: Tensor
+    inverse: np.ndarray
+    arrived: Arrived | None = None
+
+    @classmethod
+    def of(cls, ids: Tensor, given: Tensor | None = None) -> Lookup:
+        """The lookup of ids, int64 [n] on any device: those of ``given`` without the padding's."""
+        unique, inverse = id_arithmetic.unique(ids.cpu().contiguous().numpy())
+        return cls(ids if given is None else given, torch.from_numpy(unique), inverse)
+
+
+class AheadTable(Protocol):
+    """A table whose rows may be asked for ahead."""
+
+    known_as: str | None
+
+    def lookup_of(self, given: Tensor) -> Lookup | None:
+        """The lookup of these ids; None: forward would refuse them."""
+
+    def asks(self, ids: Tensor) -> Tensor:
+        """Those of the ids for which the table would ask servers now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an input of a module's forward.
+
+    Attributes:
+        module: whose input.
+        input: its number among the tensors that the forward got.
+        dim: that it is cut out of; None: the whole input.
+        begin, size: in that dimension.
+    """
+
+    module: nn.Module
+    input: int
+    dim: int | None = None
+    begin: int = 0
+    size: int = 0
+
+    def of(self, inputs: list[Tensor]) -> Tensor | None:
+        """The part, int64 on the CPU, of these inputs; None: they have none."""
+        if self.input >= len(inputs):
+            return None
+        whole = inputs[self.input]
+        if self.dim is None:
+            return whole.to("cpu", torch.int64)
+        if self.dim >= whole.dim() or self.begin + self.size > whole.shape[self.dim]:
+            return None
+        return whole.narrow(self.dim, self.begin, self.size).to("cpu", torch.int64)
+
+
+Call = tuple[AheadTable, int]  # a table, and the number of its lookup in the forward
+
+
+class _Forwards(threading.local):
+    """The forwards that are under way in one thread, and what was learned there.
+
+    Attributes:
+        inputs: of each module whose forward is under way, the outermost first.
+        counts: lookups of each table in the outermost forward so far.
+        ahead: what was asked for ahead in it, and not yet taken.
+        drops: calls of :meth:`LookAhead.drop` before that.
+        parts: which parts have had the ids of a call, in every forward so far.
+        searches: how often parts were looked for in vain, by call.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: dict[nn.Module, list[Tensor]] = {}
+        self.counts: Counter[AheadTable] = Counter()
+        self.ahead: dict[Call, Lookup] = {}
+        self.drops = 0
+        self.parts: dict[Call, list[Part]] = {}
+        self.searches: Counter[Call] = Counter()
+
+
+class LookAhead:
+    """Asks for the rows of several tables together.  See [Note: one request a forward].
+
+    Any thread may run forwards.
+
+    Args:
+        pull_all: gives the rows of unique ids, by the table's name.
+    """
+
+    def __init__(self, pull_all: PullAll) -> None:
+        self._pull_all = pull_all
+        self._forwards = _Forwards()
+        self._drops = 0
+
+    def watch(self, module: nn.Module) -> None:
+        """From here on the forwards of a module, which has several tables in it, are watched."""
+        module.register_forward_pre_hook(
+            lambda watched, args, kwargs: self.begin(watched, (args, kwargs)), with_kwargs=True
+        )
+        module.register_forward_hook(lambda watched, *_: self.end(watched), always_call=True)
+
+    def drop(self) -> None:
+        """Forgets what came ahead: rows have changed, or are about to."""
+        self._drops += 1
+
+    # ---- forwards ----
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # as DistributedEmbedding's forward
+    def begin(self, module: nn.Module, arguments: Any) -> None:
+        """A forward of a module begins."""
+        now = self._forwards
+        if module in now.inputs:  # an earlier one was interrupted, or the module calls itself
+            now.inputs.clear()
+        if not now.inputs:
+            now.counts.clear()
+            now.ahead.clear()
+        now.inputs[module] = [leaf for leaf in tree_leaves(arguments) if _may_have_ids(leaf)]
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def end(self, module: nn.Module) -> None:
+        """A forward has ended; parts that nobody has asked for are not asked for again."""
+        now = self._forwards
+        now.inputs.pop(module, None)
+        if not now.inputs:
+            for call in now.ahead:
+                now.parts.pop(call, None)
+            now.ahead.clear()
+
+    # ---- lookups ----
+
+    def take(self, table: AheadTable, given: Tensor) -> Lookup | None:
+        """The lookup that a table makes now, with rows that came ahead, if they are its own.
+
+        Args:
+            given: int64 of any shape, the ids that its forward got.
+
+        Returns:
+            None: nothing was asked for ahead, or something else.
+
+        Raises:
+            PServerError: a server is lost.
+        """
+        now = self._forwards
+        if not now.inputs:
+            return None
+        call = table, now.counts[table]
+        now.counts[table] += 1
+        if now.drops != self._drops:
+            now.ahead.clear()
+            now.drops = self._drops
+        if call in now.parts and call not in now.ahead:
+            self._ask(call)
+        found = now.ahead.pop(call, None)
+        ids = given.reshape(-1).cpu()
+        if found is not None and torch.equal(found.given.reshape(-1), ids):
+            return found
+        self._learn(call, ids)
+        return None
+
+    def _ask(self, first: Call) -> None:
+        """Asks for the rows of this call, and of all that follow, where their ids are there."""
+        now = self._forwards
+        lookups: dict[Call, Lookup] = {}
+        for call, parts in now.parts.items():
+            if call not in now.ahead and (call == first or call[1] >= now.counts[call[0]]):
+                inputs = now.inputs.get(parts[0].module)
+                given = None if inputs is None else parts[0].of(inputs)
+                lookup = None if given is None else call[0].lookup_of(given)
+                if lookup is not None:
+                    lookups[call] = lookup
+        asked = {call: call[0].asks(lookup.ids) for call, lookup in lookups.items()}
+        rows = self._rows({call: ids for call, ids in asked.items() if len(ids)})
+        for call, lookup in lookups.items():
+            if call in rows:
+                lookup.arrived = Arrived(asked[call], rows[call])
+        now.ahead.update(lookups)
+
+    def _rows(self, asked: Mapping[Call, Tensor]) -> dict[Call, Tensor]:
+        """The rows of these ids, by call; several calls of one table ask for an id once."""
+        by_table: dict[str, list[Call]] = {}
+        for call in asked:
+            by_table.setdefault(str(call[0].known_as), []).append(call)
+        ids: dict[str, Tensor] = {}
+        places: dict[Call, Tensor] = {}
+        for name, calls in by_table.items():
+            ids[name] = asked[calls[0]]
+            if len(calls) > 1:
+                every = torch.cat([asked[call] for call in calls])
+                unique, inverse = id_arithmetic.unique(every.numpy())
+                ids[name] = torch.from_numpy(unique)
+                sizes = [len(asked[call]) for call in calls]
+                places.update(
+                    zip(calls, torch.split(torch.from_numpy(inverse), sizes), strict=True)
+                )
+        try:
+            rows = self._pull_all(ids) if ids else {}
+        except PServerError as error:
+            error.add_note(f"looking up {sum(map(len, ids.values()))} rows of {len(ids)} tables")
+            raise
+        return {
+            call: rows[name][places[call]] if call in places else rows[name]
+            for name, calls in by_table.items()
+            for call in calls
+        }
+
+    # ---- parts ----
+
+    def _learn(self, call: Call, given: Tensor) -> None:
+        """Which parts of the inputs have these ids: of those that had them so far, or of all."""
+        now = self._forwards
+        known = now.parts.pop(call, [])
+        fitting = [part for part in known if _is(part.of(now.inputs.get(part.module, [])), given)]
+        if not fitting and len(given):
+            now.searches[call] += 1
+            if now.searches[call] & (now.searches[call] - 1) == 0:  # the 1st, 2nd, 4th, ... time
+                fitting = list(_parts_with(now.inputs, given))
+        if fitting:
+            now.parts[call] = fitting
+
+
+def _may_have_ids(leaf: Any) -> bool:
+    """Whether an argument is a tensor of numbers."""
+    if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
+        return False
+    return leaf.numel() > 0 and leaf.dtype is not torch.bool and not leaf.is_complex()
+
+
+def _is(part: Tensor | None, given: Tensor) -> bool:
+    return part is not None and torch.equal(part.reshape(-1), given)
+
+
+def _parts_with(inputs: Mapping[nn.Module, list[Tensor]], given: Tensor) -> Iterator[Part]:
+    """The parts of these inputs that are these ids, int64 [n]."""
+    for module, tensors in inputs.items():
+        for number, tensor in enumerate(tensors):
+            for part in _cuts(module, number, tensor, given):
+                if _is(part.of(tensors), given):
+                    yield part
+
+
+def _cuts(module: nn.Module, number: int, tensor: Tensor, given: Tensor) -> Iterator[Part]:
+    """The whole tensor, or those of its parts that have as many elements and begin with the same
+    one.
+    """
+    count = len(given)
+    if tensor.numel() == count:
+        yield Part(module, number)
+        return
+    for dim in reversed(range(tensor.dim())):
+        length = tensor.shape[dim]
+        size, rest = divmod(count * length, tensor.numel())
+        if rest == 0 and 0 < size < length:
+            line = tensor.movedim(dim, 0).reshape(length, -1)[: length - size + 1, 0]
+            begins = (line.to("cpu", torch.int64) == given[0]).nonzero()
+            yield from (Part(module, number, dim, int(begin), size) for begin in begins)
