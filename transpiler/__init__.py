@@ -210,6 +210,8 @@ from transpiler.tracing.default_programs import default_startup_program as defau
 from transpiler.tracing.default_programs import name as name
 from transpiler.tracing.default_programs import name_scope as name_scope
 from transpiler.tracing.default_programs import program_guard as program_guard
+from transpiler.tracing.input_spec import InputSpec as InputSpec
+from transpiler.tracing.input_spec import data as data
 
 __all__ = [
     "Block",
@@ -217,6 +219,7 @@ __all__ = [
     "ClipGradByGlobalNorm",
     "ClipGradByNorm",
     "ClipGradByValue",
+    "data",
     "DecayedAdagrad",
     "default_main_program",
     "default_startup_program",
@@ -225,6 +228,7 @@ __all__ = [
     "DistributeTranspilerConfig",
     "Ftrl",
     "HashName",
+    "InputSpec",
     "name",
     "name_scope",
     "Op",

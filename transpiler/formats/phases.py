@@ -43,6 +43,22 @@ def _last_output(block: Block) -> int:
     )
 
 
+_COMPUTE = frozenset({"assign", "assign_value", "lookup_table", "sparse_table"})
+
+
+def _computes(op: Op) -> bool:
+    return op.type.startswith(("aten.", "sym.")) or op.type in _COMPUTE
+
+
+def kind_of(main: Block) -> str:
+    """What a program without a deployment is: a forward program computes, and neither
+    differentiates nor updates anything.
+    """
+    forward = bool(main.ops) and all(map(_computes, main.ops))
+    trains = bool(main.variables_of(Role.GRADIENT))
+    return "forward program" if forward and not trains else "single-node program"
+
+
 def phases(block: Block) -> list[str]:
     """The phase of every op of a block.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from transpiler.formats.phases import EXCHANGE, MERGE, UPDATE, phases
+from transpiler.formats.phases import EXCHANGE, MERGE, UPDATE, kind_of, phases
 from transpiler.formats.text import call, header, results, types
 from transpiler.ir.graph import Block, Op, Ref
 from transpiler.ir.ops import is_optimizer
@@ -377,7 +377,7 @@ def svg(blocks: Sequence[Block], deployment: Deployment | None) -> str:
         width = max(width, _lifelines(panels[0], servers)[1])
     height = max(panel.y + panel.height for panel in panels) + MARGIN
     # its letters are larger
-    head = shortened(header(deployment), (width - 2 * MARGIN) * 0.72)
+    head = shortened(header(deployment, kind_of(blocks[0])), (width - 2 * MARGIN) * 0.72)
     parts = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '

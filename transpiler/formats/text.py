@@ -22,7 +22,7 @@ import inspect
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
-from transpiler.formats.phases import BACKWARD, UPDATE, phases
+from transpiler.formats.phases import BACKWARD, UPDATE, kind_of, phases
 from transpiler.ir.aten_ops import aten_overload
 from transpiler.ir.graph import Argument, Block, Literal, Op, Ref, Role, Symbol, Variable, refs
 from transpiler.ir.ops import COLLECTIVE, check, is_optimizer, rule_of_op
@@ -354,12 +354,15 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def header(deployment: Deployment | None) -> str:
+def header(deployment: Deployment | None, kind: str = "single-node program") -> str:
     """The first line of a program: the process, the mode and the counts, and each lane's merge rule
     and bounds.
+
+    Args:
+        kind: what a program without a deployment is.
     """
     if deployment is None:
-        return "single-node program"
+        return kind
     plan = deployment.plan
     if plan.collective is not None:
         who = (
@@ -392,4 +395,5 @@ def text(blocks: Sequence[Block], deployment: Deployment | None) -> str:
     """A program as readable text."""
     main = blocks[0]
     made = {name for block in blocks for op in block.ops for name in op.outputs}
-    return "\n\n".join([header(deployment), *(_block(block, main, made) for block in blocks)])
+    first = header(deployment, kind_of(main))
+    return "\n\n".join([first, *(_block(block, main, made) for block in blocks)])

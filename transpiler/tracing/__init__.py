@@ -1,9 +1,10 @@
-"""Capture: from a module, a step, an optimizer and a batch to a single-node program.
+"""Capture: from a module, a step, an optimizer (or none) and a batch to a single-node program.
 
 In reading order::
 
     capture.py                what capture does, in order
     capture_arguments.py      checks what the caller gave
+    input_spec.py             which sizes of the inputs stay free
     default_programs.py       the default programs; names of intermediate tensors
     embedding_tables.py       the tables of a model
     embedding_lookup.py       a lookup as one op of the trace

@@ -1,8 +1,9 @@
-"""Captures a module, a training step, an optimizer and one batch as a single-node program.
+"""Captures a module, a step, an optimizer and one batch as a single-node program.
 
 In order::
 
     check_arguments        what the caller gave fits together         capture_arguments.py
+    made_inputs            which sizes stay free                      input_spec.py
     trace                  the step becomes an fx graph               trace.py
     smallest_batch         the graph computes what eager computes     smallest_batch.py
     emit                   the graph becomes variables and ops        emit.py
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from transpiler.tracing.capture_arguments import check_arguments, input_names, p
 from transpiler.tracing.default_programs import set_defaults
 from transpiler.tracing.embedding_tables import find_tables
 from transpiler.tracing.equivalence_check import eager, resized, unchanged
+from transpiler.tracing.input_spec import Inputs, InputSpec, made_inputs
 from transpiler.tracing.single_node_programs import single_node_programs
 
 LOG = logging.getLogger(__name__)
@@ -35,26 +38,30 @@ Scheduler = torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.Redu
 def capture(
     model: nn.Module,
     step: Step,
-    optimizer: torch.optim.Optimizer,
-    example: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
+    example: Sequence[Tensor | InputSpec] = (),
     *,
+    inputs: Sequence[InputSpec] | None = None,
     grad_clip: GradClip | None = None,
     scheduler: Scheduler | None = None,
 ) -> tuple[Program, Program]:
-    """Captures a training step: the single-node main program and its startup program.
+    """Captures a step: the single-node main program and its startup program.
 
     Running the main program trains the module as the eager step does, to the bit on the CPU: the
-    module's own tensors are the program's storage.  Capturing itself changes nothing: not the
-    module, its gradients, the optimizer or a random generator.  The two programs become the
-    default programs.
+    module's own tensors are the program's storage.  Without an optimizer the program is a forward
+    one: it computes what the step computes, in the mode (``train()`` or ``eval()``) in which the
+    module is now.  Capturing itself changes nothing: not the module, its gradients, the optimizer
+    or a random generator.  The two programs become the default programs.
 
     Args:
         model: the module that is trained.
         step: ``step(model, *batch)`` returns a scalar loss, or a dict of tensors with the key
-            "loss".
-        optimizer: a torch.optim.Optimizer over parameters of ``model``.
+            "loss"; without an optimizer any tensor, which is called "output", or dict of tensors.
+        optimizer: a torch.optim.Optimizer over parameters of ``model``; None: nothing is trained.
         example: one batch, a tuple of tensors.  Dimension 0 of every tensor stays free; all other
-            sizes are fixed to the example's.
+            sizes are fixed to the example's.  An :class:`InputSpec` in a tensor's place says what
+            stays free, and an example is made up for it.
+        inputs: an :class:`InputSpec` for each tensor of ``example``, which says what stays free.
         grad_clip: how gradients are clipped before the optimizer ops; None: not at all.
         scheduler: a torch.optim.lr_scheduler of this optimizer.  The caller goes on calling
             ``scheduler.step()``, and each run of the program reads the hyper-parameters it left.
@@ -66,13 +73,12 @@ def capture(
     Raises:
         TypeError: an argument has another type.
         ValueError: the arguments do not fit together, or the step cannot be captured faithfully:
-            control flow or a size depends on data, the step branches on the batch size, a size in
-            dimension 0 cannot stay free, or results differ from the eager step's.  The message
-            names the line of the step.
+            control flow or a size depends on data, the step branches on a free size or fixes one,
+            or results differ from the eager step's.  The message names the line of the step.
 
     Example:
         >>> import torch
-        >>> from transpiler import capture
+        >>> from transpiler import InputSpec, capture
         >>> model = torch.nn.Linear(3, 1)
         >>> def step(model, x, y):
         ...     return torch.nn.functional.mse_loss(model(x), y)
@@ -82,42 +88,45 @@ def capture(
         ['init', 'init']
         >>> [op.type for op in main.main.ops][-2:]
         ['sgd', 'sgd']
+        >>> forward, _ = capture(model, lambda model, x: model(x), example=[InputSpec([None, 3])])
+        >>> [op.type for op in forward.main.ops]
+        ['aten.t', 'aten.addmm']
     """
-    batch = check_arguments(model, optimizer, example, grad_clip, scheduler)
+    batch = check_arguments(model, optimizer, example, inputs, grad_clip, scheduler)
+    given = made_inputs(input_names(step, batch), batch, inputs)
+    program, startup = _captured(model, step, optimizer, given, grad_clip)
+    set_defaults(program, startup)
+    return program, startup
+
+
+def _captured(
+    model: nn.Module,
+    step: Step,
+    optimizer: torch.optim.Optimizer | None,
+    inputs: Inputs,
+    grad_clip: GradClip | None = None,
+) -> tuple[Program, Program]:
+    """What :func:`capture` does with arguments that are checked."""
     # Tracing loads torch's compiler front end, which a process that only runs programs or serves
     # does not need: so these three stay function-level imports.
     from transpiler.tracing.emit import emit
     from transpiler.tracing.smallest_batch import smallest_batch
     from transpiler.tracing.trace import trace
 
-    names = input_names(step, batch)
     tables, own = find_tables(model, optimizer)
     groups = parameter_groups(model, optimizer)
     trained = [name for name, _ in model.named_parameters() if name in groups]
     with _without_onednn_lstm(model), unchanged(model) as restore:
-        eager(
-            model,
-            step,
-            trained,
-            resized(batch, [len(tensor) if tensor.dim() else None for tensor in batch]),
-        )
+        eager(model, step, trained, resized(inputs.batch, inputs.extents()))
         restore()
-        found = trace(
-            model,
-            step,
-            trained,
-            names,
-            _at_least_two(batch),
-            {table.name: table.modules for table in tables},
-        )
+        of_tables = {table.name: table.modules for table in tables}
+        found = trace(model, step, trained, _at_least_two(inputs), of_tables)
         restore()
-        minimum = smallest_batch(model, step, restore, found, names, trained, batch, tables)
-    emitted = emit(found, model, names, set(groups), minimum, tables)
-    program, startup = single_node_programs(
-        model, optimizer, emitted, groups, grad_clip, tables, own
-    )
-    set_defaults(program, startup)
-    return program, startup
+        above_one = smallest_batch(model, step, restore, found, inputs, trained, tables)
+    learnt = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = learnt if optimizer is None else set(groups)
+    emitted = emit(found, model, inputs.names, parameters, above_one, tables)
+    return single_node_programs(model, optimizer, emitted, groups, grad_clip, tables, own)
 
 
 @contextmanager
@@ -141,12 +150,10 @@ def _without_onednn_lstm(model: nn.Module) -> Iterator[None]:
         torch._C._set_mkldnn_enabled(True)
 
 
-def _at_least_two(batch: Sequence[Tensor]) -> list[Tensor]:
-    """The batch to trace with: an example of one row is doubled, because torch takes an extent of 1
-    for a constant.
+def _at_least_two(inputs: Inputs) -> Inputs:
+    """The inputs to trace with: where an example has an extent of 1 in a free dimension, those are
+    doubled, because torch takes an extent of 1 for a constant.
     """
-    single = any(tensor.dim() and len(tensor) == 1 for tensor in batch)
-    return resized(
-        batch,
-        [None if not tensor.dim() else len(tensor) * (2 if single else 1) for tensor in batch],
-    )
+    if not any(extent == 1 for extents in inputs.extents() for extent in extents):
+        return replace(inputs, batch=tuple(resized(inputs.batch, inputs.extents())))
+    return replace(inputs, batch=tuple(resized(inputs.batch, inputs.extents(factor=2))))

@@ -10,42 +10,35 @@ import torch
 from torch import Tensor, nn
 
 from transpiler.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
+from transpiler.tracing.input_spec import InputSpec
 
 Step = Callable[..., Any]
 
 
 def check_arguments(
-    model: Any, optimizer: Any, example: Any, grad_clip: Any, scheduler: Any
-) -> list[Tensor]:
+    model: Any, optimizer: Any, example: Any, inputs: Any, grad_clip: Any, scheduler: Any
+) -> list[Tensor | InputSpec]:
     """Checks the arguments of ``capture`` by themselves and against each other.
 
     Returns:
-        The tensors of the example.
+        The example.
 
     Raises:
         TypeError: an argument has another type.
         ValueError: an input of the example has no row, the scheduler belongs to another optimizer,
-            or a module has parameters without a shape.
+            there is clipping or a scheduler without an optimizer, or a module has parameters
+            without a shape.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"capture: expected an nn.Module, got {type(model).__name__}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"capture: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
         )
-    if (
-        isinstance(example, Tensor)
-        or not isinstance(example, tuple | list)
-        or not all(isinstance(t, Tensor) for t in example)
-    ):
-        raise TypeError(
-            f"capture: expected a tuple of tensors as the example, got {type(example).__name__}"
-        )
-    for index, tensor in enumerate(example):
-        if tensor.dim() and not len(tensor):
-            raise ValueError(
-                f"capture: expected at least one row in input {index} of the example, got none"
-            )
+    if optimizer is None and (grad_clip is not None or scheduler is not None):
+        odd = "scheduler" if grad_clip is None else "grad_clip"
+        raise ValueError(f"capture: {odd}: expected none where there is no optimizer")
+    _check_example(example, inputs)
     if grad_clip is not None and not isinstance(
         grad_clip, ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm
     ):
@@ -69,6 +62,26 @@ def check_arguments(
     return list(example)
 
 
+def _check_example(example: Any, inputs: Any) -> None:
+    if not isinstance(example, tuple | list) or not all(
+        isinstance(each, Tensor | InputSpec) for each in example
+    ):
+        raise TypeError(
+            "capture: expected a tuple of tensors (or InputSpecs) as the example, got "
+            f"{type(example).__name__}"
+        )
+    if inputs is not None and (
+        not isinstance(inputs, tuple | list)
+        or not all(isinstance(each, InputSpec) for each in inputs)
+    ):
+        raise TypeError(f"capture: inputs: expected InputSpecs, got {type(inputs).__name__}")
+    for index, tensor in enumerate(example):
+        if isinstance(tensor, Tensor) and tensor.dim() and not len(tensor):
+            raise ValueError(
+                f"capture: expected at least one row in input {index} of the example, got none"
+            )
+
+
 def _check_modules(model: nn.Module) -> None:
     for name, module in model.named_modules():
         lazy: Any = module if isinstance(module, nn.modules.lazy.LazyModuleMixin) else None
@@ -79,7 +92,7 @@ def _check_modules(model: nn.Module) -> None:
             )
 
 
-def input_names(step: Step, batch: Sequence[Tensor]) -> list[str]:
+def input_names(step: Step, batch: Sequence[Tensor | InputSpec]) -> list[str]:
     """The names of the program's inputs, one for each tensor of the batch.
 
     They are those of the step's parameters after the model; ``input_0``, ... for those behind
@@ -103,13 +116,15 @@ def input_names(step: Step, batch: Sequence[Tensor]) -> list[str]:
     return named[: len(batch)]
 
 
-def parameter_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def parameter_groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
     """The index of each trained parameter's group, by the parameter's name, in the optimizer's
-    order.
+    order; none where there is no optimizer.
 
     Raises:
         ValueError: the optimizer has a parameter that is not the model's.
     """
+    if optimizer is None:
+        return {}
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, int] = {}
     for index, group in enumerate(optimizer.param_groups):

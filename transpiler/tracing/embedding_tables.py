@@ -92,7 +92,7 @@ class WeightRows:
 
 
 def find_tables(
-    model: nn.Module, optimizer: torch.optim.Optimizer
+    model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> tuple[list[CapturedTable], list[HasRule]]:
     """Finds the tables of a model.
 
@@ -118,7 +118,8 @@ def find_tables(
     own: list[HasRule] = []
     for captured in found.values():
         captured.proxy = names[id(_proxy_of(captured.modules[0]))]
-        _train(captured, optimizer, own)
+        if optimizer is not None:
+            _train(captured, optimizer, own)
     return list(found.values()), own
 
 

@@ -7,10 +7,11 @@ and arguments it becomes in ``emit_ops.py``, lookups of tables in ``emit_tables.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
 from torch import Tensor, fx, nn
 
@@ -56,22 +57,22 @@ def emit(
     model: nn.Module,
     names: Sequence[str],
     trained: set[str],
-    minimum: int,
+    above_one: Collection[sympy.Symbol] = (),
     tables: Sequence[CapturedTable] = (),
 ) -> Emitted:
     """Emits a trace.
 
     Args:
         names: of the inputs.
-        trained: the parameters that the optimizer updates; the others are buffers to the program.
-        minimum: the smallest batch for which the graph holds.
+        trained: the parameters that are trained; the others are buffers to the program.
+        above_one: the free sizes for which the graph holds from 2 on.
         tables: of the model.
 
     Raises:
         ValueError: an op is not in the catalogue, or changes a tensor that is neither an input nor
             the model's.
     """
-    return _Emitter(found, model, names, trained, minimum, TableNodes(found, tables)).emit()
+    return _Emitter(found, model, names, trained, above_one, TableNodes(found, tables)).emit()
 
 
 class _Emitter:
@@ -83,7 +84,7 @@ class _Emitter:
         model: nn.Module,
         names: Sequence[str],
         trained: set[str],
-        minimum: int,
+        above_one: Collection[sympy.Symbol],
         tables: TableNodes,
     ) -> None:
         self._found = found
@@ -92,7 +93,7 @@ class _Emitter:
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         held = [*model.parameters(), *model.buffers()]
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}
-        self._names = VariableNames(found, model, names, minimum, tables)
+        self._names = VariableNames(found, model, names, above_one, tables)
         self._emitted = Emitted()
         self._variable_of: dict[fx.Node, str] = {}
 

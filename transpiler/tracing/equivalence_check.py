@@ -40,17 +40,42 @@ class Result:
     values: Mapping[str, Tensor]
 
 
-def resized(batch: Sequence[Tensor], sizes: Sequence[int | None]) -> list[Tensor]:
-    """Copies of a batch's tensors with other extents of dimension 0: rows are repeated or left out.
+def resized(batch: Sequence[Tensor], sizes: Sequence[Sequence[int | None]]) -> list[Tensor]:
+    """Copies of a batch's tensors with other extents: rows are repeated or left out.
 
     Args:
-        sizes: the extent of each tensor; None leaves it as it is.
+        sizes: the extents of each tensor; None leaves one as it is.
     """
-    pairs = zip((tensor.detach() for tensor in batch), sizes, strict=True)
-    return [
-        t.clone() if size is None else t[torch.arange(size, device=t.device) % len(t)].clone()
-        for t, size in pairs
-    ]
+    copies = []
+    for tensor, extents in zip(batch, sizes, strict=True):
+        copy = tensor.detach()
+        for dim, size in enumerate(extents):
+            if size is not None:
+                places = torch.arange(size, device=copy.device) % copy.shape[dim]
+                copy = copy.index_select(dim, places)
+        copies.append(copy.clone())
+    return copies
+
+
+def results_of(result: Any) -> dict[str, Tensor]:
+    """What a step that trains nothing returned, by name: "output" for a tensor alone.
+
+    Raises:
+        TypeError, ValueError: it is no tensor and no dict of tensors.
+    """
+    found = {"output": result} if isinstance(result, Tensor) else result
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise TypeError(
+            f"step: expected a tensor or a dict of tensors, got {type(result).__name__}"
+        )
+    for key, value in found.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"step: expected a dict of tensors, got {type(value).__name__} for {key!r}"
+            )
+    if not found:
+        raise ValueError("step: expected at least one tensor, got none")
+    return dict(found)
 
 
 def outputs_of(result: Any) -> dict[str, Tensor]:
@@ -156,7 +181,7 @@ def plain_members(model: nn.Module) -> dict[str, Any]:
 def eager(
     model: nn.Module, step: Callable[..., Any], trained: Sequence[str], batch: Sequence[Tensor]
 ) -> Result:
-    """Runs the eager step, forward and backward.
+    """Runs the eager step: forward and, where something is trained, backward.
 
     Raises:
         ValueError: it draws from ``random`` or ``numpy.random``.
@@ -166,9 +191,11 @@ def eager(
         parameter.grad = None
     before = _python_generators()
     with torch.enable_grad():
-        outputs = outputs_of(step(model, *batch))
+        result = step(model, *batch)
+        outputs = outputs_of(result) if trained else results_of(result)
         kept = {name: value.detach().clone() for name, value in outputs.items()}
-        outputs["loss"].backward()  # type: ignore[no-untyped-call]  # torch's stubs
+        if trained:
+            outputs["loss"].backward()  # type: ignore[no-untyped-call]  # torch's stubs
     if before != _python_generators():
         raise ValueError(
             "cannot capture this step: it draws from random or numpy.random; draw from torch's "
@@ -318,9 +345,9 @@ def _perturb(model: nn.Module) -> None:
 def _explain(name: str, by: float, batch: Sequence[Tensor]) -> str:
     size = next((len(tensor) for tensor in batch if tensor.dim()), 0)
     return (
-        f"cannot capture this step: {name} differs from eager training by {by:.1e} (relative) "
+        f"cannot capture this step: {name} differs from the eager step by {by:.1e} (relative) "
         f"with {size} rows. Likely causes: "
         "activation checkpointing together with dropout, a hook that changes gradients, a branch "
-        "on the batch size, "
+        "on a size, "
         "or a number that the module or the step keeps in Python"
     )

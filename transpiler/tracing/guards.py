@@ -1,4 +1,4 @@
-"""The decisions about batch sizes that tracing took, and the sizes at which they fall otherwise.
+"""The decisions about sizes that tracing took, and the sizes at which they fall otherwise.
 
 See [Note: what stays free] in ``trace.py``.  The equivalence check runs at these sizes.
 """
@@ -30,7 +30,7 @@ Values = Mapping[sympy.Symbol, int]
 
 @dataclass(frozen=True)
 class Variant:
-    """A batch size at which the equivalence check runs.
+    """Sizes at which the equivalence check runs.
 
     Attributes:
         values: of the free sizes.
@@ -45,16 +45,16 @@ def _at(expression: sympy.Basic, values: Values) -> sympy.Basic:
     return expression.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
 
 
-def sizes_at(trace: Trace, values: Values) -> list[int | None] | None:
-    """Dimension 0 of every input (None: it has no dimensions); None if these values make no whole
-    sizes of 1 or more.
+def sizes_at(trace: Trace, values: Values) -> list[list[int | None]] | None:
+    """The extents of every input (None: a fixed one); None if these values make no whole sizes of 1
+    or more.
     """
-    found: list[int | None] = []
-    for size in trace.sizes:
-        value = None if size is None else _at(size, values)
-        if value is not None and (not value.is_integer or int(value) < 1):
+    found: list[list[int | None]] = []
+    for sizes in trace.sizes:
+        extents = [None if size is None else _at(size, values) for size in sizes]
+        if any(each is not None and (not each.is_integer or int(each) < 1) for each in extents):
             return None
-        found.append(None if value is None else int(value))
+        found.append([None if each is None else int(each) for each in extents])
     return found
 
 
@@ -108,9 +108,9 @@ def _one_more(trace: Trace) -> Variant:
 
 
 def branch_error(guard: Guard) -> ValueError:
-    """The error for a decision of the model's code that depends on the batch size."""
+    """The error for a decision of the model's code that depends on a free size."""
     return ValueError(
         f"{guard.line or 'in the backward pass'}: cannot capture this step: it takes another way "
-        "for other batch sizes "
-        "(a branch on the size of dimension 0); a program has one way for all"
+        "for other sizes (a branch on the size of dimension 0, or of another that stays free); a "
+        "program has one way for all"
     )

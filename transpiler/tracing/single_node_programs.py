@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # emit loads torch's compiler front end, which capture loads 
 
 def single_node_programs(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     emitted: Emitted,
     groups: Mapping[str, int],
     grad_clip: GradClip | None,
@@ -32,7 +32,7 @@ def single_node_programs(
 
     Args:
         emitted: forward and backward of the step.
-        groups: the index of each trained parameter's group.
+        groups: the index of each trained parameter's group; none without an optimizer.
         grad_clip: how gradients are clipped; None: not at all.
         tables: of the model.
         own: the optimizers that belong to single tables.
@@ -52,7 +52,7 @@ def single_node_programs(
             continue
         if name in proxies:
             ops += proxies[name].updates(final[named[name]])
-        else:
+        elif optimizer is not None:
             ops.append(_update(optimizer, name, index, final[name], variables))
     dense = {name: each for name, each in model.named_parameters() if name not in proxies}
     storage = Storage(

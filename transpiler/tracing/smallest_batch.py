@@ -1,8 +1,8 @@
-"""The smallest batch for which a captured step computes what the eager step computes.
+"""The smallest sizes for which a captured step computes what the eager step computes.
 
-The equivalence check runs at every size that matters: the example's, one row more, and a size on
-the other side of every decision that tracing took (guards.py).  A batch of one row may be ruled
-out; a failure at any other size is the user's error.
+The equivalence check runs at every size that matters: the example's, one more, and a size on the
+other side of every decision that tracing took (guards.py).  A size of one (a batch of one row) may
+be ruled out; a failure at any other size is the user's error.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from transpiler.tracing.embedding_tables import CapturedTable, comparable
 from transpiler.tracing.emit import emit
 from transpiler.tracing.equivalence_check import Result, buffers, check_equivalence, eager, resized
 from transpiler.tracing.guards import Variant, branch_error, sizes_at, variants
+from transpiler.tracing.input_spec import Inputs
 from transpiler.tracing.trace import Trace
 
 LOG = logging.getLogger(__name__)
@@ -31,39 +33,38 @@ def smallest_batch(
     step: Step,
     restore: Callable[[], None],
     found: Trace,
-    names: Sequence[str],
+    inputs: Inputs,
     trained: Sequence[str],
-    batch: Sequence[Tensor],
     tables: Sequence[CapturedTable],
-) -> int:
+) -> frozenset[sympy.Symbol]:
     """Runs the equivalence check at every size that matters.
 
     Args:
         restore: puts the module and the random generators back, as ``unchanged`` gives it.
         found: the trace of the step.
-        names: of the inputs.
+        inputs: the example.
         trained: the parameters whose gradients are compared.
-        batch: the example.
         tables: of the model.
 
     Returns:
-        1, or 2 where a batch of one row is ruled out.
+        The free sizes of which 1 is ruled out.
 
     Raises:
         ValueError: the captured step differs from the eager one; the message names the line of the
             step, or the variable.
     """
-    captured = _captured_step(model, found, names, trained, tables)
+    captured = _captured_step(model, found, inputs.names, tables)
 
     def run(*of: Variant) -> tuple[str, float]:
         sizes = [sizes_at(found, variant.values) for variant in of]
-        batches = [resized(batch, size) for size in sizes if size is not None]
+        batches = [resized(inputs.batch, size) for size in sizes if size is not None]
         return check_equivalence(
             model, restore, batches, lambda given: eager(model, step, trained, given), captured
         )
 
     tried = variants(found)
-    worst, minimum = run(*[variant for variant in tried if variant.guard is None]), 1
+    worst = run(*[variant for variant in tried if variant.guard is None])
+    ruled_out: set[sympy.Symbol] = set()
     for variant in tried:
         if variant.guard is None:
             continue
@@ -71,26 +72,24 @@ def smallest_batch(
             worst = max(worst, run(variant), key=lambda result: result[1])
         except Exception as error:
             restore()
-            _rule_out_one_row(variant, error)
-            minimum = 2
+            ruled_out |= _ruled_out(variant, error)
     if worst[0]:
         LOG.warning(
             "capture: %s differs from eager training by %.1e (relative): some kernel rounds "
             "differently",
             *worst,
         )
-    return minimum
+    return frozenset(ruled_out)
 
 
 def _captured_step(
     model: nn.Module,
     found: Trace,
     names: Sequence[str],
-    trained: Sequence[str],
     tables: Sequence[CapturedTable],
 ) -> Callable[[Sequence[Tensor]], Result]:
     """The captured step as a function of a batch, on the module's own tensors."""
-    emitted = emit(found, model, names, set(trained), 1, tables)
+    emitted = emit(found, model, names, set(), frozenset(), tables)
     of_rows = {table.proxy: table for table in tables}
     keys = {
         f"{name}@GRAD": of_rows[name].gradient if name in of_rows else f"{name}@GRAD"
@@ -116,9 +115,8 @@ def _captured_step(
     return captured
 
 
-def _rule_out_one_row(variant: Variant, error: Exception) -> None:
-    """Handles a failure at a size where a decision falls otherwise: a batch of one row is ruled
-    out.
+def _ruled_out(variant: Variant, error: Exception) -> set[sympy.Symbol]:
+    """After a failure at sizes where a decision falls otherwise: those that must not be 1.
 
     Raises:
         ValueError: the size is another one, or the model's own code decides; the message names the
@@ -128,7 +126,8 @@ def _rule_out_one_row(variant: Variant, error: Exception) -> None:
     eager_refused = "cannot capture" not in str(error)
     if 1 not in variant.values.values() or not (variant.guard.internal or eager_refused):
         raise branch_error(variant.guard) from error
-    LOG.info("capture: batches of one row are ruled out: %s", str(error).partition("\n")[0])
+    LOG.info("capture: a size of one is ruled out: %s", str(error).partition("\n")[0])
+    return {symbol for symbol, value in variant.values.items() if value == 1}
 
 
 def _device(model: nn.Module) -> torch.device:

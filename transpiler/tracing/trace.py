@@ -1,13 +1,14 @@
-"""One training step as an fx graph: forward, loss and gradients, with dimension 0 of every input
-free.
+"""One step as an fx graph: forward and, where something is trained, loss and gradients, with the
+sizes free that are said to be.
 
-[Note: what stays free]  Tracing runs the step once on fake tensors.  Dimension 0 of an input is a
-symbol there, every other extent a number.  Python code that looks at a symbol (``if x.shape[0] >
-16``) is decided for the example, and torch records the decision as a guard.  A decision of the
-user's code must hold for every batch size; otherwise the graph would silently hold one branch of
-the model.  torch takes decisions of its own too (is this tensor contiguous? which memory format
-does the convolution choose?).  They do not change what is computed, so they are no error by
-themselves; the equivalence check tests them at a size where they fall otherwise.
+[Note: what stays free]  Tracing runs the step once on fake tensors.  A free size of an input
+(dimension 0, if nothing else is said) is a symbol there, every other extent a number.  Python code
+that looks at a symbol (``if x.shape[0] > 16``) is decided for the example, and torch records the
+decision as a guard.  A decision of the user's code must hold for every size; otherwise the graph
+would silently hold one branch of the model.  torch takes decisions of its own too (is this tensor
+contiguous? which memory format does the convolution choose?).  They do not change what is computed,
+so they are no error by themselves; the equivalence check tests them at a size where they fall
+otherwise.
 
 [Note: gradients as autograd stores them]  ``p.grad`` is not always the tensor that backward
 computed: autograd copies one whose strides differ from the parameter's.  Reductions over it (a
@@ -47,7 +48,8 @@ from transpiler.ir import source_location
 from transpiler.tracing.decompositions import as_eager
 from transpiler.tracing.default_programs import recording
 from transpiler.tracing.embedding_lookup import looking_up
-from transpiler.tracing.equivalence_check import outputs_of
+from transpiler.tracing.equivalence_check import outputs_of, results_of
+from transpiler.tracing.input_spec import Inputs
 
 Step = Callable[..., Any]
 _DATA_DEPENDENT = (
@@ -84,7 +86,8 @@ class Trace:
         gradients: by parameter.
         named: by the label of ``name()``.
         lines: the line of the step, ``"train.py:12"``, by the node's name.
-        sizes: dimension 0 of each input; None where the input has no dimension.
+        sizes: the extents of each input; None where one is fixed.
+        free: the names that the user gave to them, as in :class:`Inputs`.
         guards: the decisions about sizes.
         hints: the example's sizes, by free symbol.
     """
@@ -96,7 +99,8 @@ class Trace:
     gradients: Mapping[str, fx.Node]
     named: Mapping[str, fx.Node]
     lines: Mapping[str, str]
-    sizes: list[sympy.Basic | None] = field(default_factory=list)
+    sizes: list[tuple[sympy.Basic | None, ...]] = field(default_factory=list)
+    free: tuple[tuple[str | None, ...], ...] = ()
     guards: list[Guard] = field(default_factory=list)
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
 
@@ -193,12 +197,15 @@ class _Step(nn.Module):
         self.model = model
         self.step = step
         self.given = dict(given)
-        self.trained = trained
+        self.trained = trained  # nothing: there is no backward pass
 
     def forward(self, *batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Runs the step: its outputs by name, and the gradients by parameter."""
-        outputs = outputs_of(source_location.call_step(self.step, self.model, *batch))
+        result = source_location.call_step(self.step, self.model, *batch)
+        outputs = outputs_of(result) if self.trained else results_of(result)
         self._keep_buffers()
+        if not self.trained:
+            return outputs, {}
         found = torch.autograd.grad(
             outputs["loss"], [self.given[name] for name in self.trained], allow_unused=True
         )
@@ -253,16 +260,14 @@ def trace(
     model: nn.Module,
     step: Step,
     trained: Sequence[str],
-    names: Sequence[str],
-    batch: Sequence[Tensor],
+    inputs: Inputs,
     tables: Mapping[str, list[nn.Module]] = MappingProxyType({}),
 ) -> Trace:
     """Traces one step.
 
     Args:
-        trained: the parameters whose gradients are wanted.
-        names: of the inputs.
-        batch: two rows or more in every input.
+        trained: the parameters whose gradients are wanted; none: forward alone is traced.
+        inputs: of two rows or more, and likewise in every other free dimension.
         tables: the modules that look up each table, by the table's name.
 
     Raises:
@@ -275,7 +280,10 @@ def trace(
         mode.from_tensor(tensor, static_shapes=True, source=LocalSource(key))
         for key, tensor in state.items()
     ]
-    fed = [_fake_input(mode, f"input_{index}", tensor) for index, tensor in enumerate(batch)]
+    fed = [
+        _fake_input(mode, f"input_{index}", tensor, free)
+        for index, (tensor, free) in enumerate(zip(inputs.batch, inputs.free, strict=True))
+    ]
     keys: dict[str, list[str]] = {}
     lines = _Lines()
 
@@ -284,22 +292,33 @@ def trace(
         with as_eager(), recording() as named, lines, torch.enable_grad(), looking_up(tables):
             wrapped = _Step(model, step, given, trained)
             swapped = {f"model.{key}": value for key, value in given.items()}
+            _equate(inputs, fed)
             outputs, grads = torch.func.functional_call(wrapped, swapped, tuple(fed))
         keys.update(outputs=list(outputs), gradients=list(grads), named=list(named))
         return [*outputs.values(), *grads.values(), *named.values()]
 
     with _explained():
         module = make_fx(run, tracing_mode="symbolic")(held, fed)
-    made = _collect(module, keys, [*state, *names], lines.lines)
-    _read_sizes(made, environment, fed, list(names))
+    made = _collect(module, keys, [*state, *inputs.names], lines.lines)
+    _read_sizes(made, environment, fed, inputs)
     return made
 
 
-def _fake_input(mode: FakeTensorMode, name: str, tensor: Tensor) -> FakeTensor:
-    dynamic = [DimDynamic.STATIC] * tensor.dim()
-    dynamic[:1] = [DimDynamic.DYNAMIC] * min(1, tensor.dim())
+def _fake_input(
+    mode: FakeTensorMode, name: str, tensor: Tensor, free: Sequence[str | None]
+) -> FakeTensor:
+    dynamic = [DimDynamic.STATIC if size is None else DimDynamic.DYNAMIC for size in free]
     context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
     return mode.from_tensor(tensor.detach(), symbolic_context=context, source=LocalSource(name))
+
+
+def _equate(inputs: Inputs, fed: Sequence[Tensor]) -> None:
+    """Sizes of one name have one value."""
+    known: dict[str, Any] = {}
+    for free, tensor in zip(inputs.free, fed, strict=True):
+        for size, name in zip(tensor.shape, free, strict=True):
+            if name:
+                torch._check(size == known.setdefault(name, size))  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -350,7 +369,7 @@ def _collect(
 
 
 def _read_sizes(
-    made: Trace, environment: _Environment, fed: list[FakeTensor], names: list[str]
+    made: Trace, environment: _Environment, fed: list[FakeTensor], inputs: Inputs
 ) -> None:
     """Reads the sizes and the guards; an extent that tracing fixed is an error."""
     raised = [(guard.expr, guard.sloc) for guard in environment.guards]
@@ -358,36 +377,43 @@ def _read_sizes(
         Guard(expression, where.maybe_user_loc or "", where.framework_loc == "torch")
         for expression, where in raised
     ]
-    for name, tensor in zip(names, fed, strict=True):
-        if not tensor.dim():
-            made.sizes.append(None)
-            continue
-        symbol = _symbol(tensor)
-        size = environment.replace(symbol)
-        if not size.free_symbols:
-            line = next(
-                (
-                    guard.line
-                    for guard in reversed(decided)
-                    if symbol in guard.expression.free_symbols and guard.line
-                ),
-                "",
-            )
-            line = line or next((guard.line for guard in reversed(decided) if guard.line), "")
-            raise ValueError(
-                f"{line + ': ' if line else ''}the step fixes dimension 0 of the input {name!r} "
-                f"to {size}, but it must stay free: put the batch first, where time or another "
-                "axis is; and write x.shape[0], where len(x), int() or range() makes a plain "
-                "number of it"
-            )
-        made.sizes.append(size)
-        for free in size.free_symbols:
-            made.hints[free] = int(environment.backed_var_to_val[free])
+    made.free = inputs.free
+    for name, tensor, free in zip(inputs.names, fed, inputs.free, strict=True):
+        found: list[sympy.Basic | None] = []
+        for dim, of in enumerate(free):
+            symbol = None if of is None else _symbol(tensor, dim)
+            size = None if symbol is None else environment.replace(symbol)
+            if size is not None and not size.free_symbols:
+                raise _fixed(name, dim, size, symbol, decided)
+            found.append(size)
+            for each in size.free_symbols if size is not None else ():
+                made.hints[each] = int(environment.backed_var_to_val[each])
+        made.sizes.append(tuple(found))
     for guard in [*environment.asked, *decided]:
         made.guards.append(Guard(environment.replace(guard.expression), guard.line, guard.internal))
 
 
-def _symbol(tensor: Tensor) -> sympy.Symbol:
-    size = tensor.size(0)
-    assert isinstance(size, torch.SymInt), "dimension 0 of an input is symbolic"
+def _symbol(tensor: Tensor, dim: int) -> sympy.Symbol:
+    size = tensor.size(dim)
+    assert isinstance(size, torch.SymInt), "a free dimension of an input is symbolic"
     return size.node._expr  # as made, before any replacement
+
+
+def _fixed(
+    name: str, dim: int, size: sympy.Basic, symbol: sympy.Symbol, decided: Sequence[Guard]
+) -> ValueError:
+    """The error for an extent that tracing fixed, with the line that did."""
+    lines = [guard.line for guard in decided if guard.line]
+    own = [g.line for g in decided if g.line and symbol in g.expression.free_symbols]
+    line = next(reversed([*lines, *own]), "")
+    advice = (
+        "put the batch first, where time or another axis is; and write x.shape[0], where len(x), "
+        "int() or range() makes a plain number of it"
+        if dim == 0
+        else f"write x.shape[{dim}], where int(), range() or a loop makes a plain number of it, or "
+        "give the input's InputSpec a fixed size there"
+    )
+    return ValueError(
+        f"{line + ': ' if line else ''}the step fixes dimension {dim} of the input {name!r} to "
+        f"{size}, but it must stay free: {advice}"
+    )

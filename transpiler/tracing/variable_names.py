@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
@@ -24,7 +24,7 @@ class VariableNames:
         found: the trace.
         model: whose parameters and buffers keep their names.
         inputs: the names of the inputs.
-        minimum: the smallest batch for which the graph holds.
+        above_one: the free sizes for which the graph holds from 2 on.
         tables: the lookups of the trace.
 
     Attributes:
@@ -40,12 +40,12 @@ class VariableNames:
         found: Trace,
         model: nn.Module,
         inputs: Sequence[str],
-        minimum: int,
+        above_one: Collection[sympy.Symbol],
         tables: TableNodes,
     ) -> None:
         self.inputs = tuple(inputs)
         self._outputs = found.outputs
-        self._suffix = f">={minimum}" if minimum > 1 else ""
+        self._above_one = set(above_one)
         self._symbols = self._name_symbols(found)
         gradients = {
             f"{name}@GRAD": node
@@ -70,11 +70,24 @@ class VariableNames:
                 self._wanted.setdefault(node, name)
 
     def _name_symbols(self, found: Trace) -> dict[sympy.Symbol, str]:
-        """``batch`` for the first input's free size, ``<input>_rows`` for the others'."""
+        """The names that the user gave; otherwise ``batch`` for the first input's dimension 0,
+        ``<input>_rows`` for the others', ``<input>_1`` for dimension 1 of an input, and so on.
+        """
         free: dict[sympy.Symbol, str] = {}
-        for name, size in zip(self.inputs, found.sizes, strict=True):
-            for symbol in sorted(size.free_symbols, key=str) if size is not None else ():
-                free.setdefault(symbol, f"{name}_rows" if free else "batch")
+        given = {name for names in found.free for name in names if name}
+        for sizes, names in zip(found.sizes, found.free, strict=True):
+            free |= {
+                size: name
+                for size, name in zip(sizes, names, strict=True)
+                if name and size is not None and size.is_Symbol
+            }
+        for input_, sizes in zip(self.inputs, found.sizes, strict=True):
+            for dim, size in enumerate(sizes):
+                for symbol in sorted(size.free_symbols, key=str) if size is not None else ():
+                    name = f"{input_}_{dim}" if dim else f"{input_}_rows"
+                    if dim == 0 and "batch" not in {*free.values(), *given}:
+                        name = "batch"
+                    free.setdefault(symbol, name)
         return free
 
     def extent(self, size: int | torch.SymInt, of_input: bool) -> int | str:
@@ -89,7 +102,7 @@ class VariableNames:
         renamed = expression.xreplace(
             {symbol: sympy.Symbol(name) for symbol, name in self._symbols.items()}
         )
-        suffix = self._suffix if of_input and renamed.is_Symbol else ""
+        suffix = ">=2" if of_input and expression in self._above_one else ""
         return str(renamed).replace(" ", "") + suffix
 
     def is_wanted(self, node: fx.Node) -> bool:
