@@ -38,8 +38,9 @@ class ServerConfig:
             this host.  A changed bit is then noticed, and the request is sent again.
         transport: "auto" offers every transport, and each trainer's preference decides; any other
             name is the only transport offered.
-        data_dir: the directory for the files of Save and Load, on this machine; None refuses both
-            calls.
+        data_dir: the directory for the files of Save and Load, and for rows on disk, on this
+            machine.  Without it and without a store both calls are refused.
+        store: the URL of a prefix for the files of Save and Load, in place of ``data_dir``.
         heartbeat_timeout_seconds: seconds without a heartbeat after which a trainer is declared
             lost.  A larger number tolerates longer pauses of a whole process (a suspended virtual
             machine), and the others wait that much longer for a trainer that is dead.
@@ -64,6 +65,7 @@ class ServerConfig:
     checksum: str = "auto"
     transport: str = "auto"
     data_dir: str | None = None
+    store: str | None = None
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
     once: bool = False
@@ -98,6 +100,8 @@ class ServerConfig:
         for name in ("data_dir", "program"):
             if getattr(self, name) is not None:
                 refuse_url(name, getattr(self, name))
+        if self.store is not None:
+            check_store("store", self.store)
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
         for name in ("tls_certificate", "tls_key", "token_file"):
@@ -165,6 +169,21 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
             f"expected an endpoint HOST:PORT with a port of 0 to 65535, got {endpoint!r}"
         )
     return host.strip("[]"), int(port)
+
+
+def check_store(name: str, url: str) -> None:
+    """Returns if a URL is one of a store's prefix.
+
+    Raises:
+        ValueError: it is a path, a chain of several URLs, or leads out of itself.
+    """
+    shown = re.sub(r"://[^/@\s]*@", "://***@", url)
+    if "::" in url:
+        raise ValueError(f"{name}: expected one URL, got the chain {shown!r}")
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.\-]+://[^/]", url) or ".." in url.split("/"):
+        raise ValueError(f"{name}: expected a URL like s3://bucket/jobs, got {shown!r}")
+    if re.match(r"(file|local)://", url):
+        raise ValueError(f"{name}: expected a URL of a store, got {shown!r}: use --data-dir")
 
 
 def refuse_url(name: str, path: str) -> None:

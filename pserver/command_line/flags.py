@@ -184,6 +184,12 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         help="where trainers may save and load (default: nowhere)",
     )
     add(
+        "--store",
+        metavar="URL",
+        default=UNSET,
+        help="the prefix below which trainers may save and load, in place of --data-dir",
+    )
+    add(
         "--once",
         action="store_true",
         default=UNSET,

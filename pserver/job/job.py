@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
@@ -28,6 +27,7 @@ from pserver.job.membership import Member, Membership
 from pserver.job.outcome import Outcome
 from pserver.job.status_report import observed, program_status, trainer_statuses
 from pserver.transport.byte_counters import ByteCounters
+from transpiler.files.local_path import shown
 from transpiler.ir.graph import Storage
 from transpiler.program import Program
 
@@ -190,16 +190,17 @@ class Job(Attendance):
         """Writes everything held here, atomically, below the server's data directory."""
         self.member(request.session)
         path = job_files.save(self._directory(request.path), self.installed(), self._members)
-        return wire.SaveReply(file=str(path), bytes=self.installed().slices.bytes_held)
+        return wire.SaveReply(file=shown(path), bytes=self.installed().slices.bytes_held)
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
         self.member(request.session)
         path = job_files.load(self._directory(request.path), self.installed(), self._members)
-        return wire.LoadReply(file=str(path), bytes=self.installed().slices.bytes_held)
+        return wire.LoadReply(file=shown(path), bytes=self.installed().slices.bytes_held)
 
-    def _directory(self, path: str) -> Path:
-        return job_files.directory(self.config.data_dir, path, self._identity.server_index)
+    def _directory(self, path: str) -> str:
+        index = self._identity.server_index
+        return job_files.directory(self.config.data_dir, path, index, self.config.store)
 
     def shrink(self, request: wire.ShrinkRequest) -> wire.ShrinkReply:
         """Applies time decay to tables and drops rows.  One trainer calls it, while none steps."""

@@ -1,43 +1,57 @@
-"""Save and Load: everything that a server holds, in files below its data directory."""
+"""Save and Load: everything that a server holds, in files below the directory, or the prefix of a
+store, that it was given at its start.  A caller names paths below it, and no others: no "..", no
+link that leads out, no URL.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, TypeVar
 
-from pserver.checkpoint import checkpoint
+from pserver.checkpoint import checkpoint, manifest
 from pserver.checkpoint.table_files import Chunk
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
-from transpiler.files.local_path import local_path
+from pserver.storage.place import place_at
+from transpiler.files.local_path import local_path, shown
 
 if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable
 
+Named = TypeVar("Named", str, Path)
 
-def directory(data_dir: str | None, path: str, server_index: int) -> Path:
-    """The directory in which a server keeps what a trainer calls ``path``.
+
+def directory(data_dir: str | None, path: str, server_index: int, store: str | None = None) -> str:
+    """The directory, or the URL, in which a server keeps what a caller calls ``path``.
+
+    Args:
+        data_dir: the server's, on its machine.
+        store: a URL, which takes the place of ``data_dir``.
 
     Raises:
-        Refused: the server keeps no files, or the path leads out of its data directory, or is a
-            URL.
+        Refused: the server keeps no files, or the path leads out of what it was given, or is a URL.
     """
-    if data_dir is None:
-        raise Refused("the server was started without --data-dir, so it keeps no files")
+    if data_dir is None and store is None:
+        raise Refused("the server was started without --data-dir or --store, so it keeps no files")
     try:
-        local_path(path, "a server's files")
+        local_path(path or ".", "a server's files")
     except ValueError as error:
         raise Refused(str(error)) from error
-    root = Path(data_dir).resolve()
+    if store is not None:
+        parts = PurePosixPath(path).parts
+        if ".." in parts or path.startswith("/") or "::" in path or "\\" in path:
+            raise Refused(f"expected a path below the server's store, got {path!r}")
+        return "/".join((store.rstrip("/"), *parts, f"server-{server_index}"))
+    root = Path(str(data_dir)).resolve()
     target = (root / path / f"server-{server_index}").resolve()
     if not target.is_relative_to(root):
         raise Refused(f"expected a path below the data directory, got {path!r}")
-    return target
+    return str(target)
 
 
-def save(path: Path, installed: InstalledProgram, members: Membership) -> Path:
+def save(path: Named, installed: InstalledProgram, members: Membership) -> Named:
     """Writes slices, states, tables, the plan's fingerprint and the trainers' watermarks, all of
     one moment between two steps.
 
@@ -64,11 +78,11 @@ def save(path: Path, installed: InstalledProgram, members: Membership) -> Path:
                 tables = {name: table.metadata() for name, table in installed.tables.items()}
                 writer.commit(meta | {"tables": tables})
         except OSError as error:
-            raise Refused(f"cannot save to {path}: {error}") from error
+            raise Refused(f"cannot save to {shown(str(path))}: {error}") from error
     return path
 
 
-def load(path: Path, installed: InstalledProgram, members: Membership) -> Path:
+def load(path: Named, installed: InstalledProgram, members: Membership) -> Named:
     """Reads what :func:`save` wrote.
 
     A trainer's watermarks count for the same incarnation only, whether it has joined or joins
@@ -83,12 +97,15 @@ def load(path: Path, installed: InstalledProgram, members: Membership) -> Path:
         FingerprintMismatch: it was written by a job with another plan.
     """
     try:
+        if manifest.read(place_at(path)).base is not None:
+            # it may lie anywhere, and no server writes such a file
+            raise ValueError("expected a checkpoint that continues no other")
         reader = checkpoint.reading(path)
         tensors, meta = reader.tensors(), reader.meta
     except (OSError, ValueError) as error:
-        raise Refused(f"cannot load from {path}: {error}") from error
+        raise Refused(f"cannot load from {shown(str(path))}: {error}") from error
     if meta.get("fingerprint") != installed.plan.fingerprint():
-        raise FingerprintMismatch(f"{path} was saved by a job with another plan")
+        raise FingerprintMismatch(f"{shown(str(path))} was saved by a job with another plan")
     with installed.quiesce.paused():
         installed.slices.load(tensors)
         installed.discard_snapshots()

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from pserver.checkpoint import checkpoint
+from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job import job_files
 from pserver.job.lifecycle import Lifecycle
@@ -123,6 +125,57 @@ def test_a_torn_file_or_another_plan_changes_nothing(tmp_path: Path) -> None:
         job_files.load(path, first, MEMBERS)
 
     assert torch.equal(read(first), now) and first.slices.held["w.block0"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("given", ["../x", "a/../../x", "/etc", "out", "s3://b/x", "a::b://c"])
+def test_no_path_leads_out_of_the_data_directory(tmp_path: Path, given: str) -> None:
+    """Neither by dots, nor as an absolute one, nor over a link, nor by a URL."""
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "out").symlink_to(tmp_path)
+    with pytest.raises(Refused, match="expected a path"):
+        job_files.directory(str(root), given, 0)
+
+
+@pytest.mark.parametrize(
+    "given", ["../x", "a/../../x", "/etc", "s3://b/x", "a::b", "simplecache::s3://b/x", "..\\x"]
+)
+def test_no_path_leads_out_of_the_store(given: str) -> None:
+    """A chain of URLs would read another store, with the server's rights."""
+    with pytest.raises(Refused, match="expected a path"):
+        job_files.directory(None, given, 0, "memory://jobs")
+
+
+def test_a_server_saves_below_its_store(tmp_path: Path) -> None:
+    """In a folder of its own, for each path that a caller names; "" is the prefix itself."""
+    first, second = server(plan(), tmp_path / "a", 5.0), server(plan(), tmp_path / "b")
+    train(first, 2)
+    path = job_files.directory(None, "run/1", 1, f"memory://{tmp_path.name}/")
+    assert path == f"memory://{tmp_path.name}/run/1/server-1"
+    assert job_files.directory(None, "", 1, "memory://x") == "memory://x/server-1"
+
+    job_files.load(job_files.save(path, first, MEMBERS), second, MEMBERS)
+
+    assert torch.equal(read(first), read(second))
+
+
+def test_a_file_that_continues_another_is_not_loaded(tmp_path: Path) -> None:
+    """The other may lie anywhere."""
+    saved = checkpoint.save(tmp_path / "secret", {"w": torch.ones(1)}, {})
+    with checkpoint.writing(tmp_path / "data", saved) as writer:
+        writer.commit({})
+
+    with pytest.raises(Refused, match="that continues no other"):
+        job_files.load(tmp_path / "data", server(plan(), tmp_path), MEMBERS)
+
+
+@pytest.mark.parametrize(
+    "url", ["simplecache::s3://b/x", "data", "s3://", "s3:/b", "s3://b/../c", "file:///tmp/x"]
+)
+def test_a_store_is_one_url(url: str) -> None:
+    """The message names the setting."""
+    with pytest.raises(ValueError, match="store: expected"):
+        ServerConfig(store=url)
 
 
 def test_a_full_disk_refuses_and_keeps_what_was_saved(
