@@ -102,12 +102,19 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 def run_status(arguments: argparse.Namespace) -> int:
     """``pserver status``; returns the exit status."""
-    # here, because they import gRPC, torch and rich, and --help does not need them
+    endpoints = _endpoints(arguments)
+    if arguments.ready and arguments.variables:
+        raise UsageError("--variables: has no effect with --ready")
+    if arguments.ready:
+        # here, because it imports gRPC, and --help does not need it
+        from pserver.launcher import readiness
+
+        return readiness.show(endpoints)
+    # here, because they import gRPC, torch and rich, and the rest does not need them
     from rich.console import Console
 
     from pserver.launcher import status
 
-    endpoints = _endpoints(arguments)
     console = Console()
     return status.show(
         endpoints, console if console.is_terminal else Console(width=WIDE), arguments.variables

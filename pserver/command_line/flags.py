@@ -107,6 +107,11 @@ def parser() -> Parser:
     status.add_argument(
         "--variables", action="store_true", help="the bytes of each variable too, in / out"
     )
+    status.add_argument(
+        "--ready",
+        action="store_true",
+        help="only whether each takes trainers, for probes of containers: 0 if all do, otherwise 1",
+    )
     save = commands.add_parser("save", help="write what a job holds to a file", description=SAVE)
     save.add_argument("endpoints", metavar=ENDPOINTS, help="all servers of the job, in any order")
     save.add_argument("path", metavar="PATH", help="the checkpoint's directory, or its URL")

@@ -10,8 +10,9 @@ In reading order::
     report    what ``launch`` says of a failed job
     plan      ``pserver plan``
     status    ``pserver status``
+    readiness the same with --ready: a health check, without torch
 
 May import: ``pserver.config``, ``pserver.control`` (only ``status`` and ``last_word``, which
-therefore import gRPC and torch), ``pserver.errors`` and the generated messages.  It starts servers
-and trainers as processes, and imports neither.
+therefore import gRPC and torch), ``pserver.transport.endpoint``, ``pserver.errors`` and the
+generated messages.  It starts servers and trainers as processes, and imports neither.
 """
