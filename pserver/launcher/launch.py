@@ -258,14 +258,18 @@ class _Supervisor:
     def _start(
         self, kind: str, number: int, command: Sequence[str], role: Mapping[str, str]
     ) -> Process:
+        owns = self.terminal.interactive and (kind, number) == ("trainer", 0)
+        # to a terminal Python writes whole lines; unbuffered it writes each argument of print() by
+        # itself, and another process's line comes in between ("" is as good as unset)
+        unbuffered = {"PYTHONUNBUFFERED": "" if owns else "1"}
         return Process(
             f"{kind} {number}",
             command,
-            {**self._inherited(), **self._threads(), **role, "PYTHONUNBUFFERED": "1"},
+            {**self._inherited(), **self._threads(), **role, **unbuffered},
             Path(self.cluster.log_dir) / f"{kind}-{number}.log",
             self.group,
             self.terminal,
-            owns_terminal=self.terminal.interactive and (kind, number) == ("trainer", 0),
+            owns_terminal=owns,
             line=self._see_ready if kind == "server" else None,
             ended=self.events.put,
         )

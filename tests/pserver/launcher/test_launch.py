@@ -179,16 +179,16 @@ def free_port() -> int:
 
 
 def test_on_a_terminal_trainer_0_owns_it(tmp_path: Path) -> None:
-    """Trainer 0 sees a terminal and its bytes go through as they are; the log has what its display
-    left behind.
+    """Trainer 0 sees a terminal, and its bytes go through as they are, a whole line at a time; the
+    log has what its display left behind.
     """
     import pty
     import threading
 
     (tmp_path / "server.py").write_text(SERVER.replace("{body}", LEAVE).replace("{before}", ""))
     (tmp_path / "script.py").write_text(
-        "import os, sys\nprint(os.environ['TRAINER_ID'], "
-        "sys.stdout.isatty())\nprint('\\x1b[?25lstep 1\\rstep 2')"
+        "import os, sys\nprint(os.environ['TRAINER_ID'], sys.stdout.isatty(), "
+        "sys.stdout.write_through)\nprint('\\x1b[?25lstep 1\\rstep 2')"
     )
     ours, theirs = pty.openpty()
     shown = bytearray()
@@ -217,9 +217,10 @@ def test_on_a_terminal_trainer_0_owns_it(tmp_path: Path) -> None:
     text = shown.decode()
 
     assert status == 0
-    assert "0 True" in text and "\x1b[?25lstep 1\rstep 2" in text and "trainer 1 | 1 False" in text
+    assert "0 True False" in text and "\x1b[?25lstep 1\rstep 2" in text
+    assert "trainer 1 | 1 False True" in text
     assert text.endswith("\x1b[?25h")
-    assert (tmp_path / "logs" / "trainer-0.log").read_text() == "0 True\nstep 2\n"
+    assert (tmp_path / "logs" / "trainer-0.log").read_text() == "0 True False\nstep 2\n"
 
 
 @pytest.mark.parametrize(
