@@ -3,6 +3,7 @@
 # make test-fast    without processes and without what takes long: in a minute, with the coverage
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
+# make check-image     builds the image and runs the demo in containers; needs docker or podman, with compose
 # make check-history SEEDS=2000     is every step applied exactly once, whatever the network does?  So many trials
 # make lint types check-protos     the other checks of CI (.ci/run runs them all)
 # make protos   generates the protobuf code anew
@@ -24,7 +25,7 @@
 
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-pairs check-sharding check-examples check-checkpoints
-.PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-wheel check-faults clean $(CHECKS)
+.PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-wheel check-image check-faults clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -94,6 +95,10 @@ check-protos: .venv/.dev
 check-wheel: .venv/.dev
 	@echo "== what is installed is whole: sdist, wheel, examples"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/docs/test_wheel.py $(ARGS)
+
+check-image: .venv/.dev
+	@echo "== the image: built, measured, and the demo run in containers; for some minutes"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier all tests/deploy $(ARGS)
 
 clean:
 	rm -rf .venv build logs *.egg-info

@@ -1,8 +1,10 @@
 """Which tests a run takes: ``--tier fast``, ``test`` (unless said otherwise) or ``all``.
 
 ==========  ========================================================================================
-fast        starts no process; leaves out what is marked ``slow``, ``processes`` or ``matrix``
-test        leaves out what is marked ``matrix``: of each matrix it takes the diagonal
+fast        starts no process; leaves out what is marked ``slow``, ``processes``, ``matrix`` or
+            ``containers``
+test        leaves out what is marked ``matrix``, of each matrix it takes the diagonal; and
+            ``containers``
 all         everything
 ==========  ========================================================================================
 
@@ -22,9 +24,14 @@ from typing import Any
 
 import pytest
 
-LEFT_OUT = {"fast": ("matrix", "processes", "slow"), "test": ("matrix",), "all": ()}
+LEFT_OUT = {
+    "fast": ("matrix", "containers", "processes", "slow"),
+    "test": ("matrix", "containers"),
+    "all": (),
+}
 WORDS = {
     "matrix": "of the complete matrices (make check-equalities, check-faults, ...)",
+    "containers": "of the image (make check-image)",
     "processes": "that start processes",
     "slow": "that take long",
 }
