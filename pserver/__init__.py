@@ -110,7 +110,8 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     security/        certificates and keys: who a peer is
     command_line/    flags and settings
     table/           sparse tables: rows by id; pure but for the disk tier
-    config errors finite malloc repeated_warning, and the generated wire_pb2, wire_pb2_grpc
+    rpc_errors config limits errors finite malloc repeated_lines, and the generated wire_pb2,
+    wire_pb2_grpc
 
 ``client`` imports no room of the server (service, job, dense), and these do not import ``client``.
 A pure room has no thread, lock, socket, clock or environment.
@@ -124,7 +125,8 @@ The threads of a server::
     main                    waits for a signal, a Drain call, or the end of the job
     pserver clock           Job.tick: heartbeat timeout, start timeout
     probes                  PROBE on streams whose requests take long
-    control_N               a pool: one control call each; one more for each grpc stream
+    control POOL_N          pools: one control call each; see transport/call_threads.py
+    grpc exchange_N         a pool: one for each grpc stream
     exchange ...            one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
     accepts shm N, tcp N    accept connections
@@ -286,6 +288,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     table/tiered_table.py         two tiers
     table/updater.py              rows that were always there
     table/updater.py              a history that ends
+    transport/call_threads.py     a call without its message
     transport/codec.py            the payload stands behind the header
     transport/frame_socket.py     bytes land once
     transport/grpc_stream.py      two threads a stream, on the accepting end

@@ -11,6 +11,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from pserver.limits import (
+    HELLO_SECONDS,
+    MOST_OPEN,
+    MOST_PROGRAM_MB,
+    MOST_TRAINERS,
+    Limits,
+    machine_bytes,
+)
+
 HEARTBEAT_TIMEOUT_SECONDS = 20.0
 START_TIMEOUT_SECONDS = 300.0
 MOST_SECONDS = 1e6  # of any timeout: what every clock and every wait can count to
@@ -52,6 +61,15 @@ class ServerConfig:
         program: a file that ``Program.save`` wrote: the server installs it when it starts and does
             not wait for trainer 0.
         threads: torch's threads for updates; 0 leaves torch's own choice.
+        max_trainers: that a job may have.  Each wait for all of them looks at each.
+        max_connections: that may be open on each port.  Each of a tensor stream has a thread or
+            two.
+        max_memory: GB that the parameters and optimizer states of a job may take here; 0: what
+            this machine has.
+        max_program: MB of a program's message; the one of Join has a 16th.  A message takes up to
+            forty times its size when it is read.
+        hello_timeout_seconds: how long a peer may take to say who it is, on any port.  A larger
+            number lets strangers keep connections for longer.
         tls_certificate, tls_key, token_file: reserved.  Setting one raises, because this version
             has no encryption.
 
@@ -72,6 +90,11 @@ class ServerConfig:
     keep_failed_seconds: float | None = None
     program: str | None = None
     threads: int = 0
+    max_trainers: int = MOST_TRAINERS
+    max_connections: int = MOST_OPEN
+    max_memory: float = 0.0
+    max_program: int = MOST_PROGRAM_MB
+    hello_timeout_seconds: float = HELLO_SECONDS
     tls_certificate: str | None = None
     tls_key: str | None = None
     token_file: str | None = None
@@ -87,7 +110,11 @@ class ServerConfig:
             raise ValueError(
                 f"transport: expected one of {', '.join(TRANSPORT_CHOICES)}, got {self.transport!r}"
             )
-        for name in ("heartbeat_timeout_seconds", "start_timeout_seconds"):
+        for name in (
+            "heartbeat_timeout_seconds",
+            "start_timeout_seconds",
+            "hello_timeout_seconds",
+        ):
             check_seconds(name, getattr(self, name))
         if self.keep_failed_seconds is not None and not self.keep_failed_seconds >= 0:
             raise ValueError(
@@ -95,6 +122,7 @@ class ServerConfig:
                 f"{self.keep_failed_seconds}"
             )
         self._check_tcp()
+        self._check_limits()
         if not isinstance(self.once, bool):
             raise TypeError(f"once: expected True or False, got {self.once!r}")
         for name in ("data_dir", "program"):
@@ -126,6 +154,31 @@ class ServerConfig:
         for name, unless in (("data_port", 0), ("connections", 1), ("checksum", "auto")):
             if (value := getattr(self, name)) != unless:
                 raise ValueError(f"{name}: {value} has no effect with transport {self.transport!r}")
+
+    def _check_limits(self) -> None:
+        for name, most in (
+            ("max_trainers", 65536),
+            ("max_connections", 65536),
+            ("max_program", MOST_PROGRAM_MB),
+        ):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not 1 <= value <= most:
+                raise ValueError(f"{name}: expected 1 to {most}, got {value!r}")
+        if not 0 <= self.max_memory < math.inf:
+            raise ValueError(f"max_memory: expected GB of 0 or more, got {self.max_memory!r}")
+
+    @property
+    def limits(self) -> Limits:
+        """What the server takes from its peers."""
+        return Limits(
+            trainers=self.max_trainers,
+            connections=self.max_connections,
+            hello_seconds=self.hello_timeout_seconds,
+            memory_bytes=int(self.max_memory * 1e9) or machine_bytes(),
+            program_bytes=self.max_program * 2**20,
+            manifest_bytes=self.max_program * 2**16,
+        )
 
     @property
     def kept_failed_seconds(self) -> float:

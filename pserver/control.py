@@ -1,8 +1,7 @@
 """The control calls of protos/pserver/wire.proto over gRPC: the service, and a client with timeouts
 and retries.
 
-Only this file turns a gRPC status into one of our errors (:func:`from_rpc_error`) and one of our
-errors into a status (:func:`abort_with`).  No call has any logic here: the service passes each
+No call has any logic here: the service passes each
 request to the job's method of the same name.
 """
 
@@ -12,25 +11,30 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pserver import wire_pb2 as wire
 from pserver.config import split_endpoint
-from pserver.errors import PServerError, Refused, TimedOut, Unreachable, from_wire
+from pserver.errors import PServerError, Unreachable
+from pserver.limits import Limits
 from pserver.polling import poll
+from pserver.repeated_lines import LimitedLog
+from pserver.rpc_errors import abort_with, from_rpc_error, named
+from pserver.transport.call_threads import Answer, CallThreads
 from pserver.transport.dialled_channel import DialledChannel
 from pserver.transport.endpoint import check_free, spell
-from pserver.transport.grpc_stream import OPTIONS, POOL_THREADS, SERVICE, Exchanges
+from pserver.transport.grpc_stream import SERVICE, Exchanges, server_options
+from pserver.transport.health_service import HealthService
 
 log = logging.getLogger(__name__)
+of_grpc = LimitedLog(log)  # messages that are none, to reflection for one
+GRPC_LOGGERS = ("grpc._common", "grpc._server")
 
-ERROR_KEY = "pserver-error"  # trailing metadata: the error's name
-MAX_DETAILS = 4000  # characters of a message: gRPC drops a reply whose metadata passes 8 KB
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries
 LEAVE_SECONDS = 3.0
 FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
@@ -38,6 +42,7 @@ FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
 # again over a new connection
 PROMPT_CALLS = frozenset({"Join", "Leave", "Rendezvous", "Status", "Drain"})
 TRIES = 3
+REFLECTION_THREADS = 4
 # of a connection that no error of ours has come over: it broke, or brought what is no message
 BROKEN = frozenset(
     {
@@ -92,63 +97,6 @@ class Controlled(Protocol):
     def reset(self, request: wire.ResetRequest, /) -> wire.ResetReply: ...
 
 
-# ---- errors and statuses ----
-
-
-def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    """Ends a call with the gRPC status of ``error``, whose name goes into the trailing metadata.
-
-    A ValueError is a mistake of the caller.  Any other error that is not ours is a mistake in this
-    server: its traceback goes to the log, one sentence to the caller.
-    """
-    if isinstance(error, ValueError):
-        error = Refused(str(error))
-    if isinstance(error, PServerError):
-        name, status, details = type(error).__name__, grpc.StatusCode[error.status], str(error)
-    else:
-        log.error("a control call failed", exc_info=error)
-        name, status = PServerError.__name__, grpc.StatusCode.INTERNAL
-        details = f"the server failed with {type(error).__name__}; its log says where"
-    if len(details) > MAX_DETAILS:
-        details = details[:MAX_DETAILS] + " ..."
-    context.set_trailing_metadata(((ERROR_KEY, name),))
-    context.abort(status, details)
-    raise AssertionError("abort returns")  # it raises
-
-
-def about(server: str, text: str) -> str:
-    """A sentence about a server, which it names once."""
-    return text if text.startswith(server) else f"{server}: {text}"
-
-
-def from_rpc_error(error: grpc.RpcError, server: str, call: str) -> PServerError:
-    """The error for a failed call to ``server``, which its endpoint names, or its number as well.
-
-    An error that the server named keeps its name; the status decides about all others.
-    """
-    status, details = error.code(), error.details() or "no details"
-    if name := _named(error):
-        return from_wire(name, about(server, details))
-    if status is grpc.StatusCode.UNAVAILABLE:
-        return Unreachable(f"{server} does not answer {call}: {details}")
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return TimedOut(f"{server} has not answered {call} within its timeout")
-    if status is grpc.StatusCode.CANCELLED:
-        return Unreachable(f"{server}: {call} was cancelled: {details}")
-    if status in (
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.INVALID_ARGUMENT,
-    ):
-        return Refused(f"{server} refuses {call}: {details}")
-    return PServerError(f"{server}: {call} failed with {status.name}: {details}")
-
-
-def _named(error: grpc.RpcError) -> str:
-    """The name that the server gave its error; "" if the server did not raise it."""
-    return next((value for key, value in error.trailing_metadata() or () if key == ERROR_KEY), "")
-
-
 # ---- the service ----
 
 
@@ -159,6 +107,7 @@ class ControlServer:
 
     Args:
         host, port: where to listen; port 0 is any free one.
+        limits: what it takes from its peers.
 
     Attributes:
         port: the one that it is bound to.
@@ -167,11 +116,14 @@ class ControlServer:
         OSError: it cannot listen there; one sentence.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, limits: Limits = Limits()) -> None:  # noqa: B008  # frozen
         check_free(host, port)
-        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="control")
-        self._server = grpc.server(self._pool, options=OPTIONS)
-        self._health = health.HealthServicer()
+        # of reflection, whose calls may last; all others have threads of their own
+        self._pool = ThreadPoolExecutor(REFLECTION_THREADS, thread_name_prefix="reflection")
+        self._server = grpc.server(self._pool, options=server_options(limits))
+        self._threads = CallThreads(limits)
+        self._health = HealthService()
+        self._exchanges: Exchanges | None = None
         try:
             self.port: int = self._server.add_insecure_port(spell(host, port))
         except RuntimeError as error:
@@ -180,17 +132,18 @@ class ControlServer:
     def start(self, job: Controlled, exchanges: Exchanges | None) -> None:
         """Answers calls from here on, with the methods of ``job``."""
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(
-                _answering(getattr(job, method)), request.FromString, reply.SerializeToString
-            )
-            for name, (method, request, reply) in CALLS.items()
+            name: self._threads.handler(name, _answering(getattr(job, method), request.FromString))
+            for name, (method, request, _) in CALLS.items()
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods),)
         )
+        self._health.add_to(self._server, self._threads)
+        self._exchanges = exchanges
+        for name in GRPC_LOGGERS:
+            logging.getLogger(name).addFilter(of_grpc.filter)
         if exchanges is not None:
             exchanges.add_to(self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
@@ -202,18 +155,28 @@ class ControlServer:
         """Makes health checks say that the server takes no new clients; it still answers calls."""
         self._health.enter_graceful_shutdown()
 
+    def end_late(self) -> None:
+        """Ends calls whose message has not come in time; somebody calls it now and then."""
+        self._threads.end_late()
+
     def stop(self, grace_seconds: float) -> None:
         """Refuses new calls, gives running ones ``grace_seconds`` to end, then cancels them."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_seconds).wait(grace_seconds + 1)
+        self._threads.close()
         self._pool.shutdown(wait=False)
+        if self._exchanges is not None:
+            self._exchanges.end_threads()
 
 
-def _answering(method: Any) -> Any:
-    def answer(request: Message, context: grpc.ServicerContext) -> Message:
+def _answering(method: Any, parse: Callable[[bytes], Message]) -> Answer:
+    def answer(received: bytes, context: grpc.ServicerContext) -> Message:
         try:
-            reply: Message = method(request)
+            reply: Message = method(parse(received))
             return reply
+        except DecodeError as error:  # without an error's name: the caller tries again
+            context.abort(grpc.StatusCode.INTERNAL, str(error))
+            raise AssertionError("abort returns") from error  # it raises
         except Exception as error:
             abort_with(context, error)
 
@@ -449,5 +412,5 @@ class ControlClient:
             return Unreachable(text), again
         assert isinstance(error, grpc.RpcError)
         late = name in PROMPT_CALLS and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        again = again and (late or (error.code() in BROKEN and not _named(error)))
+        again = again and (late or (error.code() in BROKEN and not named(error)))
         return from_rpc_error(error, self._name, name), again

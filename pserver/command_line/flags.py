@@ -217,11 +217,52 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         default=UNSET,
         help="torch's threads for updates (default: torch's own choice)",
     )
+    _add_limits(sub)
     add(
         "--config",
         metavar="FILE.toml",
         default=None,
         help="a file with these settings; flags override it",
+    )
+
+
+def _add_limits(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add(
+        "--max-trainers",
+        metavar="N",
+        type=int,
+        default=UNSET,
+        help="that a job may have (default: 1024)",
+    )
+    add(
+        "--max-connections",
+        metavar="N",
+        type=int,
+        default=UNSET,
+        help="that may be open on each port (default: 4096)",
+    )
+    add(
+        "--max-memory",
+        metavar="GB",
+        type=float,
+        default=UNSET,
+        help="that parameters and optimizer states may take (default: what the machine has)",
+    )
+    add(
+        "--max-program",
+        metavar="MB",
+        type=int,
+        default=UNSET,
+        help="of a program's message, up to 64; Join's has a 16th (default: 64)",
+    )
+    add(
+        "--hello-timeout",
+        metavar="SECONDS",
+        dest="hello_timeout_seconds",
+        type=float,
+        default=UNSET,
+        help="how long a peer may take to say who it is, on any port (default: 10)",
     )
 
 

@@ -7,7 +7,7 @@ what is done to the merged gradient before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -101,6 +101,11 @@ class SliceStore:
         return SliceUpdate(
             name, placement.name, placement.group, placement.lane, self.values[name], None
         )
+
+    @property
+    def states(self) -> Iterable[str]:
+        """The names of the optimizer states."""
+        return self._states.keys()
 
     @property
     def held(self) -> dict[str, torch.Tensor]:

@@ -14,12 +14,9 @@ counts for nobody while another process of the same number is there.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from pserver.errors import TrainerLost
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -61,13 +58,22 @@ class Announcements:
         """Whether a process has announced itself and neither joined nor ended."""
         return bool(self._announced)
 
-    def heard(self, trainer: int, incarnation: str, now: float) -> None:
-        """A trainer says that it is there."""
-        if incarnation not in self._announced:
-            log.info("trainer %d is on its way", trainer)
+    def heard(self, trainer: int, incarnation: str, now: float, most: int) -> bool:
+        """A trainer says that it is there.
+
+        Args:
+            most: processes; of more, the one that was silent for longest is forgotten.
+
+        Returns:
+            Whether it is new.
+        """
+        new = incarnation not in self._announced
+        if new and len(self._announced) >= most:
+            del self._announced[min(self._announced, key=lambda one: self._announced[one].last)]
         known = self._announced.setdefault(incarnation, Announced(trainer, now, now))
         known.last = now
         self._ended.pop(trainer, None)
+        return new
 
     def first_heard(self, incarnation: str, now: float) -> float:
         """Since when a process has been there; ``now`` for one that was never announced."""

@@ -15,17 +15,33 @@ from collections.abc import Callable, Mapping
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
-from pserver.errors import Busy, Draining, JobFailed, PServerError, TrainerLost
+from pserver.errors import (
+    Busy,
+    Draining,
+    FingerprintMismatch,
+    JobFailed,
+    PServerError,
+    TrainerLost,
+)
 from pserver.job.announcements import Announcements
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.installed_program import InstalledProgram
-from pserver.job.job_identity import JobIdentity, check_protocol, choose_transport
+from pserver.job.job_identity import (
+    JobIdentity,
+    check_names,
+    check_request,
+    check_trainer,
+    choose_transport,
+)
 from pserver.job.lifecycle import JobState, Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job.observations import Observations
+from pserver.repeated_lines import LimitedLog
 
 log = logging.getLogger(__name__)
 
+ACTIVITY_LENGTH = 200  # characters of what a trainer says that it does
+ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
 FINISH_SECONDS = 1.0  # the longest that Finish waits
 
 
@@ -41,6 +57,7 @@ class Attendance(ABC):
         lifecycle: the job's state, its failure and its lock.
         program: what the present job has installed; None before that.
         observations: who reads without taking part.
+        log: what peers bring about.
     """
 
     def __init__(
@@ -55,6 +72,7 @@ class Attendance(ABC):
         self._identity = JobIdentity()
         self._members = Membership(1, clock())
         self._announcements = Announcements()
+        self.log = LimitedLog(log)
         self.observations = Observations()
 
     @abstractmethod
@@ -90,7 +108,7 @@ class Attendance(ABC):
             self.ended.set()
         elif self.failure is None and self._members.over:
             version = self.program.version if self.program else 0
-            log.info("the job is done after %d updates", version)
+            self.log.say("done", f"the job is done after {version} updates", logging.INFO)
             self.lifecycle.succeed()
             self._reset()
             self.ended.set()
@@ -176,7 +194,7 @@ class Attendance(ABC):
                     "when they have gone"
                 )
             if self.lifecycle.state is JobState.FAILED or self._members.by_trainer:
-                log.info("reset: what the job has left is dropped")
+                self.log.say("reset", "reset: what the job has left is dropped", logging.INFO)
                 self._reset()
             self.condition.notify_all()
             return wire.ResetReply(state=state)
@@ -198,7 +216,7 @@ class Attendance(ABC):
         with self.condition:
             if self.lifecycle.draining:
                 raise Draining("the server is shutting down")
-            check_protocol(request)
+            check_request(request, self.config.limits)
             if self.lifecycle.state is JobState.FAILED and not self._make_room(request):
                 return wire.JoinReply(ready=False)
             if request.trainer_id == 0 and self._members.deserted:
@@ -262,14 +280,20 @@ class Attendance(ABC):
                 f"trainer {trainer} takes part in the server's job already; start another server "
                 "for a second job"
             )
-        self._identity.check(request, self._members.expected)
+        try:
+            self._identity.check(request, self._members.expected)
+        except FingerprintMismatch as error:
+            self.log.say("refused", f"refused: {error}")
+            raise
         if self.lifecycle.state is JobState.INSTALLING and trainer != 0:
             return None
         transport = choose_transport(request, self.transports)
         member = Member(trainer, request.incarnation, transport, self._clock())
         self._members.add(member)
         self._announcements.joined(trainer, request.incarnation)
-        log.info("trainer %d joined over %s", trainer, transport)
+        self.log.say(
+            f"joined {trainer}", f"trainer {trainer} joined over {transport}", logging.INFO
+        )
         self.condition.notify_all()
         return member
 
@@ -278,23 +302,29 @@ class Attendance(ABC):
 
         Raises:
             Draining: the server is shutting down: the trainer need not wait for it.
+            Refused: a number or a name is beyond a limit.
         """
         trainer, incarnation = request.trainer_id, request.incarnation
+        limits = self.config.limits
+        check_names([incarnation], limits)
+        check_trainer(trainer, limits)
         with self.condition:
             if self.lifecycle.draining:
                 self._announcements.joined(trainer, incarnation)
                 raise Draining("the server is shutting down")
             if request.failure:
-                self._announcements.failed(trainer, incarnation, request.failure, self._clock())
+                reason = limits.short(request.failure)
+                self._announcements.failed(trainer, incarnation, reason, self._clock())
                 member = self._members.by_trainer.get(trainer)
                 if member is not None and member.incarnation == incarnation:
-                    self._end_membership(
-                        member, request.failure
-                    )  # it does not know that it has joined
+                    # it does not know that it has joined
+                    self._end_membership(member, reason)
             elif request.joined:
                 self._announcements.joined(trainer, incarnation)
             elif not any(member.incarnation == incarnation for member in self._members.joined()):
-                self._announcements.heard(trainer, incarnation, self._clock())
+                most = ANNOUNCED_FOR_EACH * limits.trainers
+                if self._announcements.heard(trainer, incarnation, self._clock(), most):
+                    self.log.say(f"way {trainer}", f"trainer {trainer} is on its way", logging.INFO)
             timeout = self.config.heartbeat_timeout_seconds
             return wire.AnnounceReply(heartbeat_timeout_seconds=timeout)
 
@@ -302,7 +332,7 @@ class Attendance(ABC):
         """A heartbeat; the reply says whether the job still runs."""
         with self.condition:
             member = self.member(request.session)
-            member.activity = request.activity
+            member.activity = request.activity[:ACTIVITY_LENGTH]
             if self.failure is None:
                 return wire.HeartbeatReply()
             return wire.HeartbeatReply(failure=str(self.failure), error=type(self.failure).__name__)
@@ -335,7 +365,7 @@ class Attendance(ABC):
         with self.condition:
             member = self.member(request.session)
             before = self.failure
-            reason = request.failure
+            reason = self.config.limits.short(request.failure)
             if not reason and not request.success:
                 reason = "it left without saying that it has finished"
             self._end_membership(member, reason)
@@ -348,7 +378,8 @@ class Attendance(ABC):
         if member.state is not MemberState.JOINED:
             return
         member.state = MemberState.LEFT
-        log.info("trainer %d left%s", member.trainer, f": {reason}" if reason else "")
+        said = f": {reason}" if reason else ""
+        self.log.say(f"left {member.trainer}", f"trainer {member.trainer} left{said}", logging.INFO)
         if reason:
             self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
         self._close_if_over()

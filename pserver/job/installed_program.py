@@ -4,9 +4,10 @@ that updates them.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,10 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.quiesce import Quiesce
 from pserver.job.workers import Workers
+from pserver.limits import Limits
 from pserver.table.gradient import RowGradient
-from transpiler.ir.graph import Storage
+from transpiler.ir.graph import Role, Storage
+from transpiler.ir.schema import DTYPES
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
 from transpiler.verify.untrusted_program import check_server_program
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable
 
 
+MOST_NAMES = 2**16  # of barriers, and of topics
 CHUNK_ROWS = 65536  # rows that a table loads at a time
 
 
@@ -88,6 +92,7 @@ class InstalledProgram:
         self._said: dict[str, str] = {}  # by topic: what the first trainer said
         # by name: the trainers that have reached it, each with what it told the others
         self._barriers: dict[str, dict[int, str]] = {}
+        self._names = {*self.slices.values, *self.slices.states, *self.tables}
 
     def load(self, values: Storage) -> None:
         """Takes over the values of slices, and those rows of tables that this server holds."""
@@ -107,6 +112,13 @@ class InstalledProgram:
 
     def _tables(self, lane: int) -> dict[str, LockedTable]:
         return {name: table for name, table in self.tables.items() if table.table.lane == lane}
+
+    def has(self, name: str) -> bool:
+        """Whether a name on the wire is of something held here: a slice, a state or a table, or one
+        of its companions ("w@scale").
+        """
+        names = self._names
+        return name in names or name.rpartition("@")[0] in names
 
     def lane(self, index: int) -> LaneExecutor:
         """The executor of a lane.
@@ -190,7 +202,12 @@ class InstalledProgram:
         return self._rendezvous
 
     def agree(self, topic: str, text: str) -> str:
-        """What the first trainer said about a topic: this text, where nobody has said anything."""
+        """What the first trainer said about a topic: this text, where nobody has said anything.
+
+        Raises:
+            Refused: there are too many topics.
+        """
+        _check_room("topics", topic, self._said)
         return self._said.setdefault(topic, text)
 
     def barrier(
@@ -203,8 +220,12 @@ class InstalledProgram:
 
         Returns:
             What trainers have told, by trainer; None if ``timeout_seconds`` were over before.
+
+        Raises:
+            Refused: there are too many barriers.
         """
         with self._job.condition:
+            _check_room("barriers", name, self._barriers)
             arrived = self._barriers.setdefault(name, {})
             arrived.setdefault(member.trainer, text)
             self._job.condition.notify_all()
@@ -221,6 +242,26 @@ class InstalledProgram:
             )
             wait_until_done(self._job, self._members, wait, missing)
             return {own: told for own, told in arrived.items() if told} if passed() else None
+
+
+def _check_room(what: str, name: str, known: Mapping[str, object]) -> None:
+    if name not in known and len(known) >= MOST_NAMES:
+        raise Refused(f"expected at most {MOST_NAMES} {what} in a job, got another, {name!r}")
+
+
+def check_memory(program: Program, limits: Limits) -> None:
+    """Returns if this server has room for a program: for its slices and their states.
+
+    Raises:
+        Refused: it has not.
+    """
+    held = program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.STATE)
+    size = sum(math.prod(map(int, each.shape)) * DTYPES[each.dtype].itemsize for each in held)
+    if size > limits.memory_bytes:
+        raise Refused(
+            f"the program's slices and optimizer states take {size / 1e9:.1f} GB here, and this "
+            f"server takes {limits.memory_bytes / 1e9:.1f} GB (--max-memory): use more servers"
+        )
 
 
 def check_program(program: Program) -> tuple[Plan, int]:

@@ -20,8 +20,8 @@ from pserver.errors import (
 )
 from pserver.job import job_files
 from pserver.job.attendance import Attendance
-from pserver.job.installed_program import InstalledProgram, check_program
-from pserver.job.job_identity import JobIdentity, choose_transport
+from pserver.job.installed_program import InstalledProgram, check_memory, check_program
+from pserver.job.job_identity import JobIdentity, check_names, choose_transport
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership
 from pserver.job.outcome import Outcome
@@ -30,8 +30,6 @@ from pserver.transport.byte_counters import ByteCounters
 from transpiler.files.local_path import shown
 from transpiler.ir.graph import Storage
 from transpiler.program import Program
-
-log = logging.getLogger(__name__)
 
 
 class Job(Attendance):
@@ -70,12 +68,16 @@ class Job(Attendance):
     def _reset(self) -> None:
         """Back to EMPTY (or to the program that was given at start-up)."""
         self.lifecycle.empty()
-        self.traffic = ByteCounters()
+        self.traffic = ByteCounters(self.has)
         self.program = None
         self._identity = JobIdentity()
         self._members = Membership(1, self._clock())
         if self._preset is not None:
             self._serve(*self._preset)
+
+    def has(self, name: str) -> bool:
+        """Whether the present job has something of this name on the wire."""
+        return self.program is not None and self.program.has(name)
 
     def preset(self, program: Program, values: Storage) -> None:
         """Installs a program without a trainer: from a file, or in a script whose role is
@@ -126,6 +128,7 @@ class Job(Attendance):
             )
         # checking and making it may take long: not under the lock
         _, server_index = check_program(program)
+        check_memory(program, self.config.limits)
         self._identity = replace(self._identity, server_index=server_index)
         installed = self._installed_program(program)
         # a call that came twice may end twice, and values may have arrived since the first time
@@ -149,8 +152,9 @@ class Job(Attendance):
             installed.discard_snapshots()
             if self.lifecycle.state is JobState.INSTALLING:
                 self.lifecycle.state = JobState.SERVING
-                held = len(slices.values), "" if len(slices.values) == 1 else "s", slices.bytes_held
-                log.info("installed: %d slice%s, %d bytes", *held)
+                count = len(slices.values)
+                held = f"{count} slice{'' if count == 1 else 's'}, {slices.bytes_held} bytes"
+                self.log.say("installed", f"installed: {held}", logging.INFO)
             self.condition.notify_all()
             return Outcome(installed.version, 0)
 
@@ -167,11 +171,23 @@ class Job(Attendance):
             raise Unprepared("the server has not been installed yet")
         return self.program
 
+    def check_lane(self, lane: int) -> None:
+        """Returns if the plan has such a lane, as the manifest tells it.
+
+        Raises:
+            Refused: it has not.
+        """
+        if self.program is not None:
+            self.program.lane(lane)
+        elif lane >= self._identity.lanes:
+            raise Refused(f"expected a lane below {self._identity.lanes}, got {lane}")
+
     # ---- trainers among themselves ----
 
     def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Waits up to a second until every trainer that has not left has reached the barrier."""
         member = self.member(request.session)
+        check_names([request.name], self.config.limits)
         texts = self.installed().barrier(member, request.name, 1.0, request.text)
         return wire.BarrierReply(passed=texts is not None, texts=texts)
 
@@ -181,6 +197,7 @@ class Job(Attendance):
         """
         installed, member = self.installed(), self.member(request.session)
         if request.topic:
+            check_names([request.topic], self.config.limits)
             return wire.RendezvousReply(address=installed.agree(request.topic, request.address))
         return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
 
@@ -242,6 +259,7 @@ class Job(Attendance):
         Raises:
             Unprepared: nothing is held here, or not all of it yet.
             Refused: the observer has no transport in common with the server, or is not known.
+            Busy: too many observers read already.
         """
         with self.condition:
             begins = not request.session
@@ -249,6 +267,7 @@ class Job(Attendance):
                 if self.lifecycle.state is JobState.INSTALLING or self.program is None:
                     raise Unprepared("the server holds nothing: no job has been installed here")
                 transport = choose_transport(request, self.transports)
+                self.observations.check_room(self.config.limits.observers)
                 observation = self.observations.begin(self.program, self._clock())
             else:
                 transport = ""

@@ -5,17 +5,16 @@ Pure: nothing here locks, waits or reads a clock.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Busy, FingerprintMismatch, Refused
+from pserver.limits import Limits
 from transpiler.plan.plan import Plan, differences
 
 PROTOCOL = 1
-
-log = logging.getLogger(__name__)
+MOST_TRANSPORTS = 16  # that a trainer may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,13 @@ class JobIdentity:
         Raises:
             Refused: the manifest does not say it.
         """
-        try:
-            return int(self.manifest["trainers"])
-        except (KeyError, ValueError):
-            raise Refused("the manifest does not say the number of trainers") from None
+        return number_in(self.manifest, "trainers")
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes the plan has."""
+        keys = (key.partition(":")[0] for key in self.manifest if key.startswith("lane "))
+        return len(set(keys))
 
     def check(self, request: wire.JoinRequest, trainers: int) -> None:
         """Returns if the trainer that asks runs this job.
@@ -74,7 +76,6 @@ class JobIdentity:
                     "job"
                 )
             other = differences(request.manifest, self.manifest, "trainer 0")
-            log.warning("refused trainer %d, which runs another program: %s", trainer, other)
             raise FingerprintMismatch(
                 f"trainer {trainer} runs another program than trainer 0: {other}"
             )
@@ -88,16 +89,66 @@ class JobIdentity:
             )
 
 
-def check_protocol(request: wire.JoinRequest) -> None:
-    """Returns if the trainer speaks this version of the protocol.
+def number_in(manifest: Mapping[str, str], key: str) -> int:
+    """A number that a manifest tells.
 
     Raises:
-        Refused: it speaks another one.
+        Refused: it does not.
+    """
+    try:
+        return int(manifest[key])
+    except (KeyError, ValueError):
+        raise Refused(f"the manifest does not say the number of {key}") from None
+
+
+def check_request(request: wire.JoinRequest, limits: Limits) -> None:
+    """Returns if the trainer speaks this version of the protocol, and the server is large enough
+    for its job.
+
+    Raises:
+        Refused: it speaks another one, or something in it is beyond a limit.
     """
     if request.protocol != PROTOCOL:
         raise Refused(
             f"expected protocol version {PROTOCOL}, got {request.protocol}: install one version "
             "everywhere"
+        )
+    texts = (request.incarnation, request.fingerprint, *request.transports[:MOST_TRANSPORTS])
+    check_names(texts, limits)
+    if len(request.transports) > MOST_TRANSPORTS:
+        count = len(request.transports)
+        raise Refused(f"expected at most {MOST_TRANSPORTS} transports, got {count}")
+    trainers = number_in(request.manifest, "trainers")
+    if not 1 <= trainers <= limits.trainers:
+        raise Refused(
+            f"the job has {trainers} trainers, and this server takes 1 to {limits.trainers} "
+            "(--max-trainers)"
+        )
+
+
+def check_names(names: Iterable[str], limits: Limits) -> None:
+    """Returns if names are short enough to be kept.
+
+    Raises:
+        Refused: one is not.
+    """
+    for name in names:
+        if len(name) > limits.name_bytes:
+            raise Refused(
+                f"expected names of up to {limits.name_bytes} characters, got one of {len(name)}: "
+                f"{name[:40]!r} ..."
+            )
+
+
+def check_trainer(trainer: int, limits: Limits) -> None:
+    """Returns if a job may have a trainer of this number.
+
+    Raises:
+        Refused: it may not.
+    """
+    if trainer >= limits.trainers:
+        raise Refused(
+            f"expected a trainer number below {limits.trainers} (--max-trainers), got {trainer}"
         )
 
 

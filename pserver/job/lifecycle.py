@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable
 
 from pserver.errors import Draining, PServerError
+from pserver.repeated_lines import LimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Lifecycle:
         self.succeeded = False
         self.draining = False
         self.ended = threading.Event()
+        self._log = LimitedLog(log)
 
     def begin(self) -> None:
         """Trainer 0 has joined an empty server: a new job begins."""
@@ -105,7 +107,7 @@ class Lifecycle:
                 self.failed_at = self._clock()
                 self.succeeded = False
                 self.state = JobState.FAILED
-                log.error("the job failed: %s", error)
+                self._log.say("failed", f"the job failed: {error}", logging.ERROR)
             self.condition.notify_all()
 
     def drain(self) -> None:

@@ -21,7 +21,7 @@ import logging
 from pserver.errors import NonFinite
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.sync_round import Contribution
-from pserver.repeated_warning import RepeatedWarning
+from pserver.repeated_lines import RepeatedWarning
 from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)

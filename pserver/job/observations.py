@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from pserver.errors import Refused
+from pserver.errors import Busy, Refused
 from pserver.job.installed_program import InstalledProgram
 
 
@@ -52,6 +52,15 @@ class Observations:
         observation = Observation(installed, now)
         self._by_session[observation.session] = observation
         return observation
+
+    def check_room(self, most: int) -> None:
+        """Returns if there may be another observer.
+
+        Raises:
+            Busy: there are as many as there may be.
+        """
+        if len(self._by_session) >= most:
+            raise Busy(f"{most} observers read what this server holds: ask again when one has left")
 
     def find(self, session: str) -> Observation | None:
         """The observer that holds a session."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from pserver.control import ControlClient, about
+from pserver.control import ControlClient
 from pserver.errors import PServerError
+from pserver.rpc_errors import about
 from pserver.wire_pb2 import StatusReply, StatusRequest, TableStatus, TrainerStatus
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports", "up")

@@ -7,9 +7,12 @@ of an answer or waits for its trainer, so that answers are finished before DRAIN
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Condition, Thread
 
 from pserver.errors import PServerError
+from pserver.limits import Limits
+from pserver.transport.half_open import HalfOpen, address_of
 from pserver.transport.stream import Buffer, Land, Stream
 from pserver.wire_pb2 import Frame, Kind
 
@@ -21,25 +24,34 @@ class DrainingStreams:
 
     Args:
         serve: serves one stream until it ends.
+        limits: how many streams may be open before their HELLO, and for how long.
     """
 
-    def __init__(self, serve: Callable[[Stream], None]) -> None:
+    def __init__(self, serve: Callable[[Stream], None], limits: Limits) -> None:
         self._serve = serve
+        self._strangers = HalfOpen(limits.strangers, limits.hello_seconds)
         # guards _open and each stream's ``idle``; nothing blocks under it
         self.condition = Condition()
         self._open: set[_WatchedStream] = set()
 
     def handle(self, stream: Stream) -> None:
         """Serves one stream, in its transport's thread."""
-        watched = _WatchedStream(stream, self.condition)
+        number = self._strangers.begin(address_of(stream.peer), stream.cancel)
+        known = partial(self._strangers.over, number)
+        watched = _WatchedStream(stream, self.condition, known)
         with self.condition:
             self._open.add(watched)
         try:
             self._serve(watched)
         finally:
+            known()
             with self.condition:
                 self._open.discard(watched)
                 self.condition.notify_all()
+
+    def end_late(self) -> None:
+        """Breaks streams that have said no HELLO in time; somebody calls it now and then."""
+        self._strangers.end_late()
 
     def drain(self, grace_seconds: float) -> None:
         """Waits until no stream is in the middle of an answer, then sends DRAIN on each.
@@ -61,12 +73,15 @@ class DrainingStreams:
 
 
 class _WatchedStream:
-    """A stream that knows whether it waits for its peer (``idle``)."""
+    """A stream that knows whether it waits for its peer (``idle``), and says when that is
+    ``known``.
+    """
 
-    def __init__(self, stream: Stream, condition: Condition) -> None:
+    def __init__(self, stream: Stream, condition: Condition, known: Callable[[], object]) -> None:
         self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
         self.idle = False
         self._stream, self._condition = stream, condition
+        self._known = known
         self.send, self.close, self.cancel = stream.send, stream.close, stream.cancel
 
     def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
@@ -75,6 +90,10 @@ class _WatchedStream:
             return self._stream.receive(land)
         finally:
             self._set_idle(False)
+
+    def admit(self) -> None:
+        self._known()
+        self._stream.admit()
 
     def _set_idle(self, idle: bool) -> None:
         with self._condition:

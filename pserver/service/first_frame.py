@@ -37,8 +37,7 @@ def member_of(hello: Hello, job: Job) -> Member:
             f"the session of HELLO belongs to trainer {member.trainer}, not to trainer "
             f"{hello.trainer_id}"
         )
-    if job.program is not None:
-        job.program.lane(hello.lane)  # refused here, before it gets a watermark
+    job.check_lane(hello.lane)  # refused here, before it gets a watermark
     return member
 
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
@@ -78,7 +79,7 @@ class Server:
         self.job: Job
         self._program = program
         self._stopping = threading.Event()
-        self._streams = DrainingStreams(self._serve_stream)
+        self._streams = DrainingStreams(self._serve_stream, config.limits)
         self._transports: list[Listener | Exchanges] = []
         self._ready = threading.Event()
         self._working = WorkingStreams()
@@ -102,7 +103,7 @@ class Server:
         if program is None and self.config.program is not None:
             program = Program.load(self.config.program)
         host, port = split_endpoint(self.config.endpoint)
-        self._control = ControlServer(host, port)
+        self._control = ControlServer(host, port, self.config.limits)
         self.endpoint = spell(host, self._control.port)
         try:
             self._open(host, program)
@@ -125,11 +126,12 @@ class Server:
                 self.config.data_port,
                 self.config.connections,
                 self.config.checksum,
+                limits=self.config.limits,
             )
             self._transports.append(listener)
             ports["tcp"] = listener.port
         if self.config.transport in ("auto", "grpc"):
-            exchanges = Exchanges(self._streams.handle)
+            exchanges = Exchanges(self._streams.handle, self.config.limits)
             self._transports.append(exchanges)
             ports["grpc"] = self._control.port
         self.job = Job(self.config, ports)
@@ -142,7 +144,7 @@ class Server:
 
     def _offer_shared_memory(self, host: str, ports: dict[str, int]) -> None:
         try:
-            listener = shm.listen(self._streams.handle, host)
+            listener = shm.listen(self._streams.handle, host, limits=self.config.limits)
         except OSError as error:
             if self.config.transport != "auto":
                 raise OSError(f"no shared memory: {error.strerror or error}") from error
@@ -227,6 +229,8 @@ class Server:
         while not self._stopping.wait(TICK_SECONDS):
             try:
                 self.job.tick()
+                self._streams.end_late()
+                self._control.end_late()
             except Exception:
                 log.exception("the server's clock thread failed")
 
@@ -307,6 +311,7 @@ class _Served:
 
 def _serve(config: ServerConfig, program: Program | None) -> _Served:
     keep_memory(shared=True)
+    _allow_descriptors()
     if config.threads:
         torch.set_num_threads(config.threads)
     asked = _Asked()
@@ -319,6 +324,13 @@ def _serve(config: ServerConfig, program: Program | None) -> _Served:
         lifecycle = server.job.lifecycle
         succeeded = lifecycle.succeeded
     return _Served(succeeded, lifecycle.last_failure, asked.number)
+
+
+def _allow_descriptors() -> None:
+    """As many open connections as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a system with a limit of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
 
 
 class _Asked:

@@ -38,7 +38,7 @@ class TableService:
         self._job = job
         self._member = member
         self._watermark = member.watermark(TABLES)
-        self._arrays = ArrayAssembler()
+        self._arrays = ArrayAssembler(job.has)
 
     def act(self, header: Frame, payload: memoryview) -> bool:
         """Acts on a frame; False if it belongs to no request for tables."""

@@ -47,8 +47,6 @@ from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, Kind, Norms
 from transpiler.formats.plan_message import hparams_from_proto
 
-log = logging.getLogger(__name__)
-
 
 def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
     """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none.
@@ -62,21 +60,30 @@ def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
         hello = hello_of(stream)
         observation = job.observations.find(hello.session)
         if observation is not None:
+            numbered.admit()
             ReadingService(numbered, job, observation).serve()
             return
         member = member_of(hello, job)
+        numbered.admit()
         TensorService(numbered, job, member, hello, working).serve()
     except Unreachable as error:
-        log.warning("the stream of %s broke: %s", _name(member, stream), error)
+        _say(job, member, stream, "broke", error)
     except PServerError as error:
-        log.warning("the stream of %s ends: %s", _name(member, stream), error)
+        _say(job, member, stream, "ends", error)
         tell(stream, error)
     except Exception as error:
-        log.exception("the stream of %s ends", _name(member, stream))
+        job.log.say("bug", f"the stream of {_name(member, stream)} ends", logging.ERROR, error)
         tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
     finally:
         working.rests(numbered)
         stream.close()
+
+
+def _say(job: Job, member: Member | None, stream: Stream, how: str, error: PServerError) -> None:
+    """Logs how a stream has ended."""
+    whose = "stranger" if member is None else f"trainer {member.trainer}"
+    kind = f"{whose} {how} {type(error).__name__}"
+    job.log.say(kind, f"the stream of {_name(member, stream)} {how}: {error}")
 
 
 def _name(member: Member | None, stream: Stream) -> str:
@@ -105,7 +112,7 @@ class TensorService:
         self._lane = hello.lane
         self._watermark = member.watermark(TABLES if hello.tables else hello.lane)
         self._tables = TableService(stream, job, member) if hello.tables else None
-        self._rows = ArrayAssembler()  # row gradients of the step in progress
+        self._rows = ArrayAssembler(job.has)  # row gradients of the step in progress
         self._number = hello.stream
         self._gradients: GradientAssembler | None = None  # from the first step on
         # from the first step on that brings what a script has written

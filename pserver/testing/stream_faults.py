@@ -199,6 +199,10 @@ class FaultyStream:
             raise arrived
         return None if arrived is None else (arrived[0], memoryview(arrived[1]))
 
+    def admit(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self._stream.admit()
+
     def close(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
         self._stream.close()

@@ -18,10 +18,13 @@ In reading order::
     inprocess        between threads of one process, for tests
     registry         all transports by name, and the choice among them
 
+    half_open        what has begun and has not said what it is: bounded in number and time
+    call_threads     threads for control calls, by what the calls do
+
 and below them ``endpoint`` (HOST:PORT as the system sees it), ``pipe`` (a queue that any thread can
 break), ``accept_loop`` (a listening socket) and ``open_streams`` (the open streams of an accepting
 end).
 
-May import: ``pserver.errors``, ``pserver.security``, ``pserver.table.gradient``, the generated
-messages, ``transpiler``.
+May import: ``pserver.errors``, ``pserver.limits``, ``pserver.repeated_lines``,
+``pserver.security``, ``pserver.table.gradient``, the generated messages, ``transpiler``.
 """

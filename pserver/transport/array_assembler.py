@@ -7,7 +7,7 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -22,9 +22,14 @@ IDS, ROWS, STATISTICS = "@ids", "@rows", "@statistics"
 
 
 class ArrayAssembler:
-    """The arrays of one request, of any shape, by name.  One thread uses it."""
+    """The arrays of one request, of any shape, by name.  One thread uses it.
 
-    def __init__(self) -> None:
+    Args:
+        has: whether there may be an array of this name; what a peer invents is not kept.
+    """
+
+    def __init__(self, has: Callable[[str], bool] = lambda name: True) -> None:
+        self._has = has
         self._arrays: dict[str, torch.Tensor] = {}
         self._received: dict[str, int] = {}
 
@@ -34,6 +39,7 @@ class ArrayAssembler:
         Raises:
             CorruptFrame: a part does not begin where the one before it of its name ended, or no
                 tensor has its shape.
+            Unprepared: there is no array of this name.
         """
         codec.scatter(header, payload, self._destination)
         for part in header.parts:
@@ -41,6 +47,8 @@ class ArrayAssembler:
 
     def _destination(self, part: Part) -> torch.Tensor:
         if part.name not in self._arrays:
+            if not self._has(part.name):
+                raise Unprepared(f"{part.name!r} belongs to no table of this lane")
             self._arrays[part.name] = codec.blank(part)
             self._received[part.name] = 0
         if part.offset != self._received[part.name]:

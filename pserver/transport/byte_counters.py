@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pserver.wire_pb2 import Frame, StatusReply, VariableBytes
 from transpiler.plan.plan import Plan
@@ -12,9 +12,15 @@ Bytes = tuple[int, int]  # received, sent
 
 
 class ByteCounters:
-    """Byte counts of all streams of a process with one peer, or of a job.  Any thread may count."""
+    """Byte counts of all streams of a process with one peer, or of a job.  Any thread may count.
 
-    def __init__(self) -> None:
+    Args:
+        has: whether there is something of this name on the wire.  What a peer invents is not
+            counted, so that it is not kept.
+    """
+
+    def __init__(self, has: Callable[[str], bool] = lambda name: True) -> None:
+        self._has = has
         self._lock = threading.Lock()  # guards the two below
         self._received: dict[str, int] = {}
         self._sent: dict[str, int] = {}
@@ -31,7 +37,8 @@ class ByteCounters:
         if header.parts:
             with self._lock:
                 for part in header.parts:
-                    counts[part.name] = counts.get(part.name, 0) + part.size
+                    if part.name in counts or self._has(part.name):
+                        counts[part.name] = counts.get(part.name, 0) + part.size
 
     def by_name(self) -> dict[str, Bytes]:
         """The counts: (received, sent) by name on the wire."""

@@ -36,6 +36,9 @@ ALONE_BYTES = 2**18
 EAGER_BYTES = 2**16
 NOGIL_BYTES = 2**14  # below, copying takes less time than letting the GIL go
 ALIGNMENT = 16  # the widest element (complex128): a cut at a multiple of it splits no element
+# of a header that is accepted: parsed it may take forty times as much
+HEADER_BYTES = 2**22
+MOST_PARTS = 2**12  # of a frame that is packed here
 PAYLOAD_TAG = 15 << 3 | 2
 _MAX_VARINT_BYTES = 10
 
@@ -164,7 +167,7 @@ class Packer:
             if size >= ALONE_BYTES or size >= self._shared:
                 yield from self._cut(name, tensor, whole)
                 continue
-            if self._filled + size > self._shared:
+            if self._filled + size > self._shared or len(self._payload) == MOST_PARTS:
                 yield from self.flush()
             self._header.parts.add(
                 name=name, dtype=NAMES[tensor.dtype], shape=tensor.shape, size=size
@@ -375,8 +378,11 @@ def parse_header(head: bytes) -> Frame:
     """A header whose payload, if any, came beside it.
 
     Raises:
-        CorruptFrame: the bytes are not a ``Frame``, or hold a payload themselves.
+        CorruptFrame: the bytes are not a ``Frame``, or hold a payload themselves; or they are more
+            than ``HEADER_BYTES``.
     """
+    if len(head) > HEADER_BYTES:
+        raise CorruptFrame(f"expected a header of up to {HEADER_BYTES} bytes, got {len(head)}")
     try:
         header = Frame.FromString(head)
     except DecodeError as error:

@@ -27,14 +27,14 @@ from contextlib import suppress
 from crc32c import crc32c
 
 from pserver.errors import CorruptFrame
-from pserver.transport.codec import parse_header, spread
+from pserver.transport.codec import HEADER_BYTES, parse_header, spread
 from pserver.transport.stream import LANDED, Buffer, Land
 from pserver.wire_pb2 import Frame
 
 PREFIX = struct.Struct("<IQ")
 CHECKED_PREFIX = struct.Struct("<IQII")
 CHECKSUM = struct.Struct("<I")
-FRAME_BYTES = 2**26  # the largest header or payload that is accepted
+FRAME_BYTES = 2**26  # the largest payload that is accepted
 BUFFER_BYTES = 2**15  # read at once, where it is not known yet what comes
 GATHERED_BYTES = 2**14  # up to here joining the buffers costs less than listing them
 LANDING_BYTES = 2**15  # from here on a payload is read to where it goes
@@ -101,14 +101,19 @@ class FrameSocket:
 
     # ---- receiving ----
 
-    def receive(self, land: Land | None) -> tuple[Frame, memoryview] | None:
+    def receive(
+        self, land: Land | None, most: int = FRAME_BYTES
+    ) -> tuple[Frame, memoryview] | None:
         """The next frame, or None at the end.  See :class:`pserver.transport.stream.Stream`.
+
+        Args:
+            most: bytes of its header, and of its payload.
 
         Raises:
             OSError: the connection is broken.
             CorruptFrame: the bytes that came are not a frame.
         """
-        header_size, size, header_sum = self._prefix()
+        header_size, size, header_sum = self._prefix(most)
         if header_size == 0:
             return None
         head = bytes(self._take(header_size))
@@ -130,7 +135,7 @@ class FrameSocket:
             spread(places[0], targets)
         return header, LANDED
 
-    def _prefix(self) -> tuple[int, int, int]:
+    def _prefix(self, most: int) -> tuple[int, int, int]:
         """The bytes of the header and of the payload, and the header's checksum, if any."""
         header_sum = 0
         if self._checked:
@@ -139,9 +144,10 @@ class FrameSocket:
             _compare("a prefix", crc32c(taken[: PREFIX.size]), prefix_sum)
         else:
             header_size, size = PREFIX.unpack(self._take(PREFIX.size))
-        if max(header_size, size) > FRAME_BYTES or (size and not header_size):
+        largest = min(most, HEADER_BYTES)
+        if header_size > largest or size > most or (size and not header_size):
             raise CorruptFrame(
-                f"expected a header of 1 and a payload of up to {FRAME_BYTES} bytes, got "
+                f"expected a header of 1 to {largest} and a payload of up to {most} bytes, got "
                 f"{header_size} and {size}"
             )
         return header_size, size, header_sum

@@ -6,8 +6,8 @@ nothing.
 
 [Note: two threads a stream, on the accepting end]  grpcio pulls outgoing messages from an iterator,
 in a thread of its pool.  A handler sends when it has something to send.  So the handler runs in a
-thread of its own, and a :class:`Pipe` connects the two.  The pool needs a thread for every stream
-besides those for control calls: see ``POOL_THREADS``.
+thread of its own, and a :class:`Pipe` connects the two.  The streams have a pool of their own, so
+that none of them takes a thread from a control call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from threading import Event, Thread
 
 import grpc
 
-from pserver.errors import Unreachable
+from pserver.errors import CorruptFrame, Unreachable
+from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security import tls
 from pserver.security.certificates import Bearer
 from pserver.security.keys import Keys
@@ -31,8 +32,9 @@ from pserver.transport.stream import Buffer, Handler, Land
 from pserver.wire_pb2 import Frame
 
 SERVICE = "pserver.ParameterServer"
-POOL_THREADS = 512  # the limit of streams and waiting calls at once; made when needed
 CANCEL_NOTICE_SECONDS = 0.05  # grpcio may tell the end of input so long before the cancellation
+CALLS_OF_CONNECTION = 256  # at a time
+IDLE_MILLISECONDS = 60_000  # without a call, until a connection is closed; or asked for a sign
 # frames are a few MB; a program with many slices may be larger than grpcio's default of 4 MB
 MESSAGE_BYTES = 2**26
 OPTIONS = [
@@ -46,8 +48,27 @@ OPTIONS = [
 ]
 
 
+def server_options(limits: Limits) -> list[tuple[str, int]]:
+    """The options of a server that accepts from strangers, too."""
+    seconds = int(1000 * limits.hello_seconds)
+    return [
+        *OPTIONS,
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_concurrent_streams", CALLS_OF_CONNECTION),
+        ("grpc.server_handshake_timeout_ms", seconds),
+        # a trainer's heartbeat keeps its connection busy
+        ("grpc.max_connection_idle_ms", IDLE_MILLISECONDS),
+        ("grpc.keepalive_time_ms", IDLE_MILLISECONDS),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]
+
+
 class GrpcStream:
     """One end of an Exchange call.
+
+    Args:
+        peer: the other end, for messages.
+        first_bytes: of a frame, until the peer is admitted.
 
     Attributes:
         outgoing: the frames that grpcio is to send.
@@ -56,7 +77,7 @@ class GrpcStream:
 
     transport = "grpc"
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, first_bytes: int = MESSAGE_BYTES) -> None:
         self.peer = peer
         self.bearer: Bearer | None = None
         self.outgoing = Pipe()
@@ -65,6 +86,7 @@ class GrpcStream:
         self._end: Callable[[], object] = lambda: None
         self._release: Callable[[], object] = lambda: None
         self._over = Event()  # the call has ended, for any reason
+        self._most = first_bytes  # of the next frame
         self._cancelled = False
 
     def attach(
@@ -96,11 +118,20 @@ class GrpcStream:
             self.ended()
             raise self._broken(_reason(error)) from error
         if message is not None:
+            most, self._most = self._most, MESSAGE_BYTES
+            if len(message) > most:
+                raise CorruptFrame(
+                    f"{self.peer}: expected a first frame of up to {most} bytes, got {len(message)}"
+                )
             return decode(message)
         if self._accepting and self._over.wait(CANCEL_NOTICE_SECONDS):
             raise self._broken("the peer is gone or has cancelled it")
         self._release()
         return None
+
+    def admit(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self._most = MESSAGE_BYTES
 
     def close(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
@@ -128,22 +159,35 @@ class GrpcStream:
 
 
 class Exchanges:
-    """The Exchange method of one ``grpc.Server``, and its open streams."""
+    """The Exchange method of one ``grpc.Server``, and its open streams.
 
-    def __init__(self, handle: Handler) -> None:
+    Args:
+        handle: called with each stream, in a thread of its own.
+        limits: how many streams there may be.
+    """
+
+    def __init__(self, handle: Handler, limits: Limits = ANY_FIRST_FRAME) -> None:
         self._streams = OpenStreams(handle)
+        self._most = limits.hello_bytes
+        self._pool = ThreadPoolExecutor(limits.connections, thread_name_prefix="grpc exchange")
 
     def add_to(self, server: grpc.Server) -> None:
         """Adds the method to a server, which may have others of the same service."""
+
+        def exchange(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            return self.exchange(requests, context)
+
+        # grpc's own health service chooses its threads in the same way
+        exchange.experimental_thread_pool = self._pool  # type: ignore[attr-defined]
         # no serializers: bytes in and out
-        method = grpc.stream_stream_rpc_method_handler(self.exchange)
+        method = grpc.stream_stream_rpc_method_handler(exchange)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Exchange": method}),)
         )
 
     def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serves one call.  See [Note: two threads a stream, on the accepting end]."""
-        stream = GrpcStream(of_peer(context.peer()))
+        stream = GrpcStream(of_peer(context.peer()), self._most)
         stream.bearer = bearer_of(context)
         stream.attach(requests, context.cancel, None)
         if not context.add_callback(stream.ended):
@@ -159,6 +203,10 @@ class Exchanges:
         """
         self._streams.close(grace_seconds)
 
+    def end_threads(self) -> None:
+        """Lets the threads go, when the server has stopped."""
+        self._pool.shutdown(wait=False)
+
 
 class GrpcListener:
     """A gRPC server whose only method is Exchange.
@@ -169,8 +217,8 @@ class GrpcListener:
 
     def __init__(self, handle: Handler, host: str, port: int, keys: Keys | None) -> None:
         check_free(host, port)
-        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="grpc exchange")
-        self._server = grpc.server(self._pool, options=OPTIONS)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grpc")  # its method has its own
+        self._server = grpc.server(self._pool, options=server_options(Limits()))
         self._exchanges = Exchanges(handle)
         self._exchanges.add_to(self._server)
         self.port = listen_on(self._server, spell(host, port), keys)
@@ -181,6 +229,7 @@ class GrpcListener:
         stopped = self._server.stop(grace_seconds)  # refuses new calls from here on
         self._exchanges.close(grace_seconds)
         stopped.wait(grace_seconds + 1)
+        self._exchanges.end_threads()
         self._pool.shutdown(wait=False)
 
 

@@ -51,6 +51,9 @@ class InprocessStream:
         head, payload = item
         return parse_header(head), memoryview(payload)
 
+    def admit(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+
     def close(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
         self._out.close()

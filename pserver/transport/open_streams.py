@@ -7,6 +7,7 @@ import time
 from threading import Condition
 
 from pserver.errors import PServerError
+from pserver.repeated_lines import LimitedLog
 from pserver.transport.stream import Handler, Stream
 
 _log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class OpenStreams:
         self._condition = Condition()
         self._open: set[Stream] = set()
         self._closing = False
+        self._log = LimitedLog(_log)
 
     def run(self, stream: Stream) -> None:
         """Runs the handler to its end, in this thread; logs what it raises, and breaks the stream.
@@ -42,10 +44,12 @@ class OpenStreams:
         try:
             self._handle(stream)
         except PServerError as error:
-            _log.info("the stream from %s ended: %s", stream.peer, error)
+            text = f"the stream from {stream.peer} ended: {error}"
+            self._log.say(type(error).__name__, text, logging.INFO)
             stream.cancel()
-        except Exception:
-            _log.exception("the handler of the stream from %s failed", stream.peer)
+        except Exception as error:
+            text = f"the handler of the stream from {stream.peer} failed"
+            self._log.say("bug", text, logging.ERROR, error)
             stream.cancel()
         finally:
             stream.close()

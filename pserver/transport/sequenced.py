@@ -100,6 +100,10 @@ class SequencedStream:
             land(header, size) if header.sequence in (0, self.received + 1) else None
         )
 
+    def admit(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self._stream.admit()
+
     def close(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
         self._stream.close()

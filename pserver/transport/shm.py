@@ -21,7 +21,6 @@ its own, finds no listener there and takes the next transport.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import socket
@@ -29,21 +28,22 @@ import stat
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Lock, RLock
 
 from pserver.errors import CorruptFrame, Unreachable
+from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security.certificates import Bearer
 from pserver.security.keys import Keys
 from pserver.transport import shm_ring
 from pserver.transport.accept_loop import AcceptLoop
-from pserver.transport.codec import copy_bytes, parse_header
+from pserver.transport.codec import HEADER_BYTES, copy_bytes, parse_header
 from pserver.transport.endpoint import spell
 from pserver.transport.open_streams import OpenStreams
 from pserver.transport.shm_ring import SLOT_BYTES, BufferReader, Ring
 from pserver.transport.stream import Buffer, Handler, Land
 from pserver.wire_pb2 import Frame
 
-_log = logging.getLogger(__name__)
 GREETING = b"pserver shm 1"  # sent with the segment and the socket of the other direction
 WELCOME = b"ok"
 GREETING_SECONDS = 5.0
@@ -54,7 +54,7 @@ FILLED = b"+"  # one more slot of the same payload
 FREE = b"-"  # one for each slot that has been read
 MAX_FREED = 2**10  # free slots read from the socket at once: a direction has fewer
 INLINE_BYTES = 2**14  # up to here two copies by the kernel cost less than a slot
-FRAME_BYTES = 2**26  # the largest header or payload that is accepted
+FRAME_BYTES = 2**26  # the largest payload that is accepted
 MAX_PORT = 2**32 - 1  # of JoinReply.data_port
 
 
@@ -65,19 +65,28 @@ class ShmStream:
     """One end of a stream over shared memory.
 
     The accepting end's ``close`` ends both directions, as the end of an RPC does.
+
+    Args:
+        first_bytes: of a frame's header and payload, until the peer is admitted.
     """
 
     transport = "shm"
     bearer: Bearer | None = None  # nothing leaves the host
 
     def __init__(
-        self, peer: str, outgoing: Direction, incoming: Direction, accepting: bool
+        self,
+        peer: str,
+        outgoing: Direction,
+        incoming: Direction,
+        accepting: bool,
+        first_bytes: int = FRAME_BYTES,
     ) -> None:
         self.peer = peer
         self._out, self._filling = outgoing
         self._in, self._reading = incoming
         self._file = self._in.makefile("rb", 2**16)
         self._accepting = accepting
+        self._most = first_bytes  # of the next frame's header, and of its payload
         # held while a frame is sent; guards _out.  A broken stream releases it at once
         self._sending = RLock()
         # held while a frame is received; guards _in and _file.  Taken before _sending, never after
@@ -162,7 +171,8 @@ class ShmStream:
             if not self._accepting:
                 self._hang_up()
             return None
-        if kind not in (INLINE, IN_SLOTS) or max(head_size, size) > FRAME_BYTES:
+        most = self._most
+        if kind not in (INLINE, IN_SLOTS) or head_size > min(most, HEADER_BYTES) or size > most:
             raise CorruptFrame(
                 f"{self.peer}: expected a frame, got kind {kind} of {head_size} and {size} bytes"
             )
@@ -193,6 +203,10 @@ class ShmStream:
         if len(got) < size or self._cancelled:
             raise ConnectionError("the peer is gone")
         return got
+
+    def admit(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self._most = FRAME_BYTES
 
     def close(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
@@ -241,7 +255,7 @@ class ShmListener:
         port: the number in the socket's name.
     """
 
-    def __init__(self, handle: Handler, port: int) -> None:
+    def __init__(self, handle: Handler, port: int, limits: Limits) -> None:
         os.close(shm_ring.make())  # raises where segments do not work, so that shm is not offered
         self.port = port or 1 + secrets.randbelow(MAX_PORT)
         self._streams = OpenStreams(handle)
@@ -254,16 +268,9 @@ class ShmListener:
             raise OSError(
                 f"cannot listen on shared memory's number {self.port}: {error.strerror or error}"
             ) from error
-        self._accepting = AcceptLoop(listening, self._serve, f"shm {self.port}")
-
-    def _serve(self, connection: socket.socket) -> None:
-        try:
-            stream = _greeted(connection)
-        except OSError as error:
-            _log.info("no stream over shared memory: %s", error)
-            connection.close()
-            return
-        self._streams.run(stream)
+        self._accepting = AcceptLoop(
+            listening, partial(_greeted, limits), self._streams, f"shm {self.port}", limits
+        )
 
     def close(self, grace_seconds: float) -> None:
         """See :class:`pserver.transport.stream.Listener`."""
@@ -271,17 +278,23 @@ class ShmListener:
         self._streams.close(grace_seconds)
 
 
-def listen(handle: Handler, host: str = "127.0.0.1", port: int = 0) -> ShmListener:
+def listen(
+    handle: Handler,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    limits: Limits = ANY_FIRST_FRAME,
+) -> ShmListener:
     """Accepts streams from this host.
 
     Args:
         host: ignored.
         port: the number in the socket's name; 0 is a random one.
+        limits: how many connections there may be.
 
     Raises:
         OSError: this system has no such memory, or no room for it; one sentence.
     """
-    return ShmListener(handle, port)
+    return ShmListener(handle, port, limits)
 
 
 def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None) -> ShmStream:
@@ -320,7 +333,7 @@ def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None =
     return ShmStream(here, (outgoing, Ring(ours)), (near, Ring(theirs)), accepting=False)
 
 
-def _greeted(connection: socket.socket) -> ShmStream:
+def _greeted(limits: Limits, connection: socket.socket) -> ShmStream:
     """The accepting end of a new connection.
 
     Raises:
@@ -357,7 +370,8 @@ def _greeted(connection: socket.socket) -> ShmStream:
         f"process {pid} of this host",
         (back, Ring(ours)),
         (connection, Ring(theirs)),
-        accepting=True,
+        True,
+        limits.hello_bytes,
     )
 
 

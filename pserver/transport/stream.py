@@ -82,6 +82,12 @@ class Stream(Protocol):
             CorruptFrame: the bytes that came are not a frame.
         """
 
+    def admit(self) -> None:
+        """The peer has said who it is: from here on its frames may be as large as frames are.
+
+        The accepting end calls it, once.
+        """
+
     def close(self) -> None:
         """Ends this side after everything sent has left.  Harmless when called twice.
 

@@ -33,6 +33,7 @@ from contextlib import suppress
 from threading import Lock, RLock
 
 from pserver.errors import CorruptFrame, Unreachable, Untrusted
+from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security import tls
 from pserver.security.certificates import Bearer
 from pserver.security.keys import Keys
@@ -56,6 +57,7 @@ class TcpStream:
         sockets: in the order of their indices.
         accepting: this is the accepting end.
         bearer: who the other end is, under TLS; see [Note: one way under TLS].
+        first_bytes: of a frame's header and payload, until the peer is admitted.
     """
 
     transport = "tcp"
@@ -66,6 +68,7 @@ class TcpStream:
         sockets: Sequence[FrameSocket],
         accepting: bool,
         bearer: Bearer | None = None,
+        first_bytes: int = FRAME_BYTES,
     ) -> None:
         self.peer = peer
         self.bearer = bearer
@@ -73,6 +76,7 @@ class TcpStream:
         ways = [self._sockets] * 2 if bearer is None else [self._sockets[0::2], self._sockets[1::2]]
         self._in, self._out = map(itertools.cycle, ways if accepting else reversed(ways))
         self._accepting = accepting
+        self._most = first_bytes  # of the next frame's header, and of its payload
         # held while a frame is sent.  A broken stream releases it at once
         self._sending = RLock()
         # held while a frame is received.  Taken before _sending, never after
@@ -114,7 +118,7 @@ class TcpStream:
             if self._ended and not self._cancelled:
                 return None
             try:
-                received = next(self._in).receive(land)
+                received = next(self._in).receive(land, self._most)
             except OSError as error:
                 self._hang_up()
                 raise self._broken(error) from error
@@ -126,6 +130,10 @@ class TcpStream:
                 if not self._accepting:
                     self._hang_up()
             return received
+
+    def admit(self) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        self._most = FRAME_BYTES
 
     def close(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
@@ -174,6 +182,7 @@ def listen(
     connections: int = 1,
     checksum: str = "auto",
     keys: Keys | None = None,
+    limits: Limits = ANY_FIRST_FRAME,
 ) -> TcpListener:
     """Accepts streams.
 
@@ -181,15 +190,16 @@ def listen(
         connections: of each stream.
         checksum: "on", "off", or "auto": on but for peers of this host, and under TLS.
         keys: the server's; None: without TLS.
+        limits: how many connections there may be.
 
     Raises:
         OSError: it cannot listen there; one sentence.
     """
 
     def accepted(peer: str, sockets: list[FrameSocket], bearer: Bearer | None) -> TcpStream:
-        return TcpStream(peer, sockets, True, bearer)
+        return TcpStream(peer, sockets, True, bearer, limits.hello_bytes)
 
-    return TcpListener(handle, accepted, host, port, connections, checksum, keys)
+    return TcpListener(handle, accepted, host, port, connections, checksum, limits, keys)
 
 
 def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None) -> TcpStream:

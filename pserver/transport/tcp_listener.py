@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import secrets
 import socket
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from threading import Condition
 
 from pserver.errors import Untrusted
+from pserver.limits import Limits
 from pserver.security import tls
 from pserver.security.certificates import CLIENTS, Bearer
 from pserver.security.keys import Keys
@@ -21,7 +21,6 @@ from pserver.transport.open_streams import OpenStreams
 from pserver.transport.stream import Handler, Stream
 from pserver.transport.tcp_greeting import KEY_BYTES, Greeting, Welcome
 
-_log = logging.getLogger(__name__)
 GREETING_SECONDS = 5.0  # for a peer to say what it is, and to open its further connections
 KEEPALIVE_SECONDS = 60  # until the kernel asks a silent peer whether it is still there
 
@@ -38,6 +37,7 @@ class TcpListener:
         connections: of each stream.
         checksum: "on", "off", or "auto": on but for peers of this host, and under TLS.
         keys: the server's; None: without TLS.
+        limits: how many connections there may be.
 
     Attributes:
         port: the one that it is bound to.
@@ -54,6 +54,7 @@ class TcpListener:
         port: int,
         connections: int,
         checksum: str,
+        limits: Limits,
         keys: Keys | None = None,
     ) -> None:
         self._make, self._checksum, self._keys = make, checksum, keys
@@ -64,25 +65,30 @@ class TcpListener:
         self._further: dict[bytes, dict[int, socket.socket]] = {}
         listening = listening_socket(host, port)
         self.port: int = listening.getsockname()[1]
-        self._accepting = AcceptLoop(listening, self._serve, f"tcp {self.port}")
+        self._accepting = AcceptLoop(
+            listening, self._greet, self._streams, f"tcp {self.port}", limits
+        )
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _greet(self, connection: socket.socket) -> Stream | None:
+        """The stream of a first connection; None for a further one.
+
+        Raises:
+            OSError: the peer is no trainer.
+        """
+        peer = spell(*connection.getpeername()[:2])
+        connection.settimeout(GREETING_SECONDS)
+        bearer = None
         try:
-            peer = spell(*connection.getpeername()[:2])
-            connection.settimeout(GREETING_SECONDS)
-            bearer = None
             if self._keys is not None:
                 connection, bearer = tls.accept(connection, self._keys, *CLIENTS)
             greeting = Greeting.receive(connection)
             if greeting.index:
                 self._add(greeting, connection)
-                return
-            stream = self._welcomed(connection, peer, bearer)
+                return None
+            return self._welcomed(connection, peer, bearer)
         except (OSError, Untrusted) as error:
-            _log.info("no stream over TCP: %s", error)
-            connection.close()
-            return
-        self._streams.run(stream)
+            connection.close()  # under TLS another one than the caller's
+            raise OSError(str(error)) from error
 
     def _add(self, greeting: Greeting, connection: socket.socket) -> None:
         """A further connection; the thread of the first one waits for it."""

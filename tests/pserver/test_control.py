@@ -22,7 +22,7 @@ from rich.console import Console
 
 from pserver import errors
 from pserver import wire_pb2 as wire
-from pserver.control import CALLS, ControlClient, ControlServer, about
+from pserver.control import CALLS, ControlClient, ControlServer
 from pserver.errors import (
     Busy,
     Draining,
@@ -34,6 +34,7 @@ from pserver.errors import (
     Unreachable,
 )
 from pserver.launcher.status import show
+from pserver.rpc_errors import about
 from pserver.transport import grpc_stream
 
 SECONDS = 10.0

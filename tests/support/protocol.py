@@ -154,6 +154,9 @@ class _WrittenStream:
             self._transcript.frame(self._name, "<-", received[0], bytes(received[1]))
         return received
 
+    def admit(self) -> None:
+        self._stream.admit()
+
     def close(self) -> None:
         self._stream.close()
 

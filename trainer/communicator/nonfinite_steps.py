@@ -16,7 +16,7 @@ import torch
 
 from pserver.client.replies import Reply
 from pserver.finite import is_finite, listed
-from pserver.repeated_warning import RepeatedWarning
+from pserver.repeated_lines import RepeatedWarning
 from pserver.table.gradient import RowGradient
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.plan.plan import Lane

@@ -44,6 +44,8 @@ class Scripted:
             return None
         return Frame(kind=Kind.PULL, sequence=self._hparams.pop(0)), memoryview(b"")
 
+    def admit(self) -> None: ...
+
     def close(self) -> None: ...
 
     def cancel(self) -> None: ...
@@ -226,6 +228,8 @@ def test_bytes_that_are_no_frame_end_streams_and_then_the_channel() -> None:
 
         def receive(self, land: object = None) -> None:
             raise CorruptFrame("it is garbage")
+
+        def admit(self) -> None: ...
 
         def close(self) -> None: ...
 

@@ -1,0 +1,60 @@
+"""What a server takes from its peers before it says no, as one frozen dataclass.
+
+Each limit is checked before memory is taken or a thread is given.  Those that a large job may need
+to raise are settings of ``pserver serve``, and an error that comes of one names its flag.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+MOST_TRAINERS = 1024
+MOST_OPEN = 4096
+HELLO_SECONDS = 10.0
+MOST_PROGRAM_MB = 64
+
+
+def machine_bytes() -> int:
+    """This machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one server.
+
+    Attributes:
+        trainers: of a job.  Each wait for all of them looks at each.
+        connections: that are open on one port.  Each of a tensor stream has a thread or two.
+        strangers: of them, those whose peers have not said who they are; where one more comes, an
+            earlier one ends.
+        hello_seconds: for a peer to say who it is.
+        hello_bytes: of a frame by which it says that.
+        memory_bytes: that the slices of a program take, and the states of its optimizers.
+        program_bytes: of the message of a program.
+        manifest_bytes: of the message of Join.
+        observers: that read what a job holds, at a time.
+        name_bytes: of a name: an incarnation, a barrier, a topic.
+        text_bytes: of a sentence that is kept: why a trainer has failed.
+    """
+
+    trainers: int = MOST_TRAINERS
+    connections: int = MOST_OPEN
+    strangers: int = 128
+    hello_seconds: float = HELLO_SECONDS
+    hello_bytes: int = 2**12
+    memory_bytes: int = 2**63
+    program_bytes: int = MOST_PROGRAM_MB * 2**20
+    manifest_bytes: int = MOST_PROGRAM_MB * 2**16
+    observers: int = 16
+    name_bytes: int = 1024
+    text_bytes: int = 2**14
+
+    def short(self, text: str) -> str:
+        """A text that is kept, cut where it is too long."""
+        return text if len(text) <= self.text_bytes else text[: self.text_bytes] + " ..."
+
+
+ANY_FIRST_FRAME = Limits(hello_bytes=2**26)
+"""Of a listener whose streams need not be admitted."""

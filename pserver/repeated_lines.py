@@ -1,0 +1,93 @@
+"""Lines of the log that may come again and again: at every step, or at a stranger's will."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+LINES, SECONDS = 8, 60.0  # of one kind of refusal, so many lines in so many seconds
+WIDTH = 500  # characters of such a line
+OFTEN = 8  # that many times each one is said; from there on the 16th, the 32nd, the 64th, ...
+
+
+class RepeatedWarning:
+    """Logs warnings of one kind.  One thread at a time uses it.
+
+    Args:
+        log: where they go.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._counts: dict[object, int] = {}
+
+    def warn(self, about: object, text: str) -> None:
+        """Logs a warning, unless many like it have been logged.
+
+        Args:
+            about: warnings about the same are counted together.
+        """
+        count = self._counts[about] = self._counts.get(about, 0) + 1
+        if count <= OFTEN:
+            self._log.warning("%s", text)
+        elif not count & (count - 1):
+            self._log.warning("%s (the %dth time)", text, count)
+
+
+class LimitedLog:
+    """Logs what strangers can bring about, a few lines a minute of each kind.  Any thread may call
+    it.
+
+    Args:
+        log: where they go.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock = log, clock
+        self._lock = threading.Lock()  # guards the next
+        # by kind: since when lines are counted, and how many there were
+        self._counts: dict[str, tuple[float, int]] = {}
+
+    def say(
+        self,
+        kind: str,
+        text: str,
+        level: int = logging.WARNING,
+        error: BaseException | None = None,
+    ) -> None:
+        """Logs a line, unless many of its kind have been logged just now.
+
+        Args:
+            kind: one of a few words, none of which comes from the peer.
+            text: one line, which may hold what the peer has sent.
+            level: of the logging module.
+            error: whose traceback follows.
+        """
+        count, silent = self._count(kind)
+        if count > LINES:
+            return
+        if len(text) > WIDTH:
+            text = f"{text[:WIDTH]} ..."
+        more = f" ({silent} more like this one before)" if silent > 0 else ""
+        self._log.log(level, "%s%s", " ".join(text.splitlines()), more, exc_info=error)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """As a filter of another logger: its lines are limited, too, and have no traceback."""
+        record.exc_info = None
+        return self._count(str(record.msg))[0] <= LINES
+
+    def _count(self, kind: str) -> tuple[int, int]:
+        """How many lines of a kind there were in the last while; and how many were left out in the
+        one before, if another begins.
+        """
+        with self._lock:
+            now = self._clock()
+            since, count = self._counts.get(kind, (now, 0))
+            silent = 0
+            if now - since > SECONDS:
+                since, count, silent = now, 0, max(0, count - LINES)
+            self._counts[kind] = since, count + 1
+        return count + 1, silent

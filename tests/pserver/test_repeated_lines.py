@@ -1,0 +1,36 @@
+"""Lines of the log that strangers can bring about."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pserver.repeated_lines import LINES, SECONDS, WIDTH, LimitedLog
+
+
+def test_a_few_lines_a_minute_of_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+    """The first of the next minute says how many were not logged."""
+    now = [0.0]
+    log = LimitedLog(logging.getLogger("test"), lambda: now[0])
+    for number in range(1000):
+        log.say("one", f"one {number}")
+        log.say("other", "other")
+    now[0] = SECONDS + 1
+    log.say("one", "one again")
+
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if text == "other"] == ["other"] * LINES
+    assert [text for text in said if text != "other"] == [
+        *(f"one {number}" for number in range(LINES)),
+        f"one again ({1000 - LINES} more like this one before)",
+    ]
+
+
+def test_a_line_is_one_line_and_not_long(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a peer has sent."""
+    LimitedLog(logging.getLogger("test")).say("kind", "a\nERROR forged\r" + "x" * 10_000)
+
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.startswith("a ERROR forged xxx") and "\n" not in text
+    assert len(text) < WIDTH + 10
