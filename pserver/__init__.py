@@ -103,12 +103,12 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     launcher/        pserver launch, plan, status
     job/             everything that trainers share on one server; locks
     dense/           slices: merge, compression, optimizer blocks; pure
-    control          control calls over gRPC: service and client
+    control/         control calls over gRPC: service and client
     transport/       frames over TCP, gRPC, shared memory
     checkpoint/      tensors and tables in a directory or behind a URL
     storage/         places for files, on disks and behind URLs; one writer at a time
-    security/        certificates and keys: who a peer is
     command_line/    flags and settings
+    security/        who may ask a server for what: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
     rpc_errors config limits errors finite malloc repeated_lines, and the generated wire_pb2,
     wire_pb2_grpc
@@ -185,9 +185,9 @@ A channel, on the trainer (``client/``)::
 
 A stream, on the server (``service/tensor_service.py``)::
 
-    HELLO --> SERVING --BYE--> ended
-                 |---a later stream of the same trainer and lane---> broken
-                 `---an error: FAILURE---> ended
+    (nonces) --> HELLO --> SERVING --BYE--> ended
+                              |---a later stream of the same trainer and lane---> broken
+                              `---an error: FAILURE---> ended
 
 
 Words
@@ -209,6 +209,7 @@ Words
     frame           a header (Frame without payload) and its payload
     hparams         hyper-parameters: rate, betas, weight decay, ..., by parameter group
     incarnation     one start of a trainer's process; a random name
+    key             a secret by which one end proves its role to the other: trainer's, operator's
     lane            the parameters that share one update mode and one sequence of steps
     manifest        the facts that the fingerprint covers; or the ``checkpoint.json``
     outcome         what a committed step has led to: version, trainers, overflow
@@ -246,7 +247,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     checkpoint/table_files.py     merging a chain
     client/client.py              silence
     client/retrying_stream.py     sending again
-    control.py                    dialling again
+    control/control_client.py     dialling again
     dense/compression.py          error feedback
     dense/merge.py                merge order
     dense/merge.py                sums of halves
@@ -272,6 +273,8 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     malloc.py                     warm buffers
     malloc.py                     holes
     malloc.py                     one heap
+    security/nonces.py            challenges that nobody keeps
+    security/proof.py             what the port is for
     security/tls.py               asked before gRPC
     service/server.py             draining
     service/tensor_service.py     the later stream counts

@@ -14,11 +14,13 @@ import sys
 from collections.abc import Sequence
 
 from pserver.command_line.flags import USAGE, Parser, add_numbers, parser
+from pserver.command_line.operator_access import access_of
 from pserver.command_line.settings import UsageError, checked, server_config
 from pserver.config import split_endpoint
 from pserver.errors import PServerError
 from pserver.launcher import cluster, launch, plan
 from pserver.malloc import share_heap
+from pserver.security.access import Access
 
 FAILURE = 1
 WIDE = 160  # columns of a table that goes to a file
@@ -117,7 +119,10 @@ def run_status(arguments: argparse.Namespace) -> int:
 
     console = Console()
     return status.show(
-        endpoints, console if console.is_terminal else Console(width=WIDE), arguments.variables
+        endpoints,
+        console if console.is_terminal else Console(width=WIDE),
+        arguments.variables,
+        _access_of,
     )
 
 
@@ -128,7 +133,7 @@ def run_save(arguments: argparse.Namespace) -> int:
 
     from pserver.operations.save import save
 
-    save(_endpoints(arguments), arguments.path, Console())
+    save(_endpoints(arguments), arguments.path, Console(), _access_of)
     return 0
 
 
@@ -139,7 +144,11 @@ def run_reset(arguments: argparse.Namespace) -> int:
 
     from pserver.operations.reset import reset
 
-    return reset(_endpoints(arguments), Console())
+    return reset(_endpoints(arguments), Console(), _access_of)
+
+
+def _access_of(endpoint: str) -> Access:
+    return access_of(endpoint, os.environ)
 
 
 def run_keys(arguments: argparse.Namespace) -> int:

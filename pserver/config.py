@@ -70,8 +70,10 @@ class ServerConfig:
             forty times its size when it is read.
         hello_timeout_seconds: how long a peer may take to say who it is, on any port.  A larger
             number lets strangers keep connections for longer.
-        tls_certificate, tls_key, token_file: reserved.  Setting one raises, because this version
-            has no encryption.
+        token_file: the operator's token file of the job: whoever asks the server for something
+            proves that he has its key, or a trainer's.  None: open to everybody who reaches it.
+        tls_certificate, tls_key: reserved.  Setting one raises, because this version has no
+            encryption.
 
     Raises:
         ValueError: a setting is out of its range, or has no effect.
@@ -125,18 +127,16 @@ class ServerConfig:
         self._check_limits()
         if not isinstance(self.once, bool):
             raise TypeError(f"once: expected True or False, got {self.once!r}")
-        for name in ("data_dir", "program"):
+        for name in ("data_dir", "program", "token_file"):
             if getattr(self, name) is not None:
                 refuse_url(name, getattr(self, name))
         if self.store is not None:
             check_store("store", self.store)
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
-        for name in ("tls_certificate", "tls_key", "token_file"):
+        for name in ("tls_certificate", "tls_key"):
             if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name}: this version has no TLS and no tokens yet; remove the setting"
-                )
+                raise ValueError(f"{name}: this version has no TLS yet; remove the setting")
 
     def _check_tcp(self) -> None:
         """The settings of tensors over TCP."""

@@ -14,6 +14,7 @@
     |   `-- NonFinite          a step had a NaN or an infinity, and the job was to stop at one
     |-- Refused                the peer understood and said no
     |   |-- Busy               the server has another job
+    |   |-- NotAllowed         no key, another job's, or one whose role may not
     |   |-- FingerprintMismatch    two processes of a job run different programs
     |   |-- Untrusted          a certificate is missing, foreign, expired, revoked, or another's
     |   `-- Unprepared         not yet installed, or no such variable here
@@ -85,6 +86,12 @@ class Busy(Refused):
     """The server has another job."""
 
     status = "RESOURCE_EXHAUSTED"
+
+
+class NotAllowed(Refused):
+    """One end has no key of the job, another job's, or one whose role may not do that."""
+
+    status = "PERMISSION_DENIED"
 
 
 class FingerprintMismatch(Refused):

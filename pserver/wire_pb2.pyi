@@ -47,6 +47,22 @@ SCAN: Kind
 ASSIGN: Kind
 CHECKSUM: Kind
 
+class ChallengeRequest(_message.Message):
+    __slots__ = ("nonce", "role")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    role: str
+    def __init__(self, nonce: _Optional[bytes] = ..., role: _Optional[str] = ...) -> None: ...
+
+class ChallengeReply(_message.Message):
+    __slots__ = ("nonce", "proof")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    proof: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
 class JoinRequest(_message.Message):
     __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "transports", "server_index")
     class ManifestEntry(_message.Message):
@@ -461,18 +477,24 @@ class Part(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("session", "trainer_id", "lane", "stream", "tables")
+    __slots__ = ("session", "trainer_id", "lane", "stream", "tables", "nonce", "role", "proof")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     session: str
     trainer_id: int
     lane: int
     stream: int
     tables: bool
-    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ..., stream: _Optional[int] = ..., tables: _Optional[bool] = ...) -> None: ...
+    nonce: bytes
+    role: str
+    proof: bytes
+    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ..., stream: _Optional[int] = ..., tables: _Optional[bool] = ..., nonce: _Optional[bytes] = ..., role: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Scan(_message.Message):
     __slots__ = ("table", "cursor", "limit", "changed_since_save", "mark_saved", "materialized")

@@ -34,6 +34,11 @@ class ParameterServerStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Challenge = channel.unary_unary(
+                '/pserver.ParameterServer/Challenge',
+                request_serializer=pserver_dot_wire__pb2.ChallengeRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.ChallengeReply.FromString,
+                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/pserver.ParameterServer/Join',
                 request_serializer=pserver_dot_wire__pb2.JoinRequest.SerializeToString,
@@ -118,6 +123,12 @@ class ParameterServerStub:
 
 class ParameterServerServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Challenge(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -220,6 +231,11 @@ class ParameterServerServicer:
 
 def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Challenge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Challenge,
+                    request_deserializer=pserver_dot_wire__pb2.ChallengeRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.ChallengeReply.SerializeToString,
+            ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=pserver_dot_wire__pb2.JoinRequest.FromString,
@@ -310,6 +326,33 @@ def add_ParameterServerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ParameterServer:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Challenge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Challenge',
+            pserver_dot_wire__pb2.ChallengeRequest.SerializeToString,
+            pserver_dot_wire__pb2.ChallengeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Join(request,

@@ -402,5 +402,6 @@ def run_server() -> None:
             heartbeat_timeout_seconds=connection.heartbeat_timeout_seconds,
             start_timeout_seconds=connection.start_timeout_seconds,
             once=True,
+            token_file=connection.token_file or None,
         )
     )

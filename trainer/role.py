@@ -18,6 +18,7 @@ from pserver.config import (
     check_seconds,
     split_endpoint,
 )
+from pserver.security.access import Access
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -47,12 +48,14 @@ class Connection:
         transport: "auto", or the one transport to use.
         plan_only: print the plan and end, instead of joining servers: what ``pserver plan`` asks of
             a script.
+        token_file: the file with this process's key; "": it has none.
     """
 
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
     transport: str = "auto"
     plan_only: bool = False
+    token_file: str = ""
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORT_CHOICES:
@@ -63,7 +66,8 @@ class Connection:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
-        """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT and PSERVER_TRANSPORT, each optional.
+        """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT, PSERVER_TRANSPORT and
+        PSERVER_TOKEN_FILE, each optional.
 
         Raises:
             ValueError: one of them holds something else than it should; the message names it.
@@ -74,7 +78,17 @@ class Connection:
             _seconds(environ, "PSERVER_START_TIMEOUT", START_TIMEOUT_SECONDS),
             environ.get("PSERVER_TRANSPORT", "auto"),
             environ.get("PSERVER_PLAN_ONLY", "") == "1",
+            environ.get("PSERVER_TOKEN_FILE", ""),
         )
+
+    @property
+    def access(self) -> Access:
+        """What this trainer proves to servers, and asks of them.
+
+        Raises:
+            ValueError: the token file cannot be read, or holds no key.
+        """
+        return Access.of_file(self.token_file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ In reading order::
     client            one server: control calls, channels, heartbeat; the order of all calls
     channel           the requests on one stream: steps, pull, load, lookup, scan
     retrying_stream   below a channel: two threads, sending a request again, PROBE
+    greeting          the first frames of a stream: HELLO, and before it the server's proof
     silence           below that: how long nothing has arrived
     replies           what comes back, as plain values
     announcement      a trainer that has not joined yet says that it is there

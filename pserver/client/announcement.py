@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.errors import Draining, PServerError
+from pserver.security.access import OPEN, Access
 from pserver.wire_pb2 import AnnounceRequest
 
 FIRST_SECONDS = 1.0  # between two announcements, until a server has told its heartbeat timeout
@@ -28,13 +29,21 @@ class Announcement:
         endpoints: HOST:PORT of each server.
         trainer_id: this trainer's number.
         incarnation: with which it will join.
+        access: what is proved to the servers, and asked of them.
 
     Attributes:
         failure: a server has answered that it is shutting down.
     """
 
-    def __init__(self, endpoints: Sequence[str], trainer_id: int, incarnation: str) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        trainer_id: int,
+        incarnation: str,
+        access: Access = OPEN,
+    ) -> None:
         self.incarnation = incarnation
+        self._access = access
         self._trainer_id = trainer_id
         self._ended = threading.Event()
         self._said: list[AnnounceRequest] = []  # the last word
@@ -70,7 +79,8 @@ class Announcement:
             thread.join(3 * CALL_SECONDS)
 
     def _announce(self, index: int, endpoint: str, asked: threading.Event) -> None:
-        control = ControlClient(endpoint, CALL_SECONDS, f"server {index} at {endpoint}")
+        name = f"server {index} at {endpoint}"
+        control = ControlClient(endpoint, CALL_SECONDS, name, self._access)
         request = AnnounceRequest(trainer_id=self._trainer_id, incarnation=self.incarnation)
         interval, reached = FIRST_SECONDS, False
         try:

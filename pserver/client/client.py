@@ -35,7 +35,8 @@ answered one for longer than the heartbeat timeout is lost: its channels fail wi
 :class:`~pserver.errors.ServerLost`.  A server that answers, but whose job has failed, says why, and
 the channels fail with that.
 Silence may also be the connection's.  A heartbeat that is not answered within a fifth of the
-timeout is sent again over a new connection; see [Note: dialling again] in ``pserver/control.py``.
+timeout is sent again over a new connection; see [Note: dialling again] in
+``pserver/control/control_client.py``.
 The same thread watches the channels' streams: one on which an answer is overdue is opened again;
 see [Note: sending again].
 """
@@ -51,12 +52,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from pserver.client.channel import Channel
+from pserver.client.greeting import greet
 from pserver.client.replies import Joined, TableStatus
 from pserver.client.retrying_stream import Destination
 from pserver.config import split_endpoint
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError, Refused, ServerLost, TimedOut, Unreachable, from_wire
 from pserver.polling import poll
+from pserver.security.access import OPEN, Access
 from pserver.transport.byte_counters import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.sequenced import SequencedStream
@@ -64,13 +67,11 @@ from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     BarrierRequest,
     FinishRequest,
-    Frame,
     HeartbeatRequest,
     Hello,
     InstallRequest,
     JoinReply,
     JoinRequest,
-    Kind,
     LeaveRequest,
     RendezvousRequest,
     ShrinkRequest,
@@ -117,6 +118,7 @@ class Client:
         destinations: for each lane, where the values of a variable go; called in the channels'
             threads.
         table_destination: likewise for arrays of tables, where the plan has some.
+        access: what is proved to the server, and asked of it.
 
     Attributes:
         channels: one for each lane, from :meth:`join` on.
@@ -135,8 +137,10 @@ class Client:
         start_timeout_seconds: float,
         destinations: Sequence[Destination],
         table_destination: Destination | None = None,
+        access: Access = OPEN,
     ) -> None:
         self.endpoint = endpoint
+        self._access = access
         self.index = index
         self.transport = ""
         self.activity = ""
@@ -150,7 +154,7 @@ class Client:
         self._start_timeout = start_timeout_seconds
         self._destinations = destinations
         self._table_destination = table_destination
-        self._control = ControlClient(endpoint, heartbeat_timeout_seconds, str(self))
+        self._control = ControlClient(endpoint, heartbeat_timeout_seconds, str(self), access)
         self._reply = JoinReply()
         self._joined = False  # every stream has been opened once
         self._failure: PServerError | None = None  # what the heartbeat has found
@@ -216,7 +220,7 @@ class Client:
         )
         # it has broken already: the channel's inbox sees that, and opens another
         with suppress(Unreachable):
-            stream.send(Frame(kind=Kind.HELLO, hello=hello))
+            greet(stream, hello, self._access, self.endpoint, self._heartbeat_timeout / 4)
         return stream
 
     def _connect(self) -> Stream:

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 
 from pserver.client.channel import Channel, Hparams
+from pserver.client.greeting import greet
 from pserver.config import split_endpoint
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
+from pserver.security.access import OPEN, Access
 from pserver.transport.byte_counters import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
-from pserver.wire_pb2 import Frame, Hello, Kind, ObserveReply, ObserveRequest
+from pserver.wire_pb2 import Hello, ObserveReply, ObserveRequest
 from transpiler.formats.plan_message import hparams_from_proto
 from transpiler.program import Program
 
@@ -56,6 +58,7 @@ class Observer:
 
     Args:
         endpoint: HOST:PORT.
+        access: what is proved to the server, and asked of it.
 
     Attributes:
         program: the server's.
@@ -67,9 +70,10 @@ class Observer:
         Unprepared: it holds nothing.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, access: Access = OPEN) -> None:
         self.endpoint = endpoint
-        self._control = ControlClient(endpoint, CALL_SECONDS)
+        self._access = access
+        self._control = ControlClient(endpoint, CALL_SECONDS, access=access)
         self._pausing = False
         self._lock = threading.Lock()  # one Observe call at a time
         self._ended = threading.Event()
@@ -131,7 +135,7 @@ class Observer:
         stream = connect(host, self._reply.data_port, timeout_seconds=timeout)
         numbered = SequencedStream(stream, ByteCounters())
         hello = Hello(session=self._reply.session, stream=number)
-        numbered.send(Frame(kind=Kind.HELLO, hello=hello))
+        greet(numbered, hello, self._access, self.endpoint, timeout / 4)
         return numbered
 
     def _destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:

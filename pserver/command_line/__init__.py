@@ -2,7 +2,9 @@
 environment.
 
 Reading order: ``flags`` (the parser and its help texts), ``key_flags`` (of ``pserver keys``),
-``settings`` (a ServerConfig from all three sources).  ``pserver/__main__.py`` runs the commands.
+``settings`` (a ServerConfig from all three sources), ``operator_access`` (the key for a server's
+port).  ``pserver/__main__.py`` runs the commands.
 
-May import: ``pserver.config``.  Neither torch nor grpc, so that ``pserver --help`` answers at once.
+May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``.  Neither torch
+nor grpc, so that ``pserver --help`` answers at once.
 """

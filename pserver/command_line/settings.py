@@ -20,6 +20,7 @@ VARIABLES = {
     "PSERVER_START_TIMEOUT": "start_timeout_seconds",
     "PSERVER_CONNECTIONS": "connections",
     "PSERVER_CHECKSUM": "checksum",
+    "PSERVER_TOKEN_FILE": "token_file",
 }
 
 KINDS: dict[str, type] = {"keep_failed_seconds": float}  # of settings whose default is None

@@ -4,6 +4,8 @@ In reading order::
 
     cluster   which processes a launch starts, and their settings
     launch    starts and supervises them; ``pserver launch``
+    job_tokens  the files with the job's keys
+    free_port   for the trainers' rendezvous
     process   one process: its output, its end, the group that dies with ``launch``
     last_word tells other hosts' servers of trainers that died here
     rescue    saves what a failed job has left
@@ -12,7 +14,8 @@ In reading order::
     status    ``pserver status``
     readiness the same with --ready: a health check, without torch
 
-May import: ``pserver.config``, ``pserver.control`` (only ``status`` and ``last_word``, which
-therefore import gRPC and torch), ``pserver.transport.endpoint``, ``pserver.errors`` and the
-generated messages.  It starts servers and trainers as processes, and imports neither.
+May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``,
+``pserver.control`` (only ``status`` and ``last_word``, which therefore import gRPC and
+torch), ``pserver.errors`` and the generated messages.  It starts servers and trainers as processes,
+and imports neither.
 """

@@ -3,10 +3,10 @@ process, because it imports gRPC, and ``launch`` does not.
 
 ::
 
-    python -m pserver.launcher.last_word ENDPOINTS "1=its process ended with status 3" ...
+    python -m pserver.launcher.last_word TOKEN ENDPOINTS "1=its process ended with status 3" ...
 
-A trainer that has joined tells its end itself, or is missed by its heartbeat; this is for one that
-dies before the servers have seen it.
+TOKEN is the path of the operator's token file, or "".  A trainer that has joined tells its end
+itself, or is missed by its heartbeat; this is for one that dies before the servers have seen it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
+from pserver.security.access import Access
 from pserver.wire_pb2 import AnnounceRequest
 
 CALL_SECONDS = 1.0
 
 
-def tell(endpoints: Sequence[str], words: Sequence[str]) -> None:
+def tell(access: Access, endpoints: Sequence[str], words: Sequence[str]) -> None:
     """Tells every server that can be reached.
 
     Args:
+        access: an operator's.
         words: "NUMBER=REASON" of each trainer.
     """
     for endpoint in endpoints:
-        control = ControlClient(endpoint, CALL_SECONDS)
+        control = ControlClient(endpoint, CALL_SECONDS, access=access)
         try:
             for word in words:
                 number, _, reason = word.partition("=")
@@ -40,4 +42,4 @@ def tell(endpoints: Sequence[str], words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    tell(sys.argv[1].split(","), sys.argv[2:])
+    tell(Access.of_file(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:])

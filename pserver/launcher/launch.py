@@ -23,10 +23,8 @@ from __future__ import annotations
 
 import os
 import queue
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -40,6 +38,8 @@ from typing import TextIO
 
 from pserver.config import split_endpoint
 from pserver.launcher.cluster import Cluster
+from pserver.launcher.free_port import free_port
+from pserver.launcher.job_tokens import JobTokens
 from pserver.launcher.process import Group, Process, Terminal
 from pserver.launcher.report import by_cause, sentences
 from pserver.launcher.rescue import KEEP_SECONDS, rescue
@@ -60,8 +60,6 @@ SERVER_ROLE_VARIABLES = (
     "CURRENT_ENDPOINT",
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-# below the ports that a kernel gives to a process that asks for any, so that it gives none of these
-PORTS = range(20000, 32000)
 
 
 def launch(
@@ -85,29 +83,15 @@ def launch(
     """
     terminal = Terminal(out or sys.stdout, width=len(f"trainer {len(cluster.trainers) - 1}"))
     with ExitStack() as stack:
-        job = _Supervisor(cluster, environment, stack.enter_context(Group()), terminal, serve)
+        tokens = stack.enter_context(JobTokens(cluster, environment))
+        group = stack.enter_context(Group())
+        job = _Supervisor(cluster, environment, tokens, group, terminal, serve)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # under nohup a process ignores SIGHUP, and goes on to
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 stack.callback(signal.signal, number, signal.signal(number, job.interrupt))
         stack.callback(terminal.restore)
         return job.run()
-
-
-def free_port() -> int:
-    """A port of this machine on which trainer 0 can listen: unused now, and outside of the range
-    from which the kernel picks ports for other processes.
-
-    Raises:
-        OSError: none was found.
-    """
-    for port in random.sample(PORTS, 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise OSError(
-        f"expected a free port of {PORTS.start} to {PORTS.stop - 1} on 127.0.0.1, found none in "
-        "100 tries"
-    )
 
 
 class _Interrupted(Exception):
@@ -138,6 +122,7 @@ class _Supervisor:
 
     cluster: Cluster
     environment: Mapping[str, str]
+    tokens: JobTokens
     group: Group
     terminal: Terminal
     serve: Sequence[str]
@@ -188,7 +173,7 @@ class _Supervisor:
                 ("--keep-failed", KEEP_SECONDS if self._rescues else 0),
             ):
                 command += [] if value is None else [flag, str(value)]
-            self.servers.append(self._start("server", number, command, {}))
+            self.servers.append(self._start("server", number, command, self.tokens.for_servers))
         if not self._until(lambda: len(self.endpoints) == len(self.servers), READY_SECONDS):
             late = ", ".join(
                 process.name for process in self.servers if process not in self.endpoints
@@ -196,6 +181,7 @@ class _Supervisor:
             raise _Failed(
                 f"{late}: expected a readiness line within {READY_SECONDS:.0f} s, got none"
             )
+        self.tokens.publish(self.endpoints.values())
 
     def _start_trainers(self) -> None:
         cluster = self.cluster
@@ -205,9 +191,10 @@ class _Supervisor:
             "PSERVER_START_TIMEOUT": cluster.start_timeout_seconds,
         }
         given = {name: str(value) for name, value in timeouts.items() if value is not None}
+        given |= self.tokens.for_trainers
         for number, role in roles.items():
             command = [sys.executable, cluster.script, *cluster.arguments]
-            self.trainers.append(self._start("trainer", number, command, {**role, **given}))
+            self.trainers.append(self._start("trainer", number, command, role | given))
 
     def _trainer_roles(self) -> dict[int, dict[str, str]]:
         """By trainer, the variables of its role where there are servers."""
@@ -384,7 +371,7 @@ class _Supervisor:
         endpoints = list(self.endpoints.values()) if local else self.cluster.servers
         if endpoints and words:
             with suppress(subprocess.TimeoutExpired):
-                command = [*LAST_WORD, ",".join(endpoints), *words]
+                command = [*LAST_WORD, self.tokens.operator, ",".join(endpoints), *words]
                 # local servers may have ended with their job, while a trainer still evaluates
                 quiet = subprocess.DEVNULL if local else None
                 subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
@@ -397,7 +384,8 @@ class _Supervisor:
     def _rescue(self) -> None:
         """Saves what the servers of a failed job hold, if all of them are still there."""
         if self._rescues and self.trainers and all(each.status is None for each in self.servers):
-            self._say(rescue(list(self.endpoints.values()), str(self.cluster.data_dir)))
+            environ = {**self.environment, **self.tokens.for_servers}
+            self._say(rescue(list(self.endpoints.values()), str(self.cluster.data_dir), environ))
 
     def _wait_for_reasons(self, message: str) -> None:
         """Gives the other processes time to end by themselves: one of them may know the reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,12 +14,13 @@ SAVE_SECONDS = 600.0
 SAVE = (sys.executable, "-m", "pserver", "save")
 
 
-def rescue(endpoints: Sequence[str], data_dir: str) -> str:
+def rescue(endpoints: Sequence[str], data_dir: str, environ: Mapping[str, str]) -> str:
     """Runs ``pserver save``.
 
     Args:
         endpoints: all servers of the job.
         data_dir: below which the checkpoint goes, in a directory of its own: ``failed-...``.
+        environ: the command's variables, with the operator's key.
 
     Returns:
         What became of it, as a sentence.
@@ -28,7 +29,12 @@ def rescue(endpoints: Sequence[str], data_dir: str) -> str:
     command = [*SAVE, ",".join(endpoints), str(path)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SAVE_SECONDS, check=False
+            command,
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            timeout=SAVE_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"what the servers held is not saved: it took more than {SAVE_SECONDS:.0f} s"

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
+from pserver.control.rpc_errors import about
 from pserver.errors import PServerError
-from pserver.rpc_errors import about
+from pserver.security.access import OPEN, Access, always_open
 from pserver.wire_pb2 import StatusReply, StatusRequest, TableStatus, TrainerStatus
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports", "up")
 ASK_SECONDS = 5.0
 
 
-def show(endpoints: Sequence[str], console: Console, variables: bool = False) -> int:
+def show(
+    endpoints: Sequence[str],
+    console: Console,
+    variables: bool = False,
+    access_of: Callable[[str], Access] = always_open,
+) -> int:
     """Prints a row for each server, then a line for each trainer, each table and each error.
 
     Args:
         endpoints: HOST:PORT of each server.
         console: where to print.
         variables: print a line for each variable, too: its bytes in and out, the most bytes first.
+        access_of: by endpoint, what is proved to the server.
 
     Returns:
         0 if all of them answered and none has failed, otherwise 1.
@@ -33,7 +40,7 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
     lines, errors = [], []
     for endpoint in endpoints:
         try:
-            reply = ask(endpoint, variables)
+            reply = ask(endpoint, variables, access_of(endpoint))
         except PServerError as error:
             table.add_row(endpoint, "unreachable")
             errors.append(str(error))  # which names the endpoint
@@ -58,16 +65,17 @@ def show(endpoints: Sequence[str], console: Console, variables: bool = False) ->
     return 1 if errors else 0
 
 
-def ask(endpoint: str, variables: bool = False) -> StatusReply:
+def ask(endpoint: str, variables: bool = False, access: Access = OPEN) -> StatusReply:
     """One server's status.
 
     Args:
         variables: ask for the bytes of each variable.
+        access: what is proved to the server.
 
     Raises:
         PServerError: it does not answer within a few seconds.
     """
-    client = ControlClient(endpoint, ASK_SECONDS)
+    client = ControlClient(endpoint, ASK_SECONDS, access=access)
     try:
         return client.status(StatusRequest(variables=variables))
     finally:

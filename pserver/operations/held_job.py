@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from pserver.client.observer import Observer
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.polling import poll
+from pserver.security.access import Access, always_open
 from transpiler.ir.rules import Hparam
 from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan
@@ -160,11 +161,14 @@ class HeldJob:
 
 
 @contextmanager
-def holding(endpoints: Sequence[str]) -> Iterator[HeldJob]:
+def holding(
+    endpoints: Sequence[str], access_of: Callable[[str], Access] = always_open
+) -> Iterator[HeldJob]:
     """While it lasts no step changes a value on these servers.
 
     Args:
         endpoints: all servers of one job, in any order.
+        access_of: by endpoint, what is proved to the server.
 
     Raises:
         Unreachable: a server does not answer.
@@ -175,7 +179,7 @@ def holding(endpoints: Sequence[str]) -> Iterator[HeldJob]:
     with ExitStack() as stack:
         observers = []
         for endpoint in endpoints:
-            observers.append(Observer(endpoint))
+            observers.append(Observer(endpoint, access_of(endpoint)))
             stack.callback(observers[-1].close)
         job = HeldJob(observers)
         job.settle()

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,11 +12,17 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pserver.checkpoint import checkpoint
 from pserver.operations.held_job import HeldJob, holding
+from pserver.security.access import Access, always_open
 
 SAVED_BY = "pserver save"
 
 
-def save(endpoints: Sequence[str], path: str, console: Console) -> None:
+def save(
+    endpoints: Sequence[str],
+    path: str,
+    console: Console,
+    access_of: Callable[[str], Access] = always_open,
+) -> None:
     """Writes the checkpoint: whole, or not at all.  A running job waits meanwhile, between two of
     its steps.
 
@@ -26,6 +32,7 @@ def save(endpoints: Sequence[str], path: str, console: Console) -> None:
         endpoints: HOST:PORT of every server of the job, in any order.
         path: the checkpoint's directory, or its URL.
         console: where progress is shown, if it is a terminal, and the result.
+        access_of: by endpoint, what is proved to the server.
 
     Raises:
         PServerError: a server does not answer, holds nothing, or has another job; or some of the
@@ -35,7 +42,7 @@ def save(endpoints: Sequence[str], path: str, console: Console) -> None:
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-        holding(endpoints) as job,
+        holding(endpoints, access_of) as job,
     ):
         task = bar.add_task("")
         tensors = {}

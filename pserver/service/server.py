@@ -29,10 +29,11 @@ from types import FrameType, TracebackType
 import torch
 
 from pserver.config import ServerConfig, split_endpoint
-from pserver.control import ControlServer
+from pserver.control.control_server import ControlServer
 from pserver.errors import Draining, PServerError
 from pserver.job.job import Job
 from pserver.malloc import keep_memory
+from pserver.security.access import Access
 from pserver.service import tensor_service
 from pserver.service.draining_streams import DrainingStreams
 from pserver.service.working_streams import WorkingStreams
@@ -96,14 +97,16 @@ class Server:
 
         Raises:
             OSError: it cannot listen there, or cannot read ``config.program``.
-            ValueError, Refused: the program is none that a server runs.
+            ValueError, Refused: the program is none that a server runs; or the token file is none
+                of an operator.
         """
         _warm_up()
         program = self._program
         if program is None and self.config.program is not None:
             program = Program.load(self.config.program)
         host, port = split_endpoint(self.config.endpoint)
-        self._control = ControlServer(host, port, self.config.limits)
+        access = Access.of_file(self.config.token_file)
+        self._control = ControlServer(host, port, access, self.config.limits)
         self.endpoint = spell(host, self._control.port)
         try:
             self._open(host, program)
@@ -169,7 +172,7 @@ class Server:
         self.stop()
 
     def __str__(self) -> str:
-        """``"HOST:PORT (shm, tcp PORT, grpc)"``"""
+        """``"HOST:PORT (shm, tcp PORT, grpc), with a key"``"""
         ports = {
             name: port
             for name, port in self.job.transports.items()
@@ -178,7 +181,14 @@ class Server:
         transports = [
             f"{name} {ports[name]}" if name in ports else name for name in self.job.transports
         ]
-        return f"{self.endpoint} ({', '.join(transports)})"
+        return f"{self.endpoint} ({', '.join(transports)}){self._openness()}"
+
+    def _openness(self) -> str:
+        """Who may ask the server for something, for its readiness line."""
+        if not self._control.guard.is_open:
+            return ", with a key"
+        host, _ = split_endpoint(self.endpoint)
+        return f", open to {'this host' if _is_loopback(host) else 'the network'}"
 
     @property
     def draining(self) -> bool:
@@ -223,7 +233,7 @@ class Server:
 
     def _serve_stream(self, stream: Stream) -> None:
         self._ready.wait(GRACE_SECONDS)  # a peer may find the port before the job exists
-        tensor_service.handle(stream, self.job, self._working)
+        tensor_service.handle(stream, self.job, self._working, self._control.guard)
 
     def _tick(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):
@@ -366,12 +376,15 @@ def _signals(asked: _Asked) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _warn_if_open(host: str, endpoint: str) -> None:
+def _is_loopback(host: str) -> bool:
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        loopback = False
-    if not loopback:
+        return False
+
+
+def _warn_if_open(host: str, endpoint: str) -> None:
+    if not _is_loopback(host):
         log.warning(
             "%s is open to the network, without encryption or passwords: who reaches it can "
             "change models",

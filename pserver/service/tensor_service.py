@@ -32,8 +32,11 @@ from pserver.job.membership import Member
 from pserver.job.outcome import Outcome
 from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
+from pserver.security.guard import OPEN_GUARD, Guard, check
+from pserver.security.permissions import role_for_call
+from pserver.security.role import Role
 from pserver.service.answers import done_of, nonfinite_steps, tell
-from pserver.service.first_frame import hello_of, kind_of, member_of, next_frame
+from pserver.service.first_frame import EXPECTED, hello_of, kind_of, member_of, next_frame
 from pserver.service.gradient_assembler import GradientAssembler
 from pserver.service.reading_service import ReadingService
 from pserver.service.table_service import TABLES, TableService
@@ -48,24 +51,26 @@ from pserver.wire_pb2 import Commit, Done, Frame, Hello, Kind, Norms
 from transpiler.formats.plan_message import hparams_from_proto
 
 
-def handle(stream: Stream, job: Job, working: WorkingStreams) -> None:
+def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPEN_GUARD) -> None:
     """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none.
 
     Args:
         working: is told while a request is being worked on.
+        guard: whom the server lets in.
     """
     member: Member | None = None
     stream = numbered = SequencedStream(stream, job.traffic)
     try:
-        hello = hello_of(stream)
+        hello, role = hello_of(stream, guard)
         observation = job.observations.find(hello.session)
         if observation is not None:
+            check(role, role_for_call("Observe", None), "an observer's stream")
             numbered.admit()
             ReadingService(numbered, job, observation).serve()
             return
         member = member_of(hello, job)
         numbered.admit()
-        TensorService(numbered, job, member, hello, working).serve()
+        TensorService(numbered, job, member, hello, role, working).serve()
     except Unreachable as error:
         _say(job, member, stream, "broke", error)
     except PServerError as error:
@@ -103,9 +108,11 @@ class TensorService:
         job: Job,
         member: Member,
         hello: Hello,
+        role: Role,
         working: WorkingStreams,
     ) -> None:
         self._stream = stream
+        self._role = role
         self._working = working
         self._job = job
         self._member = member
@@ -150,9 +157,7 @@ class TensorService:
             elif header.kind == Kind.SCALE and header.step <= self._watermark.applied:
                 pass  # sent again with a step that was applied meanwhile
             else:
-                raise Refused(
-                    f"expected GRADIENT, COMMIT, VALUE, PULL or BYE, got {kind_of(header)}"
-                )
+                raise Refused(f"expected {EXPECTED}, got {kind_of(header)}")
         raise Unreachable("it ended without BYE")
 
     def _begin(self) -> None:
@@ -196,7 +201,7 @@ class TensorService:
     def _next(self) -> tuple[Frame, memoryview] | None:
         self._working.rests(self._stream)
         try:
-            return next_frame(self._stream, self._land)
+            return next_frame(self._stream, self._role, self._land)
         finally:
             self._working.works(self._stream)
 

@@ -29,7 +29,8 @@ from google.protobuf.message import Message
 
 from pserver.client import client
 from pserver.config import split_endpoint
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
+from pserver.security.access import OPEN, Access
 
 CALL_ACTIONS = ("lost", "unanswered", "twice", "slow")
 SLOW_SECONDS = 0.01
@@ -121,13 +122,18 @@ class FaultyControl(ControlClient):
 
     Args:
         injector: decides what happens to each call.
-        endpoint, timeout_seconds, name: as ControlClient has them.
+        endpoint, timeout_seconds, name, access: as ControlClient has them.
     """
 
     def __init__(
-        self, injector: CallInjector, endpoint: str, timeout_seconds: float, name: str = ""
+        self,
+        injector: CallInjector,
+        endpoint: str,
+        timeout_seconds: float,
+        name: str = "",
+        access: Access = OPEN,
     ) -> None:
-        super().__init__(endpoint, timeout_seconds, name)
+        super().__init__(endpoint, timeout_seconds, name, access)
         self._injector = injector
         self._server = injector.names.get(split_endpoint(endpoint)[1], endpoint)
 

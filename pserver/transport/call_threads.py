@@ -35,6 +35,7 @@ POOLS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("Heartbeat", "Announce", "Leave"), "beats"),
         **dict.fromkeys(("Barrier", "Finish"), "waits"),
+        "Challenge": "challenges",  # one goes before each heartbeat, and strangers may ask for it
         **dict.fromkeys(("Install", "Save", "Load", "Shrink", "Observe"), "works"),
     }
 )

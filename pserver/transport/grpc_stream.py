@@ -118,10 +118,10 @@ class GrpcStream:
             self.ended()
             raise self._broken(_reason(error)) from error
         if message is not None:
-            most, self._most = self._most, MESSAGE_BYTES
-            if len(message) > most:
+            if len(message) > self._most:
                 raise CorruptFrame(
-                    f"{self.peer}: expected a first frame of up to {most} bytes, got {len(message)}"
+                    f"{self.peer}: expected a first frame of up to {self._most} bytes, got "
+                    f"{len(message)}"
                 )
             return decode(message)
         if self._accepting and self._over.wait(CANCEL_NOTICE_SECONDS):

@@ -55,6 +55,7 @@ FREE = b"-"  # one for each slot that has been read
 MAX_FREED = 2**10  # free slots read from the socket at once: a direction has fewer
 INLINE_BYTES = 2**14  # up to here two copies by the kernel cost less than a slot
 FRAME_BYTES = 2**26  # the largest payload that is accepted
+_PEER = struct.Struct("3i")  # struct ucred: process, user, group
 MAX_PORT = 2**32 - 1  # of JoinReply.data_port
 
 
@@ -315,6 +316,7 @@ def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None =
         ours, theirs = shm_ring.attach(segment)
         outgoing.settimeout(timeout_seconds)
         outgoing.connect(_name(port))
+        _check_peer(outgoing)
         socket.send_fds(outgoing, [GREETING], [segment, far.fileno()])
         if outgoing.recv(len(WELCOME)) != WELCOME:
             raise OSError("the server could not take the segment")
@@ -340,6 +342,7 @@ def _greeted(limits: Limits, connection: socket.socket) -> ShmStream:
         OSError: the peer is no client of ours, or its segment cannot be used.
     """
     connection.settimeout(GREETING_SECONDS)
+    pid = _check_peer(connection)
     greeting, descriptors, _, _ = socket.recv_fds(
         connection, len(GREETING), 2, socket.MSG_CMSG_CLOEXEC
     )
@@ -365,7 +368,6 @@ def _greeted(limits: Limits, connection: socket.socket) -> ShmStream:
         raise
     connection.settimeout(None)
     back.settimeout(None)
-    pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     return ShmStream(
         f"process {pid} of this host",
         (back, Ring(ours)),
@@ -373,6 +375,20 @@ def _greeted(limits: Limits, connection: socket.socket) -> ShmStream:
         True,
         limits.hello_bytes,
     )
+
+
+def _check_peer(connection: socket.socket) -> int:
+    """The process at the other end, which is this user's or root's: any process of the host can
+    take the name of a socket, or connect to it.
+
+    Raises:
+        OSError: it is another user's.
+    """
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, user, _ = _PEER.unpack(credentials)
+    if user not in (os.geteuid(), 0):
+        raise OSError(f"expected a process of user {os.geteuid()}, got one of user {user}")
+    return int(pid)
 
 
 def _name(port: int) -> str:

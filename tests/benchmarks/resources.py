@@ -16,7 +16,7 @@ from jobs import Trainer, trainer
 from peers import raw_exchange
 from processes import Peer, cpu_seconds, memory_bytes, peers, server
 
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.malloc import keep_memory
 from pserver.transport.codec import buffer_of
 

@@ -29,7 +29,7 @@ import fault_marks
 import torch
 from torch import nn
 
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from trainer import fleet
 
 ME = int(os.environ["TRAINER_ID"])

@@ -22,7 +22,10 @@ from rich.console import Console
 
 from pserver import errors
 from pserver import wire_pb2 as wire
-from pserver.control import CALLS, ControlClient, ControlServer
+from pserver.control.calls import CALLS
+from pserver.control.control_client import ControlClient
+from pserver.control.control_server import ControlServer
+from pserver.control.rpc_errors import about
 from pserver.errors import (
     Busy,
     Draining,
@@ -34,7 +37,6 @@ from pserver.errors import (
     Unreachable,
 )
 from pserver.launcher.status import show
-from pserver.rpc_errors import about
 from pserver.transport import grpc_stream
 
 SECONDS = 10.0
@@ -102,12 +104,15 @@ def test_every_call_reaches_the_job(client: ControlClient, job: FakeJob, method:
 
 
 def test_the_calls_are_the_protocols_own() -> None:
-    """The table of calls is the service of wire.proto, but for the exchange of tensors."""
+    """The table of calls is the service of wire.proto, but for the exchange of tensors and the
+    challenge that goes before a call.
+    """
     service = wire.DESCRIPTOR.services_by_name["ParameterServer"]
     declared = {
         call.name: (call.input_type.name, call.output_type.name) for call in service.methods
     }
     assert declared.pop("Exchange") == ("Frame", "Frame")
+    assert declared.pop("Challenge") == ("ChallengeRequest", "ChallengeReply")
 
     assert {
         name: (request.__name__, reply.__name__) for name, (_, request, reply) in CALLS.items()

@@ -7,6 +7,7 @@ import torch
 from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity
 from pserver.client.replies import Reply
+from pserver.security.access import OPEN, Access
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment, Plan
@@ -40,11 +41,14 @@ class Trainer:
         number: int = 0,
         trainers: int = 1,
         transports: tuple[str, ...] = TRANSPORTS,
+        access: Access = OPEN,
     ) -> None:
         self.value = torch.ones(1000)
         plan = plan_of(trainers)
         identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), transports)
-        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._destination])
+        self.client = Client(
+            endpoint, 0, identity, SECONDS, SECONDS, [self._destination], access=access
+        )
         if self.client.join().install:
             self.client.install(pserver_program(Deployment(plan, (endpoint,), server_index=0)))
             self.channel.load([("w", self.value)]).result(timeout=SECONDS)

@@ -19,8 +19,9 @@ import torch
 from google.protobuf.message import Message
 
 from pserver.client import client, retrying_stream
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
+from pserver.security.access import OPEN, Access
 from pserver.security.keys import Keys
 from pserver.transport import codec
 from pserver.transport.registry import TRANSPORTS, Transport
@@ -178,9 +179,14 @@ class _WrittenTransport:
 
 class _WrittenControl(ControlClient):
     def __init__(
-        self, transcript: Transcript, endpoint: str, timeout_seconds: float, name: str = ""
+        self,
+        transcript: Transcript,
+        endpoint: str,
+        timeout_seconds: float,
+        name: str = "",
+        access: Access = OPEN,
     ) -> None:
-        super().__init__(endpoint, timeout_seconds, name)
+        super().__init__(endpoint, timeout_seconds, name, access)
         self._transcript = transcript
 
     def _ask(self, channel: grpc.Channel, name: str, request: Message, timeout: float) -> Message:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.errors import (
     from_wire,
 )

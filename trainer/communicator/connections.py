@@ -24,7 +24,7 @@ def clients_of(
 
     Args:
         deployment: a trainer's.
-        connection: timeouts, and which transports to offer.
+        connection: timeouts, which transports to offer, and the key.
         destinations: by lane, where values go.
         table_destination: gives, for a server's index, where arrays of tables go; None where the
             plan has no tables.
@@ -36,6 +36,7 @@ def clients_of(
         if deployment.wait_port
         else connection.heartbeat_timeout_seconds
     )
+    access = connection.access
     identity = _identity(deployment, connection, incarnation or secrets.token_hex(8))
     return [
         Client(
@@ -46,6 +47,7 @@ def clients_of(
             start_timeout,
             destinations,
             table_destination(index),
+            access,
         )
         for index, endpoint in enumerate(deployment.endpoints)
     ]

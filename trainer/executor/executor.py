@@ -298,6 +298,7 @@ class Executor:
             heartbeat_timeout_seconds=connection.heartbeat_timeout_seconds,
             start_timeout_seconds=connection.start_timeout_seconds,
             once=True,
+            token_file=connection.token_file or None,
         )
         values = {variable.name: self._scope[variable.name] for variable in held}
         serve_job(config, replace(program, storage=Storage(values, None, rows=self._rows)))

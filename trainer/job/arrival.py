@@ -10,7 +10,7 @@ import sys
 
 from pserver.client.announcement import Announcement
 from trainer.communicator.departure import spelled
-from trainer.role import RoleMaker
+from trainer.role import Connection, RoleMaker
 from trainer.termination import REASON, termination
 
 
@@ -26,7 +26,12 @@ class Arrival:
 
     def __init__(self, role: RoleMaker) -> None:
         self.incarnation = secrets.token_hex(8)
-        self._announcement = Announcement(role.server_endpoints, role.trainer_id, self.incarnation)
+        self._announcement = Announcement(
+            role.server_endpoints,
+            role.trainer_id,
+            self.incarnation,
+            Connection.from_environment().access,
+        )
         termination.add(self._announcement.failed)
         atexit.register(self._abandoned)
 

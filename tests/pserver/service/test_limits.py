@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from pserver.config import ServerConfig, split_endpoint
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.errors import GarbledStream, PServerError, Refused
 from pserver.service.server import Server
 from pserver.transport import grpc_stream

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pserver.config import ServerConfig, split_endpoint
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.errors import Draining, Refused, ServerLost, TrainerLost, Unreachable
 from pserver.malloc import keep_memory
 from pserver.service import server as server_module

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from pserver.config import ServerConfig
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.errors import ServerLost
 from pserver.service.server import Server
 from pserver.wire_pb2 import (
@@ -31,7 +31,8 @@ def process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert running.stdout is not None
         line = running.stdout.readline()
         ready = re.fullmatch(
-            r"pserver ready at (127\.0\.0\.1:\d+) \((?:shm, )?tcp \d+, grpc\)\n", line
+            r"pserver ready at (127\.0\.0\.1:\d+) \((?:shm, )?tcp \d+, grpc\), open to this host\n",
+            line,
         )
         assert ready, line
         yield running, ready[1]

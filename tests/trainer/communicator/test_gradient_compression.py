@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from rich.console import Console
 
 from pserver.config import ServerConfig
-from pserver.control import ControlClient
+from pserver.control.control_client import ControlClient
 from pserver.launcher import status
 from pserver.service.server import Server
 from pserver.wire_pb2 import StatusRequest

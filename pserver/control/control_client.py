@@ -1,39 +1,29 @@
-"""The control calls of protos/pserver/wire.proto over gRPC: the service, and a client with timeouts
-and retries.
-
-No call has any logic here: the service passes each
-request to the job's method of the same name.
-"""
+"""Control calls to one server, with timeouts, retries and proofs."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pserver import wire_pb2 as wire
 from pserver.config import split_endpoint
+from pserver.control.calls import CALLS
+from pserver.control.rpc_errors import from_rpc_error, named
 from pserver.errors import PServerError, Unreachable
-from pserver.limits import Limits
 from pserver.polling import poll
-from pserver.repeated_lines import LimitedLog
-from pserver.rpc_errors import abort_with, from_rpc_error, named
-from pserver.transport.call_threads import Answer, CallThreads
+from pserver.security import call_proof
+from pserver.security.access import OPEN, Access
+from pserver.security.question import Question
 from pserver.transport.dialled_channel import DialledChannel
-from pserver.transport.endpoint import check_free, spell
-from pserver.transport.grpc_stream import SERVICE, Exchanges, server_options
-from pserver.transport.health_service import HealthService
+from pserver.transport.grpc_stream import SERVICE
 
 log = logging.getLogger(__name__)
-of_grpc = LimitedLog(log)  # messages that are none, to reflection for one
-GRPC_LOGGERS = ("grpc._common", "grpc._server")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries
 LEAVE_SECONDS = 3.0
@@ -42,7 +32,6 @@ FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
 # again over a new connection
 PROMPT_CALLS = frozenset({"Join", "Leave", "Rendezvous", "Status", "Drain"})
 TRIES = 3
-REFLECTION_THREADS = 4
 # of a connection that no error of ours has come over: it broke, or brought what is no message
 BROKEN = frozenset(
     {
@@ -54,136 +43,6 @@ BROKEN = frozenset(
 )
 
 Reply = TypeVar("Reply", bound=Message)
-
-CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
-    "Join": ("join", wire.JoinRequest, wire.JoinReply),
-    "Install": ("install", wire.InstallRequest, wire.InstallReply),
-    "Heartbeat": ("heartbeat", wire.HeartbeatRequest, wire.HeartbeatReply),
-    "Announce": ("announce", wire.AnnounceRequest, wire.AnnounceReply),
-    "Finish": ("finish", wire.FinishRequest, wire.FinishReply),
-    "Leave": ("leave", wire.LeaveRequest, wire.LeaveReply),
-    "Barrier": ("barrier", wire.BarrierRequest, wire.BarrierReply),
-    "Rendezvous": ("rendezvous", wire.RendezvousRequest, wire.RendezvousReply),
-    "Save": ("save", wire.SaveRequest, wire.SaveReply),
-    "Load": ("load", wire.LoadRequest, wire.LoadReply),
-    "Shrink": ("shrink", wire.ShrinkRequest, wire.ShrinkReply),
-    "Status": ("status", wire.StatusRequest, wire.StatusReply),
-    "Drain": ("drain", wire.DrainRequest, wire.DrainReply),
-    "Observe": ("observe", wire.ObserveRequest, wire.ObserveReply),
-    "Reset": ("reset", wire.ResetRequest, wire.ResetReply),
-}
-
-
-class Controlled(Protocol):
-    """The object that answers control calls, with one method for each: a job, or a test's double.
-
-    Each method may be called from any thread, and raises PServerError or ValueError.
-    """
-
-    def join(self, request: wire.JoinRequest, /) -> wire.JoinReply: ...
-    def install(self, request: wire.InstallRequest, /) -> wire.InstallReply: ...
-    def heartbeat(self, request: wire.HeartbeatRequest, /) -> wire.HeartbeatReply: ...
-    def announce(self, request: wire.AnnounceRequest, /) -> wire.AnnounceReply: ...
-    def finish(self, request: wire.FinishRequest, /) -> wire.FinishReply: ...
-    def leave(self, request: wire.LeaveRequest, /) -> wire.LeaveReply: ...
-    def barrier(self, request: wire.BarrierRequest, /) -> wire.BarrierReply: ...
-    def rendezvous(self, request: wire.RendezvousRequest, /) -> wire.RendezvousReply: ...
-    def save(self, request: wire.SaveRequest, /) -> wire.SaveReply: ...
-    def load(self, request: wire.LoadRequest, /) -> wire.LoadReply: ...
-    def shrink(self, request: wire.ShrinkRequest, /) -> wire.ShrinkReply: ...
-    def status(self, request: wire.StatusRequest, /) -> wire.StatusReply: ...
-    def drain(self, request: wire.DrainRequest, /) -> wire.DrainReply: ...
-    def observe(self, request: wire.ObserveRequest, /) -> wire.ObserveReply: ...
-    def reset(self, request: wire.ResetRequest, /) -> wire.ResetReply: ...
-
-
-# ---- the service ----
-
-
-class ControlServer:
-    """A gRPC server of control calls, health checks, reflection and (where offered) tensor streams.
-
-    It binds its port at once and answers after :meth:`start`.
-
-    Args:
-        host, port: where to listen; port 0 is any free one.
-        limits: what it takes from its peers.
-
-    Attributes:
-        port: the one that it is bound to.
-
-    Raises:
-        OSError: it cannot listen there; one sentence.
-    """
-
-    def __init__(self, host: str, port: int, limits: Limits = Limits()) -> None:  # noqa: B008  # frozen
-        check_free(host, port)
-        # of reflection, whose calls may last; all others have threads of their own
-        self._pool = ThreadPoolExecutor(REFLECTION_THREADS, thread_name_prefix="reflection")
-        self._server = grpc.server(self._pool, options=server_options(limits))
-        self._threads = CallThreads(limits)
-        self._health = HealthService()
-        self._exchanges: Exchanges | None = None
-        try:
-            self.port: int = self._server.add_insecure_port(spell(host, port))
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {spell(host, port)}: {error}") from error
-
-    def start(self, job: Controlled, exchanges: Exchanges | None) -> None:
-        """Answers calls from here on, with the methods of ``job``."""
-        methods = {
-            name: self._threads.handler(name, _answering(getattr(job, method), request.FromString))
-            for name, (method, request, _) in CALLS.items()
-        }
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, methods),)
-        )
-        self._health.add_to(self._server, self._threads)
-        self._exchanges = exchanges
-        for name in GRPC_LOGGERS:
-            logging.getLogger(name).addFilter(of_grpc.filter)
-        if exchanges is not None:
-            exchanges.add_to(self._server)
-        reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-        )
-        self._server.start()
-        for service in ("", SERVICE):
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-
-    def drain(self) -> None:
-        """Makes health checks say that the server takes no new clients; it still answers calls."""
-        self._health.enter_graceful_shutdown()
-
-    def end_late(self) -> None:
-        """Ends calls whose message has not come in time; somebody calls it now and then."""
-        self._threads.end_late()
-
-    def stop(self, grace_seconds: float) -> None:
-        """Refuses new calls, gives running ones ``grace_seconds`` to end, then cancels them."""
-        self._health.enter_graceful_shutdown()
-        self._server.stop(grace_seconds).wait(grace_seconds + 1)
-        self._threads.close()
-        self._pool.shutdown(wait=False)
-        if self._exchanges is not None:
-            self._exchanges.end_threads()
-
-
-def _answering(method: Any, parse: Callable[[bytes], Message]) -> Answer:
-    def answer(received: bytes, context: grpc.ServicerContext) -> Message:
-        try:
-            reply: Message = method(parse(received))
-            return reply
-        except DecodeError as error:  # without an error's name: the caller tries again
-            context.abort(grpc.StatusCode.INTERNAL, str(error))
-            raise AssertionError("abort returns") from error  # it raises
-        except Exception as error:
-            abort_with(context, error)
-
-    return answer
-
-
-# ---- the client ----
 
 
 class ControlClient:
@@ -206,10 +65,14 @@ class ControlClient:
         endpoint: HOST:PORT.
         timeout_seconds: the timeout of a call that is given none.
         name: of the server in errors, its endpoint where nothing is given.
+        access: what is proved to the server, and asked of it, with each call.
     """
 
-    def __init__(self, endpoint: str, timeout_seconds: float, name: str = "") -> None:
+    def __init__(
+        self, endpoint: str, timeout_seconds: float, name: str = "", access: Access = OPEN
+    ) -> None:
         self.endpoint = endpoint
+        self._access = access
         self._name = name or endpoint
         self._timeout = timeout_seconds
         self._dialled = DialledChannel(*split_endpoint(endpoint))
@@ -394,13 +257,38 @@ class ControlClient:
                 return reply
 
     def _ask(self, channel: grpc.Channel, name: str, request: Message, timeout: float) -> Message:
-        """One try of the call of that name."""
-        _, asked, answered = CALLS[name]
-        call = channel.unary_unary(
-            f"/{SERVICE}/{name}", asked.SerializeToString, answered.FromString
-        )
-        reply: Message = call(request, timeout=timeout)
+        """One try of the call of that name, which a challenge precedes where there is a key."""
+        _, _, answered = CALLS[name]
+        said = request.SerializeToString()
+        deadline = time.monotonic() + timeout
+        metadata = self._proof(channel, name, said, timeout)
+        left = max(deadline - time.monotonic(), 0.001)
+        call = channel.unary_unary(f"/{SERVICE}/{name}", None, answered.FromString)
+        reply: Message = call(said, timeout=left, metadata=metadata)
         return reply
+
+    def _proof(
+        self, channel: grpc.Channel, name: str, said: bytes, timeout: float
+    ) -> call_proof.Metadata:
+        """What goes with a call.  The server has proved itself by then: it has heard a random
+        number, and nothing else.
+
+        Raises:
+            NotAllowed: it is no server of this job.
+        """
+        if self._access.secret is None:
+            return ()
+        _, port = split_endpoint(self.endpoint)
+        question = Question(self._access.secret, port, self._name)
+        challenge = channel.unary_unary(
+            f"/{SERVICE}/Challenge",
+            wire.ChallengeRequest.SerializeToString,
+            wire.ChallengeReply.FromString,
+        )
+        asked = wire.ChallengeRequest(nonce=question.nonce, role=question.role)
+        reply = challenge(asked, timeout=timeout)
+        question.answered(reply.nonce, reply.proof)
+        return call_proof.to_metadata(question.proof(name, said))
 
     def _failure(self, error: Exception, name: str) -> tuple[PServerError, bool]:
         """The error that a try has ended with, and whether another try may help."""

@@ -1,0 +1,154 @@
+"""The service of control calls over gRPC, with health checks and reflection.
+
+No call has any logic here: the service passes each request to the job's method of the same name,
+when the caller has proved that he may ask: see ``pserver/security``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from pserver import wire_pb2 as wire
+from pserver.control.calls import CALLS, Controlled
+from pserver.control.rpc_errors import abort_with
+from pserver.errors import PServerError
+from pserver.limits import Limits
+from pserver.repeated_lines import LimitedLog
+from pserver.security import call_proof, permissions
+from pserver.security.access import OPEN, Access
+from pserver.security.guard import Guard, check
+from pserver.security.nonces import Stale
+from pserver.transport.call_threads import Answer, CallThreads
+from pserver.transport.endpoint import check_free, of_peer, spell
+from pserver.transport.grpc_stream import SERVICE, Exchanges, server_options
+from pserver.transport.health_service import HealthService
+
+log = logging.getLogger(__name__)
+of_grpc = LimitedLog(log)  # messages that are none, to reflection for one
+GRPC_LOGGERS = ("grpc._common", "grpc._server")
+
+REFLECTION_THREADS = 4
+
+
+class ControlServer:
+    """A gRPC server of control calls, health checks, reflection and (where offered) tensor streams.
+
+    It binds its port at once and answers after :meth:`start`.
+
+    Args:
+        host, port: where to listen; port 0 is any free one.
+        access: what it asks of callers.
+        limits: what it takes from its peers.
+
+    Attributes:
+        port: the one that it is bound to.
+        guard: whom it lets in, on the port's streams too.
+
+    Raises:
+        OSError: it cannot listen there; one sentence.
+        ValueError: the access has a trainer's key.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        access: Access = OPEN,
+        limits: Limits = Limits(),  # noqa: B008  # frozen
+    ) -> None:
+        check_free(host, port)
+        # of reflection, whose calls may last; all others have threads of their own
+        self._pool = ThreadPoolExecutor(REFLECTION_THREADS, thread_name_prefix="reflection")
+        self._server = grpc.server(self._pool, options=server_options(limits))
+        self._threads = CallThreads(limits)
+        self._health = HealthService()
+        self._exchanges: Exchanges | None = None
+        try:
+            self.port: int = self._server.add_insecure_port(spell(host, port))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {spell(host, port)}: {error}") from error
+        self.guard = Guard(access, self.port)
+
+    def start(self, job: Controlled, exchanges: Exchanges | None) -> None:
+        """Answers calls from here on, with the methods of ``job``."""
+        methods = {
+            name: self._threads.handler(name, self._answering(name, getattr(job, method)))
+            for name, (method, _, _) in CALLS.items()
+        }
+        methods["Challenge"] = self._threads.handler("Challenge", self._challenge)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, methods),)
+        )
+        self._health.add_to(self._server, self._threads)
+        self._exchanges = exchanges
+        for name in GRPC_LOGGERS:
+            logging.getLogger(name).addFilter(of_grpc.filter)
+        if exchanges is not None:
+            exchanges.add_to(self._server)
+        if self.guard.is_open:  # tools that ask for it have no key
+            reflection.enable_server_reflection(
+                (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            )
+        self._server.start()
+        for service in ("", SERVICE):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def drain(self) -> None:
+        """Makes health checks say that the server takes no new clients; it still answers calls."""
+        self._health.enter_graceful_shutdown()
+
+    def end_late(self) -> None:
+        """Ends calls whose message has not come in time; somebody calls it now and then."""
+        self._threads.end_late()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Refuses new calls, gives running ones ``grace_seconds`` to end, then cancels them."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_seconds).wait(grace_seconds + 1)
+        self._threads.close()
+        self._pool.shutdown(wait=False)
+        if self._exchanges is not None:
+            self._exchanges.end_threads()
+
+    def _challenge(self, received: bytes, context: grpc.ServicerContext) -> Message:
+        request = wire.ChallengeRequest.FromString(received)
+        try:
+            nonce, proof = self.guard.answer(request.role, request.nonce)
+        except PServerError as error:
+            abort_with(context, error)
+        return wire.ChallengeReply(nonce=nonce, proof=proof)
+
+    def _answering(self, name: str, method: Callable[[Any], Message]) -> Answer:
+        def answer(received: bytes, context: grpc.ServicerContext) -> Message:
+            try:
+                return method(self._admitted(name, received, context))
+            except (Stale, DecodeError) as error:
+                stale = isinstance(error, Stale)
+                # without an error's name: the caller tries again
+                status = grpc.StatusCode.UNAVAILABLE if stale else grpc.StatusCode.INTERNAL
+                context.abort(status, str(error))
+                raise AssertionError("abort returns") from error  # it raises
+            except Exception as error:
+                abort_with(context, error)
+
+        return answer
+
+    def _admitted(self, name: str, received: bytes, context: grpc.ServicerContext) -> Message:
+        """The request, if whoever makes it may."""
+        _, kind, _ = CALLS[name]
+        proof = call_proof.from_metadata(context.invocation_metadata())
+        role = self.guard.admit(name, received, proof)
+        request = kind.FromString(received)
+        check(role, permissions.role_for_call(name, request), name)
+        if permissions.is_logged(name, request):
+            key = "without a key" if self.guard.is_open else f"with the {role.word}'s key"
+            log.info("%s, %s, from %s", name, key, of_peer(context.peer()))
+        return request

@@ -1,0 +1,88 @@
+"""The one table of who may do what: every call and every kind of frame of wire.proto, and the role
+that it needs.
+
+A call or a kind without a row is refused to everybody; a test holds the table against wire.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pserver.security.role import Role
+
+CALLS: Mapping[str, Role] = {
+    "Challenge": Role.NOBODY,
+    "Join": Role.TRAINER,
+    "Install": Role.TRAINER,
+    "Heartbeat": Role.TRAINER,
+    "Announce": Role.TRAINER,
+    "Finish": Role.TRAINER,
+    "Leave": Role.TRAINER,
+    "Barrier": Role.TRAINER,
+    "Rendezvous": Role.TRAINER,
+    "Save": Role.TRAINER,
+    "Load": Role.TRAINER,
+    "Shrink": Role.TRAINER,
+    "Status": Role.TRAINER,
+    "Drain": Role.OPERATOR,
+    "Observe": Role.OPERATOR,
+    "Reset": Role.OPERATOR,
+    "Exchange": Role.NOBODY,  # its frames are in the table below
+}
+
+# Calls of trainers that need an operator's key where the request says more.
+OPERATOR_WHERE: Mapping[str, Callable[[Any], bool]] = {
+    # a path of the caller's choice; without one the server's own directory is meant
+    "Save": lambda request: bool(request.path),
+    "Load": lambda request: bool(request.path),
+    # the end of a process that does not speak for itself
+    "Announce": lambda request: bool(request.failure) and not request.incarnation,
+}
+
+FRAMES: Mapping[str, Role] = {
+    "UNKNOWN": Role.SERVER,
+    "HELLO": Role.NOBODY,  # with it a client proves its role
+    "VALUE": Role.TRAINER,
+    "GRADIENT": Role.TRAINER,
+    "COMMIT": Role.TRAINER,
+    "NORMS": Role.SERVER,
+    "SCALE": Role.TRAINER,
+    "PULL": Role.TRAINER,
+    "DONE": Role.SERVER,
+    "FAILURE": Role.SERVER,
+    "DRAIN": Role.SERVER,
+    "BYE": Role.TRAINER,
+    "PROBE": Role.TRAINER,
+    "ROWS": Role.TRAINER,
+    "LOOKUP": Role.TRAINER,
+    "SCAN": Role.TRAINER,
+    "ASSIGN": Role.TRAINER,
+    "CHECKSUM": Role.TRAINER,
+}
+
+
+def role_for_call(name: str, request: Any) -> Role:
+    """The role that a call needs.
+
+    Args:
+        name: of the call: "Join".
+        request: its message.
+    """
+    more = OPERATOR_WHERE.get(name)
+    if more is not None and more(request):
+        return Role.OPERATOR
+    return CALLS.get(name, Role.SERVER)
+
+
+def is_logged(name: str, request: Any) -> bool:
+    """Whether a call is an operator's, of which the log tells; an observer's only when it begins,
+    as it is repeated each second.
+    """
+    begins = name != "Observe" or not request.session
+    return begins and role_for_call(name, request) is Role.OPERATOR
+
+
+def role_for_frame(kind: str) -> Role:
+    """The role that a frame of this kind needs: "GRADIENT"."""
+    return FRAMES.get(kind, Role.SERVER)
