@@ -21,15 +21,12 @@ from transpiler.program import Program
 from transpiler.verify.verify import run, verify
 
 
-def trainer_program(
-    program: Program, deployment: Deployment, runtime_split_send_recv: bool = False
-) -> Program:
+def trainer_program(program: Program, deployment: Deployment) -> Program:
     """A trainer's main program.
 
     Args:
         program: the single-node main program.
         deployment: this trainer's.
-        runtime_split_send_recv: no split and concat ops; send and recv carry the sections.
 
     Raises:
         IllegalProgram: the program violates an invariant, or a gradient has no op that produces it.
@@ -37,19 +34,16 @@ def trainer_program(
     return run(
         replace(program, deployment=deployment),
         deployment.plan,
-        trainer_passes(runtime_split_send_recv),
+        trainer_passes(deployment.runtime_split_send_recv),
     )
 
 
-def trainer_startup(
-    startup: Program, deployment: Deployment, runtime_split_send_recv: bool = False
-) -> Program:
+def trainer_startup(startup: Program, deployment: Deployment) -> Program:
     """A trainer's startup program.
 
     Args:
         startup: the single-node startup program.
         deployment: this trainer's.
-        runtime_split_send_recv: as in :func:`trainer_program`.
 
     Raises:
         IllegalProgram: the startup program initialises other variables than the plan places.
@@ -57,7 +51,7 @@ def trainer_startup(
     return run(
         replace(startup, deployment=deployment),
         deployment.plan,
-        trainer_startup_passes(runtime_split_send_recv),
+        trainer_startup_passes(deployment.runtime_split_send_recv),
     )
 
 

@@ -3,6 +3,7 @@
 What ``transpile`` does, in order::
 
     check_effects     the configuration and the arguments fit together     distribute_config.py
+    choices_of        the lanes, by the configuration or a strategy        strategy/from_config.py
     plan_program      which server holds what, decided once                program_planner.py
     trainer_program   the passes of a trainer, verified after each pass    cluster_programs.py
     pserver_program   the passes of each server, likewise                  cluster_programs.py
@@ -32,13 +33,14 @@ from transpiler.collective import (
 )
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.ir.graph import Block, Op, Role, Storage, freeze
-from transpiler.plan.lane_plan import uniform
 from transpiler.plan.modes import MODES
-from transpiler.plan.plan import Deployment, Lane, Plan
+from transpiler.plan.plan import Deployment, Plan
 from transpiler.plan.planner import plan_parameters
 from transpiler.plan.setting import check_flag
 from transpiler.program import Program
 from transpiler.program_planner import plan_program
+from transpiler.strategy.from_config import Choices, choices_of
+from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.tracing.default_programs import (
     default_main_program,
     default_startup_program,
@@ -227,6 +229,7 @@ class DistributeTranspiler:
         sync_mode: bool | None = None,
         startup_program: Program | None = None,
         current_endpoint: str = ENDPOINT,
+        strategy: DistributedStrategy | None = None,
     ) -> None:
         """Plans the job and makes the trainer's main program.  The given programs stay unchanged.
 
@@ -242,15 +245,21 @@ class DistributeTranspiler:
                 ``program``.
             current_endpoint: this trainer's endpoint, in a mode without servers; other modes ignore
                 it.
+            strategy: says the modes, as in ``fleet``, and leads to the same plan; None: the
+                configuration says them.
 
         Raises:
             TypeError: an argument has another type.
             ValueError: a number is out of range, an endpoint is malformed, the configuration
-                contradicts ``sync_mode`` or itself or has a field without effect, an optimizer
-                cannot be sliced, or the startup program is another program's.
+                contradicts ``sync_mode`` or ``strategy`` or itself, a setting has no effect, an
+                optimizer cannot be sliced, or the startup program is another program's.
         """
         self.config.check_effects()
         if not self.config.has_servers:
+            if strategy is not None:
+                raise ValueError(
+                    f"strategy: expected none with mode={self.config.mode!r}, which has no servers"
+                )
             self._made = self._collective(
                 trainer_id,
                 program,
@@ -261,15 +270,24 @@ class DistributeTranspiler:
                 current_endpoint,
             )
             return
-        lane, endpoints = self.config.lane(sync_mode), parse_endpoints(pservers)
+        chosen = choices_of(self.config, sync_mode, strategy)
+        endpoints = parse_endpoints(pservers)
         parse_endpoints(current_endpoint, "current_endpoint")
         trainers = _whole_number("trainers", trainers, 1)
         trainer_id = _whole_number("trainer_id", trainer_id, 0, trainers)
         program, startup = _programs(program, startup_program)
-        plan = self._plan(program, lane, trainers, len(endpoints))
+        plan = self._plan(program, chosen, trainers, len(endpoints))
         _check_belongs(plan, startup)
-        deployment = Deployment(plan, endpoints, trainer_id, None, self.config.wait_port)
-        main = trainer_program(program, deployment, self.config.runtime_split_send_recv)
+        deployment = Deployment(
+            plan,
+            endpoints,
+            trainer_id,
+            None,
+            chosen.wait_port,
+            chosen.runtime_split_send_recv,
+            chosen.soft_wait_ms,
+        )
+        main = trainer_program(program, deployment)
         verify_servers(
             [pserver_program(deployment.of_server(index)) for index in range(plan.servers)], plan
         )
@@ -309,17 +327,24 @@ class DistributeTranspiler:
             set_default_trainer(made.main)
         return made
 
-    def _plan(self, program: Program, lane: Lane, trainers: int, servers: int) -> Plan:
+    def _plan(self, program: Program, chosen: Choices, trainers: int, servers: int) -> Plan:
         config = self.config
         plan = plan_program(
             program,
-            lanes=uniform(lane),
+            lanes=chosen.lanes,
             trainers=trainers,
             servers=servers,
             min_block_size=config.min_block_size,
             slice_var_up=config.slice_var_up,
             split_method=config.split_method,
+            compression=config.compression,
         )
+        if chosen.overlap and plan.clip is not None and plan.clip.kind != "value":
+            if not plan.clips_on_servers:
+                raise ValueError(
+                    "overlap: gradients cannot leave early where grad_clip needs all of them on "
+                    "the trainer"
+                )
         self._log(plan)
         return plan
 
@@ -358,7 +383,7 @@ class DistributeTranspiler:
         made, waits = self._transpiled(), check_flag("wait_port", wait_port)
         return replace(
             made.main,
-            deployment=replace(made.deployment, wait_port=waits and self.config.wait_port),
+            deployment=replace(made.deployment, wait_port=waits and made.deployment.wait_port),
         )
 
     def get_pserver_program(self, endpoint: str) -> Program:
@@ -409,7 +434,7 @@ class DistributeTranspiler:
         if endpoint is None and made.deployment.plan.collective is not None:
             return collective_startup(startup, made.deployment)
         if endpoint is None:
-            return trainer_startup(startup, made.deployment, self.config.runtime_split_send_recv)
+            return trainer_startup(startup, made.deployment)
         return pserver_startup(self._server(endpoint), self._storage(startup))
 
     def _storage(self, startup: Program) -> Storage | None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from transpiler.plan.lane_plan import AUTO
 from transpiler.plan.lane_settings import A_SYNC_CONFIGS
-from transpiler.plan.modes import ASYNC, GEO, HALF_ASYNC, SYNC
 from transpiler.plan.placement import Dispatcher, RoundRobin
-from transpiler.plan.plan import Lane
+from transpiler.plan.plan import COMPRESSIONS
 from transpiler.plan.setting import (
     Kind,
     Setting,
     count,
+    dict_from_patterns,
     flag,
     optional,
     refuse_name,
@@ -43,8 +44,23 @@ def _dispatcher() -> Kind:
     return Kind("class", "with a method dispatch", check)
 
 
+# Keys of a strategy that are fields of the same name.  Embeddings move before a model is captured.
+LANE_FIELDS = tuple(key for key in A_SYNC_CONFIGS if key != "embeddings")
+# Where a field's default is not the strategy's: without a strategy a program's steps wait for
+# their own results.
+_DEFAULTS = {"send_queue_size": 1}
+
 # What each field does: the attributes of DistributeTranspilerConfig.
 FIELDS = table(
+    *(
+        replace(
+            A_SYNC_CONFIGS[key],
+            default=_DEFAULTS.get(key, A_SYNC_CONFIGS[key].default),
+            modes=_WITH_SERVERS,
+            lane="",
+        )
+        for key in LANE_FIELDS
+    ),
     Setting("slice_var_up", True, flag(), modes=_WITH_SERVERS),
     Setting("split_method", RoundRobin, _dispatcher(), modes=_WITH_SERVERS),
     Setting("min_block_size", 8192, count(most=math.inf), modes=_WITH_SERVERS),
@@ -52,14 +68,16 @@ FIELDS = table(
     Setting("enable_dc_asgd", False, flag(), modes=_WITH_SERVERS),
     Setting("print_log", False, flag(), modes=_EVERY),
     Setting("wait_port", True, flag(), modes=_EVERY),
-    Setting("runtime_split_send_recv", False, flag(), modes=_WITH_SERVERS),
     Setting("sync_mode", True, flag(), modes=_EVERY),
-    Setting("half_async", False, flag(), modes=_WITH_SERVERS),
     Setting("completely_not_async", False, flag(), modes=_WITH_SERVERS),
     Setting("geo_sgd_mode", False, flag(), modes=_WITH_SERVERS),
     Setting("geo_sgd_need_push_nums", 100, count(), modes=_WITH_SERVERS),
-    Setting("nonfinite", "auto", A_SYNC_CONFIGS["nonfinite"].kind, modes=_WITH_SERVERS),
-    Setting("buffers", "trainer0", A_SYNC_CONFIGS["buffers"].kind, modes=_WITH_SERVERS),
+    Setting(
+        "compression",
+        MappingProxyType({}),
+        dict_from_patterns(text(*COMPRESSIONS), "a dict from patterns of names to schemes"),
+        modes=_WITH_SERVERS,
+    ),
     Setting("nccl_comm_num", 1, count(), modes=_WITHOUT),
     Setting("use_hierarchical_allreduce", False, flag(), modes=_WITHOUT),
     Setting("hierarchical_allreduce_inter_nranks", 0, count(least=0), modes=_WITHOUT),
@@ -74,13 +92,12 @@ _EXCLUDE = (
     ("geo_sgd_mode", "half_async"),
     ("geo_sgd_mode", "enable_dc_asgd"),
     ("geo_sgd_mode", "completely_not_async"),
-    ("geo_sgd_mode", "runtime_split_send_recv"),
+    ("geo_sgd_mode", "k_steps"),
     ("half_async", "enable_dc_asgd"),
     ("completely_not_async", "enable_dc_asgd"),
 )
-# Each of these chooses how a job runs, so that sync_mode need not be assigned beside
-# runtime_split_send_recv.
-_NOT_SYNC = ("half_async", "enable_dc_asgd", "completely_not_async")
+# Each of these chooses an asynchronous mode, so that sync_mode need not be assigned.
+NOT_SYNC = ("geo_sgd_mode", "half_async", "enable_dc_asgd", "k_steps", "dc_asgd")
 
 
 class DistributeTranspilerConfig:
@@ -107,10 +124,14 @@ class DistributeTranspilerConfig:
             that of ``sync_mode=True``.
         runtime_split_send_recv: no split and concat ops: send and recv carry the sections.  Not
             with ``sync_mode=True``.
-        nonfinite: what servers do with a step that has a NaN or an infinity in it: "refuse",
-            "apply" or "stop"; "auto" applies it in sync mode and refuses it in the others.
-        buffers: whose buffers (batch norm's running statistics) all trainers have: "trainer0",
-            "mean" or "own".
+        k_steps, max_merge_var_num, send_queue_size, independent_recv_thread, thread_pool_size,
+            min_send_grad_num_before_recv, send_wait_times, soft_wait_ms, launch_barrier, merge,
+            staleness, dc_asgd, outer_optimizer, nonfinite, buffers, modes, overlap: as the keys of
+            a strategy's ``a_sync_configs`` (docs/strategy.md).  ``send_queue_size`` is 1 unless
+            assigned: a step waits for its own result.  ``k_steps`` and ``dc_asgd`` above 0 say the
+            mode themselves.
+        compression: how gradients travel, by pattern of parameter names: "bfloat16", "float16",
+            "int8", or "" for as they are.
         mode: "pserver"; or without servers: "collective", whose programs share by themselves, and
             "nccl2", whose trainer program is the single-node one, for ``ParallelExecutor``.  A
             field without effect in the mode must keep its default.
@@ -136,6 +157,22 @@ class DistributeTranspilerConfig:
     runtime_split_send_recv: bool
     sync_mode: bool
     half_async: bool
+    k_steps: int
+    max_merge_var_num: int
+    send_queue_size: int
+    independent_recv_thread: bool
+    min_send_grad_num_before_recv: int
+    thread_pool_size: int
+    send_wait_times: int
+    soft_wait_ms: int
+    launch_barrier: bool
+    merge: str
+    staleness: int | None
+    dc_asgd: float
+    outer_optimizer: Mapping[str, Any] | None
+    modes: Mapping[str, str]
+    overlap: bool
+    compression: Mapping[str, str]
     completely_not_async: bool
     geo_sgd_mode: bool
     geo_sgd_need_push_nums: int
@@ -174,11 +211,12 @@ class DistributeTranspilerConfig:
         """Whether the mode is one of a job with servers."""
         return self.mode in _WITH_SERVERS
 
-    def lane(self, sync_mode: bool | None = None) -> Lane:
-        """The one lane of a job that is transpiled with this configuration.
+    def said(self, sync_mode: bool | None = None) -> bool | None:
+        """Whether the job is to be sync, as the configuration or ``transpile`` says; None: neither
+        says it.
 
         Args:
-            sync_mode: what ``transpile`` was given; None is as the configuration says.
+            sync_mode: what ``transpile`` was given.
 
         Raises:
             TypeError: ``sync_mode`` is no bool.
@@ -195,34 +233,29 @@ class DistributeTranspilerConfig:
             sync_mode if sync_mode is not None or not self.is_set("sync_mode") else self.sync_mode
         )
         self._check_combination(said)
-        return replace(self._lane(said), nonfinite=self.nonfinite, buffers=self.buffers)
-
-    def _lane(self, said: bool | None) -> Lane:
-        """The lane of the mode, by ``sync_mode`` as it was said."""
-        if self.geo_sgd_mode:
-            return Lane(GEO.name, k_steps=self.geo_sgd_need_push_nums)
-        if self.completely_not_async:
-            return Lane(SYNC.name)
-        if self.half_async:
-            return Lane(HALF_ASYNC.name)
-        if self.enable_dc_asgd:
-            return Lane(ASYNC.name, merge=AUTO, dc_asgd=1.0)
-        return Lane(ASYNC.name, merge=AUTO) if said is False else Lane(SYNC.name)
+        return said
 
     def _check_combination(self, sync_mode: bool | None) -> None:
         """Raises where fields contradict each other; ``sync_mode`` is None where neither the
         configuration nor ``transpile`` was given one.
         """
         found = [
-            f"{one}=True contradicts {other}=True: switch one of them off"
+            f"{one}={getattr(self, one)!r} contradicts {other}={getattr(self, other)!r}: switch "
+            "one of them off"
             for one, other in _EXCLUDE
             if getattr(self, one) and getattr(self, other)
         ]
         found += [
-            f"{name}=True contradicts sync_mode=True: assign sync_mode=False"
-            for name in ("half_async", "geo_sgd_mode", "enable_dc_asgd", "runtime_split_send_recv")
+            f"{name}={getattr(self, name)!r} contradicts sync_mode=True: assign sync_mode=False"
+            for name in (*NOT_SYNC, "runtime_split_send_recv")
             if getattr(self, name) and sync_mode
         ]
+        if self.is_set("launch_barrier") and self.is_set("wait_port"):
+            if self.launch_barrier != self.wait_port:
+                found.append(
+                    f"launch_barrier={self.launch_barrier} contradicts wait_port={self.wait_port}: "
+                    "they mean one thing"
+                )
         if (
             self.geo_sgd_need_push_nums != FIELDS["geo_sgd_need_push_nums"].default
             and not self.geo_sgd_mode
@@ -230,15 +263,6 @@ class DistributeTranspilerConfig:
             found.append(
                 f"geo_sgd_need_push_nums={self.geo_sgd_need_push_nums} has no effect with "
                 "geo_sgd_mode=False: switch it on"
-            )
-        if (
-            self.runtime_split_send_recv
-            and sync_mode is None
-            and not any(getattr(self, name) for name in (*_NOT_SYNC, "geo_sgd_mode"))
-        ):
-            found.append(
-                "runtime_split_send_recv=True contradicts sync_mode=True, its default: assign "
-                "sync_mode=False"
             )
         if found:
             raise ValueError("; ".join(found))

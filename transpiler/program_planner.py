@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from transpiler.ir.graph import Role
 from transpiler.ir.rules import Rule
 from transpiler.ir.updates import (
@@ -61,6 +63,7 @@ def plan_program(
     min_block_size: int = 8192,
     slice_var_up: bool = True,
     split_method: type[Dispatcher] = RoundRobin,
+    compression: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan of a job with servers for a single-node program.
 
@@ -68,8 +71,8 @@ def plan_program(
 
     Args:
         program: the single-node main program.
-        mode, lanes, trainers, servers, min_block_size, slice_var_up, split_method: as in
-            :func:`plan_parameters`.
+        mode, lanes, trainers, servers, min_block_size, slice_var_up, split_method, compression: as
+            in :func:`plan_parameters`.
 
     Raises:
         ValueError: as :func:`plan_parameters`; or the program has no optimizer op, or was
@@ -88,6 +91,7 @@ def plan_program(
         split_method=split_method,
         clip=clip_of(program.main),
         graph=program.fingerprint(),
+        compression=compression,
         tables=tables_of(program.main, trained=True),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pserver.service.server import Server
 from tests.support import eager_jobs
 from transpiler import DistributedStrategy
 
@@ -33,6 +34,21 @@ def joined(
 ) -> Any:
     """Has joined in the mode of these ``a_sync_configs``."""
     return eager_jobs.joined(endpoints, model, optimizer, strategy=strategy_of(**configs))
+
+
+class Held:
+    """The server's slices are locked: messages arrive, none is applied."""
+
+    def __init__(self, server: Server) -> None:
+        self._locks = server.job.installed()._locks.values()
+
+    def __enter__(self) -> None:
+        for lock in self._locks:
+            lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        for lock in self._locks:
+            lock.release()
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:

@@ -86,11 +86,11 @@ def job(mode: str = "sync", trainers: int = 2) -> dict[str, Program]:
     """The programs of a job with two servers; in the mode "run time" gradients are split there."""
     main, startup = single_node()
     plan = plan_program(main, lanes=LANES[mode], trainers=trainers, servers=2, min_block_size=6)
-    trainer = Deployment(plan, ENDPOINTS, 0)
+    trainer = Deployment(plan, ENDPOINTS, 0, runtime_split_send_recv=mode == "run time")
     server = Deployment(plan, ENDPOINTS, None, 0)
     return {
-        "trainer": trainer_program(main, trainer, mode == "run time"),
-        "trainer startup": trainer_startup(startup, trainer, mode == "run time"),
+        "trainer": trainer_program(main, trainer),
+        "trainer startup": trainer_startup(startup, trainer),
         "server": pserver_program(server),
         "server startup": pserver_startup(server),
     }

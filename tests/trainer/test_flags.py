@@ -77,8 +77,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         for name, field in FIELDS.items()
         if field.kind.type == "bool"
     },
-    "transpiler.DistributeTranspilerConfig.lane.sync_mode": lambda value: (
-        transpiler.DistributeTranspilerConfig().lane(value)
+    "transpiler.DistributeTranspilerConfig.said.sync_mode": lambda value: (
+        transpiler.DistributeTranspilerConfig().said(value)
     ),
 }
 OF_PROGRAMS = {

@@ -115,6 +115,8 @@ class Executor:
             return []
         fetches = check_fetches(program, fetch_list)
         loaded = self._load(program)
+        for runtime in self._runtimes:
+            runtime.refresh()
         values: dict[str, Any] = {
             **loaded.tensors,
             **loaded.tables,
@@ -127,6 +129,18 @@ class Executor:
             self._runtime(program, program.deployment).finish_row_lanes()
         self._scope.update((name, loaded.tensors[name]) for name in loaded.binds)
         return [fetched(program, name, values, loaded.tensors, loaded.updates) for name in fetches]
+
+    def flush(self) -> None:
+        """Waits until the servers have applied all that this Executor has sent, and receives their
+        parameters: before a model is evaluated, where a queue runs ahead.
+
+        In the k-step modes the trainer's own parameters stay its own.
+
+        Raises:
+            PServerError: the job cannot go on.
+        """
+        for runtime in self._runtimes:
+            runtime.flush()
 
     def close(self) -> None:
         """Sends what still waits to be sent, leaves the job when every trainer has finished, and

@@ -2,8 +2,10 @@
 
 In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for what comes back; an
 async program has neither, and its first ``recv`` does both, as does the one ``send`` of a k-step
-program.  Parameters arrive in the module's own memory, so ``recv`` names what has arrived there,
-and ``concat`` finds its slices in their places already.
+program.  In a program of several lanes the step is one: every lane closes it where its own op
+stands, and it is finished when all have closed it.  Whether that waits for a result is the lane's
+affair: a queue has room.  Parameters arrive in the module's own memory, so ``recv`` names what has
+arrived there, and ``concat`` finds its slices in their places already.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 
 from pserver.client.channel import Hparams
 from trainer.communicator.communicator import Communicator
+from trainer.communicator.options import SendOptions
 from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Storage, refs
 from transpiler.ir.rules import ROW_RULES, RULES, Hparam, hparams_of
@@ -40,6 +43,7 @@ class PServerRuntime:
     def __init__(self, program: Program, storage: Storage) -> None:
         assert program.deployment is not None, "a single-node program has no runtime"
         self._deployment = program.deployment
+        self._lanes = range(len(program.deployment.plan.lanes))
         self._storage = storage
         self._tables: ServedTables | None = None
         _note_what_servers_hold(program.deployment.plan, storage)
@@ -50,7 +54,13 @@ class PServerRuntime:
             self._tables = ServedTables(program.deployment.plan, storage, lambda: self.communicator)
         rows = None if self._tables is None else self._tables.start_rows()
         self._communicator = Communicator(
-            program.deployment, storage.tensors, storage.optimizer, start_rows=rows
+            program.deployment,
+            storage.tensors,
+            storage.optimizer,
+            start_rows=rows,
+            options=SendOptions(
+                program.deployment.runtime_split_send_recv, program.deployment.soft_wait_ms
+            ),
         )
         self._started = False
 
@@ -84,20 +94,25 @@ class PServerRuntime:
         """The values of the tables' variables, by name."""
         return {} if self._tables is None else self._tables.handles
 
+    def refresh(self) -> None:
+        """Before a program runs: takes in what a receiving thread has fetched meanwhile."""
+        lanes = self._deployment.plan.lanes
+        if self._started and any(lane.independent_recv_thread for lane in lanes):
+            self.communicator.refresh()
+
+    def flush(self) -> None:
+        """Waits until everything sent has been applied, and receives the servers' parameters."""
+        if self._started:
+            self.communicator.flush()
+
     def finish_row_lanes(self) -> None:
         """Ends, after a program has run, the step of every lane that has sent rows and receives no
         parameters: it has no ``recv`` that would end the step.
         """
-        lanes = range(len(self._deployment.plan.lanes))
-        if not self._started:
-            return
-        self._close(
-            index
-            for index in lanes
-            if self.communicator.has_sent(index) and self._kind(index).ends_at_recv
-        )
-        if any(self.communicator.is_closed(index) for index in lanes):
-            self._finish()
+        if self._started:
+            self._close_received()
+            if any(map(self.communicator.is_closed, self._lanes)):
+                self._finish()
 
     def pull_weights(self) -> None:
         """Copies the servers' rows back into the weights that they came from."""
@@ -134,7 +149,8 @@ class PServerRuntime:
         if "delta" in op.arguments:  # the optimizer ops before it have stepped
             held = plan.table(first) if first in self.tables else plan.placement(first)
             self._close([held.lane])
-            self._finish()
+            if all(map(self.communicator.is_closed, self._lanes)):
+                self._finish()  # nothing is received that would end the step
             return ()
         placement = plan.placement(program.main.variables[first].of or first)
         if len(x) < len(placement.slices):  # split here, at run time
@@ -152,19 +168,24 @@ class PServerRuntime:
         if chosen := list(lanes):
             self.communicator.close_step(self._hparams(), lanes=chosen)
 
+    def _close_received(self) -> None:
+        """Closes the step in every lane that has sent something and that ends at a recv."""
+        self._close(
+            index
+            for index in self._lanes
+            if self._kind(index).ends_at_recv and self.communicator.has_sent(index)
+        )
+
     def _send_barrier(self, op: Op, **_: Any) -> tuple[()]:
         barrier = Barrier.LOCAL if op.arguments.get("half_async") else Barrier.ALL
-        lanes = range(len(self._deployment.plan.lanes))
-        self._close(index for index in lanes if self._kind(index).send_barrier is barrier)
+        self._close(index for index in self._lanes if self._kind(index).send_barrier is barrier)
         return ()
 
     def _recv(self, op: Op, param: str, **_: Any) -> Any:
         placement = self._deployment.plan.placement(param)
-        lane = placement.lane
-        if self._kind(lane).ends_at_recv:
-            if self.communicator.has_sent(lane):
-                self._close([lane])
-            if self.communicator.is_closed(lane):
+        if self._kind(placement.lane).ends_at_recv:
+            self._close_received()
+            if self.communicator.is_closed(placement.lane):
                 self._finish()
         whole = self._storage.tensors[param]
         if len(op.outputs) == 1:

@@ -8,7 +8,10 @@ from dataclasses import asdict, fields
 from transpiler import program_pb2 as pb
 from transpiler.formats.table_message import table_from_proto, table_to_proto
 from transpiler.ir.rules import Clip, Hparam, Rule
+from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.plan import UNSAID, Collective, Deployment, Lane, Placement, Plan, Slice
+
+SOFT_WAIT: int = A_SYNC_CONFIGS["soft_wait_ms"].default  # a message leaves it out
 
 
 def hparams_to_proto(hparams: Mapping[str, Hparam]) -> dict[str, pb.Hparam]:
@@ -162,6 +165,8 @@ def deployment_to_proto(deployment: Deployment) -> pb.Deployment:
         trainer_id=-1 if deployment.trainer_id is None else deployment.trainer_id,
         server_index=-1 if deployment.server_index is None else deployment.server_index,
         wait_port=deployment.wait_port,
+        runtime_split_send_recv=deployment.runtime_split_send_recv,
+        soft_wait_ms=None if deployment.soft_wait_ms == SOFT_WAIT else deployment.soft_wait_ms,
     )
 
 
@@ -182,4 +187,6 @@ def deployment_from_proto(message: pb.Deployment) -> Deployment:
         None if message.trainer_id == -1 else message.trainer_id,
         None if message.server_index == -1 else message.server_index,
         message.wait_port,
+        message.runtime_split_send_recv,
+        message.soft_wait_ms if message.HasField("soft_wait_ms") else SOFT_WAIT,
     )

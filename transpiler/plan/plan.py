@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Table
+from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.modes import CollectiveMode, Mode, collective_mode_of, mode_of
 
 COMPRESSIONS = ("", "bfloat16", "float16", "int8")
@@ -361,6 +362,10 @@ class Deployment:
         server_index: None in a trainer's program.
         wait_port: a trainer waits, up to the start timeout, until the servers (or the other
             trainers) answer.
+        runtime_split_send_recv: a trainer's programs have no split and concat ops: gradients are
+            cut into slices when they leave.
+        soft_wait_ms: of a trainer: milliseconds for which a step of an async lane waits for the
+            answer to the one before.
     """
 
     plan: Plan
@@ -368,10 +373,14 @@ class Deployment:
     trainer_id: int | None = None
     server_index: int | None = None
     wait_port: bool = True
+    runtime_split_send_recv: bool = False
+    soft_wait_ms: int = A_SYNC_CONFIGS["soft_wait_ms"].default
 
     def of_server(self, index: int) -> Deployment:
-        """The same deployment as the program of server ``index`` has it."""
-        return replace(self, trainer_id=None, server_index=index)
+        """The same deployment as the program of server ``index`` has it: without what concerns
+        trainers alone.
+        """
+        return Deployment(self.plan, self.endpoints, None, index, self.wait_port)
 
     def with_endpoints(self, endpoints: tuple[str, ...]) -> Deployment:
         """The same deployment at other addresses."""

@@ -13,7 +13,7 @@ import torch
 
 from pserver.config import ServerConfig
 from pserver.service.server import Server
-from tests.support.eager_modes import eventually, strategy_of
+from tests.support.eager_modes import Held, eventually, strategy_of
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import options_of
 from transpiler.distribute import plan_parameters
@@ -63,21 +63,6 @@ class Bare:
 def server() -> Iterator[Server]:
     with Server(ServerConfig()) as server:
         yield server
-
-
-class Held:
-    """The server's slices are locked: messages arrive, none is applied."""
-
-    def __init__(self, server: Server) -> None:
-        self._locks = server.job.installed()._locks.values()
-
-    def __enter__(self) -> None:
-        for lock in self._locks:
-            lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        for lock in self._locks:
-            lock.release()
 
 
 @pytest.mark.slow

@@ -24,6 +24,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "async": {"sync_mode": False},
     "half-async": {"sync_mode": False, "half_async": True},
     "geo": {"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 3},
+    "geo, split at run time": {
+        "geo_sgd_mode": True,
+        "geo_sgd_need_push_nums": 3,
+        "runtime_split_send_recv": True,
+    },
     "delay-compensated": {"sync_mode": False, "enable_dc_asgd": True},
     "sync through the communicator": {"sync_mode": False, "completely_not_async": True},
     "split at run time": {"sync_mode": False, "runtime_split_send_recv": True},
@@ -123,10 +128,12 @@ def test_what_a_script_writes_between_two_runs_takes_effect(
 def test_runtime_split_send_recv_has_no_split_or_concat_op(servers: Servers) -> None:
     """The communicator splits; the program does not."""
     model = net()
-    fields = CONFIGS["split at run time"]
-    program = transpiled(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), servers(2), fields
-    ).get_trainer_program()
+    endpoints = servers(2)
+    for name in ("split at run time", "geo, split at run time"):
+        made = transpiled(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), endpoints, CONFIGS[name]
+        )
+        found = {*types(made.get_trainer_program()), *types(made.get_startup_program())}
 
-    assert not {"split", "concat"} & set(types(program))
-    assert {"send", "recv"} <= set(types(program))
+        assert not {"split", "concat"} & found
+        assert {"send", "recv"} <= found
