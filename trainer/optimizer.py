@@ -385,7 +385,11 @@ def _divided(
     """The gradients of parameters that this process updates by itself (the k-step modes), and those
     of the servers'.
     """
-    local = {each.name for each in plan.placements if plan.lane_of(each).kind.steps_on_trainer}
+    local = {
+        each.name
+        for each in plan.placements
+        if each.group is not None and plan.lane_of(each).kind.steps_on_trainer
+    }
     here: Gradients = {}
     there: Gradients = {}
     for parameter, gradient in gradients.items():

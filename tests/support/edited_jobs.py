@@ -79,6 +79,7 @@ LANES = {
     "geo": uniform(Lane("geo", k_steps=5)),
     "diloco": uniform(Lane("diloco", k_steps=5, outer=OUTER)),
     "mixed": LanePlan((("w", Lane("geo", k_steps=5)), ("*", Lane("sync")))),
+    "averaged": LanePlan((("w", Lane("collective")), ("*", Lane("sync")))),
 }
 
 

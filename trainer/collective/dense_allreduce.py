@@ -112,6 +112,28 @@ class DenseAllreduce:
             parameter.grad = None
         return found, bool(have[-1])
 
+    def total(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over all trainers.
+
+        Args:
+            tensors: in the same order everywhere, of the same shapes and dtypes; they stay.
+
+        Raises:
+            TrainerLost: another trainer is gone.
+        """
+        if self._groups is None:
+            return list(tensors)
+        alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            alike.setdefault((tensor.device, tensor.dtype), []).append(index)
+        flats = [torch.cat([tensors[i].reshape(-1) for i in own]) for own in alike.values()]
+        _sum(self._groups, flats)
+        found = dict[int, Tensor]()
+        for own, flat in zip(alike.values(), flats, strict=True):
+            parts = torch.split(flat, [tensors[index].numel() for index in own])
+            found |= {i: part.view_as(tensors[i]) for i, part in zip(own, parts, strict=True)}
+        return [found[index] for index in range(len(tensors))]
+
     def close(self, failure: str = "") -> None:
         """Leaves the others."""
         if self._groups is not None:

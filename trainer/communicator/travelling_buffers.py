@@ -34,7 +34,9 @@ def travelling(plan: Plan, tensors: Mapping[str, Tensor]) -> list[Placement]:
     return [
         placement
         for placement in plan.placements
-        if placement.group is None and not isinstance(tensors[placement.name], torch.nn.Parameter)
+        if placement.group is None
+        and placement.name not in plan.averaged
+        and not isinstance(tensors[placement.name], torch.nn.Parameter)
     ]
 
 

@@ -77,6 +77,8 @@ class PServerRuntime:
             "recv": self._recv,
             "fetch_barrier": self._fetch_barrier,
             "concat": self._concat,
+            "c_allreduce_sum": lambda op, x, **_: x,  # which c_sync_comm_stream sums
+            "c_sync_comm_stream": self._sum,
         }
 
     @property
@@ -200,6 +202,11 @@ class PServerRuntime:
     def _finish(self) -> None:
         if self.communicator.finish_step() is not None and self._storage.optimizer is not None:
             self._storage.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
+
+    def _sum(self, op: Op, x: Sequence[torch.Tensor], **_: Any) -> list[torch.Tensor]:
+        allreduce = self.communicator.dense_allreduce
+        assert allreduce is not None, "the plan has gradients that trainers average"
+        return allreduce.total(x)
 
     def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
         return self._storage.tensors[op.outputs[0]]

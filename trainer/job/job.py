@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from pserver.checkpoint.checkpoint import Claims, Saved
-from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
@@ -197,14 +196,6 @@ class Job:
         )
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
-        if plan.averaged:
-            log.info("training collectively, beside: %s", ", ".join(plan.averaged))
-            communicator.dense_allreduce = DenseAllreduce(
-                communicator.clients,
-                self.role.trainer_id,
-                plan.trainers,
-                Connection.from_environment(),
-            )
         if self.tables is not None and communicator.lookups is not None:
             self.tables.connect(communicator.rows_of, communicator.lookups.pull_all)
         if strategy is None or not strategy.a_sync_configs["overlap"]:

@@ -372,9 +372,11 @@ def header(deployment: Deployment | None, kind: str = "single-node program") -> 
         return who + (f", in rows of {plan.collective.inner}" if plan.collective.inner else "")
     lines = [describe(lane, plan.trainers) for lane in plan.lanes]
     merged = f": {lines[0]}"
-    if len(lines) > 1:
+    if len(lines) > 1 or plan.averaged:
         named = zip(plan.lanes, lines, strict=True)
         said = [f"lane {index}: {lane.mode}, {line}" for index, (lane, line) in enumerate(named)]
+        if plan.averaged:
+            said.append(f"collective: mean over trainers, of {', '.join(plan.averaged)}")
         merged = "".join(
             "\n" + textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 10)
             for line in said

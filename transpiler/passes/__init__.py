@@ -8,6 +8,7 @@ This file lists every pipeline, in the order in which the passes run.  In readin
 
     trainer.py           a trainer's main and startup program
     trainer_tables.py    the same for sparse tables
+    trainer_averaged.py  the same for gradients that trainers average among themselves
     pserver.py           a server's main program
     pserver_tables.py    the same for sparse tables
     collective.py        a trainer's programs in a job without servers
@@ -43,10 +44,11 @@ from transpiler.passes.trainer import (
     send_changes,
     send_gradients,
 )
+from transpiler.passes.trainer_averaged import average_gradients
 from transpiler.passes.trainer_tables import pull_rows, send_row_gradients
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
-from transpiler.verify import collective, pserver, tables, trainer
+from transpiler.verify import averaged, collective, pserver, tables, trainer
 from transpiler.verify.verify import Pass, Stage
 
 Pipeline = tuple[Stage, ...]
@@ -76,6 +78,8 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
         ),
         # the optimizer ops of what servers update are dropped
         Stage(drop_updates, (trainer.updated_in_one_place,)),
+        # gradients that trainers average are summed, and waited for before the updates
+        Stage(average_gradients, (averaged.gradients_averaged_once,)),
         # in k-step lanes the deltas are sent after the updates
         Stage(send_changes, (trainer.changes_sent_once,)),
         # barriers, then each parameter is received and its slices are concatenated

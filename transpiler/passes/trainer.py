@@ -16,7 +16,8 @@ parameters arrive between steps.  In a job of several lanes each parameter is se
 mode says, and every barrier stands that some lane needs.  With runtime_split_send_recv there is no
 split and no concat: send and recv carry the sections.
 
-Lookups of tables, and the gradients of their rows, are in trainer_tables.py.
+Lookups of tables, and the gradients of their rows, are in trainer_tables.py; gradients that
+trainers average among themselves in trainer_averaged.py.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def send_gradients(program: Program, plan: Plan, runtime_split_send_recv: bool =
     placements = {
         placement.name: placement
         for placement in plan.placements
-        if not plan.lane_of(placement).kind.steps_on_trainer
+        if placement.group is not None and not plan.lane_of(placement).kind.steps_on_trainer
     }
     updated = {
         gradient_of(op): parameter_of(op)
@@ -162,7 +163,7 @@ def drop_updates(program: Program, plan: Plan) -> Program:
     gone = {
         placement.name
         for placement in plan.placements
-        if not plan.lane_of(placement).kind.steps_on_trainer
+        if placement.group is not None and not plan.lane_of(placement).kind.steps_on_trainer
     }
     states = {
         variable.name for variable in program.main.variables_of(Role.STATE) if variable.of in gone

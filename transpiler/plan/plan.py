@@ -237,12 +237,13 @@ class Plan:
         """Whether servers clip.
 
         They do where every lane merges the gradients of several trainers: only there is the
-        gradient to clip not one trainer's own.
+        gradient to clip not one trainer's own.  Gradients that trainers average are clipped there.
         """
         return (
             self.clip is not None
             and self.trainers > 1
             and bool(self.lanes)
+            and not self.averaged
             and all(lane.kind.merges_gradients for lane in self.lanes)
         )
 

@@ -47,10 +47,10 @@ def _sections(placement: Placement) -> tuple[int, ...]:
 
 
 def updated_in_one_place(program: Program, plan: Plan) -> Iterator[Violation]:
-    """A trainer runs exactly one optimizer op for each parameter of a k-step lane, and has no other
-    op or state of an optimizer, nor a clip op where the servers clip.
+    """A trainer runs exactly one optimizer op for each parameter of a k-step lane or of mode
+    collective, and has no other op or state of an optimizer, nor a clip op where the servers clip.
     """
-    due = {placement.name for placement in _updated(plan, local=True)}
+    due = {*(placement.name for placement in _updated(plan, local=True)), *plan.averaged}
     local = set(due)
     for index, op in enumerate(program.main.ops):
         if is_optimizer(op.type) and not updates_rows(op):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from transpiler.plan.modes import CollectiveMode, Payload
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
-from transpiler.verify import collective, pserver, tables, trainer
+from transpiler.verify import averaged, collective, pserver, tables, trainer
 from transpiler.verify.invariants import (
     IllegalProgram,
     Invariant,
@@ -52,6 +52,7 @@ EVERY_PROGRAM: tuple[Invariant, ...] = (slices_tile, defined_before_use)
 TRAINER: tuple[Invariant, ...] = (
     trainer.updated_in_one_place,
     trainer.sent_exactly_once,
+    averaged.gradients_averaged_once,
     trainer.changes_sent_once,
     trainer.sent_when_final,
     trainer.parameters_received_once,

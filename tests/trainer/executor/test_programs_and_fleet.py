@@ -43,6 +43,12 @@ MODES: dict[str, tuple[dict[str, Any], bool]] = {
         {"modes": {"0.weight": "geo", "0.*": "async", "*": "sync"}, "k_steps": 2, **QUEUE},
         True,
     ),
+    "collective beside sync": ({"modes": {"2.*": "collective", "*": "sync"}}, True),
+    "collective beside async": (
+        {"modes": {"0.*": "async", "*": "collective"}, "send_queue_size": 4},
+        True,
+    ),
+    "collective beside geo": ({"modes": {"0.*": "geo", "*": "collective"}, "k_steps": 2}, True),
     "two modes": (
         {
             "modes": {"0.*": "half_async", "*": "diloco"},
@@ -145,9 +151,10 @@ def test_the_keys_on_the_configuration_lead_to_the_plan_of_the_strategy(mode: st
     main, startup = capture(model, step, adam(model), batches(1)[0])
     by_strategy = DistributeTranspiler()
     by_strategy.transpile(0, main, startup_program=startup, strategy=strategy_in(mode))
-    fields = {"send_queue_size": 16, **configs}  # without a strategy it is 1
-    if sync or configs.get("half_async") or "modes" in configs and "send_queue_size" not in configs:
-        fields.pop("send_queue_size")
+    deployment = by_strategy.get_trainer_program().deployment
+    assert deployment is not None
+    read = any(lane.mode in ("async", "geo") for lane in deployment.plan.lanes)
+    fields = {**({"send_queue_size": 16} if read else {}), **configs}  # without a strategy it is 1
     config = DistributeTranspilerConfig(**fields, sync_mode=sync)
     by_fields = DistributeTranspiler(config)
     by_fields.transpile(0, main, startup_program=startup)
