@@ -47,7 +47,7 @@ def collective_of(config: DistributeTranspilerConfig, endpoints: Sequence[str]) 
         if config.use_hierarchical_allreduce
         else 0
     )
-    return Collective(mode, config.nccl_comm_num, inner)
+    return Collective(mode, config.nccl_comm_num, inner, steps=max(1, config.k_steps))
 
 
 def check_arguments(

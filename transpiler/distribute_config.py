@@ -49,6 +49,7 @@ LANE_FIELDS = tuple(key for key in A_SYNC_CONFIGS if key != "embeddings")
 # Where a field's default is not the strategy's: without a strategy a program's steps wait for
 # their own results.
 _DEFAULTS = {"send_queue_size": 1}
+_ALSO = {"k_steps": (*_WITH_SERVERS, "collective")}  # which some modes without servers read
 
 # What each field does: the attributes of DistributeTranspilerConfig.
 FIELDS = table(
@@ -56,7 +57,7 @@ FIELDS = table(
         replace(
             A_SYNC_CONFIGS[key],
             default=_DEFAULTS.get(key, A_SYNC_CONFIGS[key].default),
-            modes=_WITH_SERVERS,
+            modes=_ALSO.get(key, _WITH_SERVERS),
             lane="",
         )
         for key in LANE_FIELDS
@@ -136,7 +137,7 @@ class DistributeTranspilerConfig:
             "nccl2", whose trainer program is the single-node one, for ``ParallelExecutor``.  A
             field without effect in the mode must keep its default.
         collective_mode: of "collective": "grad_allreduce" averages gradients at every step,
-            "local_sgd" parameters after it.
+            "local_sgd" parameters after it, or after every ``k_steps`` steps.
         nccl_comm_num: how many process groups ("rings") buckets of gradients take in turn.
         use_hierarchical_allreduce: reduce within each host, then between hosts (``comm_rings.py``).
         hierarchical_allreduce_inter_nranks: trainers in a row that reduce among themselves first; 0
@@ -283,6 +284,11 @@ class DistributeTranspilerConfig:
             found.append(
                 "collective_mode=None: expected 'grad_allreduce' or 'local_sgd' with "
                 "mode='collective'"
+            )
+        if not self.has_servers and self.k_steps and self.collective_mode == "grad_allreduce":
+            found.append(
+                f"k_steps={self.k_steps} has no effect with collective_mode='grad_allreduce', but "
+                "with 'local_sgd': leave it at 0"
             )
         if not self.has_servers and not self.sync_mode:
             found.append(

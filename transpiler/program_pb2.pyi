@@ -182,16 +182,18 @@ class Plan(_message.Message):
     def __init__(self, lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ..., averaged: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Collective(_message.Message):
-    __slots__ = ("mode", "rings", "inner", "bucket_bytes")
+    __slots__ = ("mode", "rings", "inner", "bucket_bytes", "steps")
     MODE_FIELD_NUMBER: _ClassVar[int]
     RINGS_FIELD_NUMBER: _ClassVar[int]
     INNER_FIELD_NUMBER: _ClassVar[int]
     BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     mode: str
     rings: int
     inner: int
     bucket_bytes: int
-    def __init__(self, mode: _Optional[str] = ..., rings: _Optional[int] = ..., inner: _Optional[int] = ..., bucket_bytes: _Optional[int] = ...) -> None: ...
+    steps: int
+    def __init__(self, mode: _Optional[str] = ..., rings: _Optional[int] = ..., inner: _Optional[int] = ..., bucket_bytes: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("name", "dim", "dtype", "rows", "segments", "lane", "seed", "initial", "count", "probability", "show_click", "ttl", "capacity", "eviction", "memory_bytes")

@@ -27,6 +27,7 @@ from pserver.polling import poll
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
 from trainer.role import Connection
+from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:
     from pserver.client.client import Client  # which brings the transports
@@ -138,6 +139,21 @@ class DenseAllreduce:
         """Leaves the others."""
         if self._groups is not None:
             self._groups.close(failure)
+
+
+def dense_allreduce_of(plan: Plan, clients: Sequence[Client], rank: int) -> DenseAllreduce | None:
+    """What averages the gradients that a plan leaves to the trainers; None where there are none.
+
+    Args:
+        clients: of trainer ``rank``, which has joined.
+
+    Raises:
+        PServerError: other trainers have not come.
+    """
+    if not plan.averaged:
+        return None
+    log.info("training collectively, beside: %s", ", ".join(plan.averaged))
+    return DenseAllreduce(clients, rank, plan.trainers, Connection.from_environment())
 
 
 def _check(clients: Sequence[Client]) -> None:

@@ -91,7 +91,6 @@ class Communicator:
         self.trainer_id = deployment.trainer_id
         self.step = 0
         self.dense_allreduce: DenseAllreduce | None = None
-        self._connection = connection
         self._plan_only = connection.plan_only
         self._options = options or SendOptions()
         self._tensors = tensors
@@ -166,19 +165,10 @@ class Communicator:
                 )
                 lane.start([client.channels[index] for client in self.clients], applied)
             self.written.start()
-            self._meet()
         except BaseException as error:
             self.leave(spelled(error))
             raise
         trim_memory()
-
-    def _meet(self) -> None:
-        """Where trainers average some gradients among themselves: waits for the others."""
-        if self.plan.averaged:
-            log.info("training collectively, beside: %s", ", ".join(self.plan.averaged))
-            self.dense_allreduce = DenseAllreduce(
-                self.clients, self.trainer_id, self.plan.trainers, self._connection
-            )
 
     def _join(self, client: Client, program: Program, meanwhile: Callable[[], None]) -> Joined:
         # the job may end at one server while this trainer waits to be let in by another

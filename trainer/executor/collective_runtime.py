@@ -4,6 +4,7 @@
 ``c_allreduce_sum`` puts its tensor into its bucket, and the last one of a bucket starts the bucket;
 a ``c_broadcast`` starts at once.  Both return the tensor as it was: no op reads it before
 ``c_sync_comm_stream``, which waits and returns what has arrived (invariant ``awaited_before_use``).
+With ``k_steps`` these ops, and ``scale``, give what they are given, but in every k-th run.
 
 All Executors of a process that run programs of one deployment share the process groups, from the
 first op to the last ``close``.
@@ -76,6 +77,8 @@ class CollectiveRuntime:
         self._device = device
         self._joined = False
         self._step = 0
+        self._runs = 0  # of a program that sums
+        self._alone = False  # whether the present one averages nothing, but a later one
         self._filling: dict[int, list[tuple[str, Tensor]]] = {}  # bucket -> what it holds so far
         # variable -> the operation that it is part of, and its place there
         self._pending: dict[str, tuple[PendingTensors, int]] = {}
@@ -112,12 +115,14 @@ class CollectiveRuntime:
             )
         buckets = [int(str(op.arguments["bucket"])) for op in sums]
         sizes = {bucket: buckets.count(bucket) for bucket in set(buckets)}
+        first = sums[0].outputs[0] if sums else ""
         return {
             "gen_nccl_id": self._gen_nccl_id,
             "c_comm_init": self._c_comm_init,
             "c_broadcast": self._c_broadcast,
-            "c_allreduce_sum": partial(self._c_allreduce_sum, sizes),
+            "c_allreduce_sum": partial(self._c_allreduce_sum, sizes, first),
             "c_sync_comm_stream": self._c_sync_comm_stream,
+            "scale": self._scale,
         }
 
     def close(self, failure: str = "") -> None:
@@ -155,13 +160,26 @@ class CollectiveRuntime:
         return ()
 
     def _c_broadcast(self, op: Op, x: Tensor, root: int, ring_id: int) -> Tensor:
+        self._alone = False
         what = f"c_broadcast of {op.outputs[0]}"
         self._pending[op.outputs[0]] = (self._ring(ring_id).broadcast(x, root, what), 0)
         return x
 
     def _c_allreduce_sum(
-        self, sizes: Mapping[int, int], op: Op, x: Tensor, ring_id: int, bucket: int
+        self,
+        sizes: Mapping[int, int],
+        first: str,
+        op: Op,
+        x: Tensor,
+        ring_id: int,
+        bucket: int,
+        k_steps: int = 1,
     ) -> Tensor:
+        if op.outputs[0] == first:
+            self._runs += 1
+            self._alone = self._runs % k_steps != 0
+        if self._alone:
+            return x
         self._check_whole(op)
         filling = self._filling.setdefault(bucket, [])
         filling.append((op.outputs[0], x))
@@ -189,7 +207,12 @@ class CollectiveRuntime:
         if not self._pending and not self._filling:
             self._step += 1
 
+    def _scale(self, op: Op, x: Tensor, scale: float, k_steps: int = 1) -> Tensor:
+        return x if k_steps > 1 and self._alone else x * scale
+
     def _c_sync_comm_stream(self, op: Op, x: Sequence[Tensor], ring_id: int) -> Any:
+        if self._alone:
+            return _one_or_all(list(x))
         pending = [self._pending.pop(name) for name in op.outputs]
         return _one_or_all([operation.result(place) for operation, place in pending])
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pserver.client.channel import Hparams
+from trainer.collective.dense_allreduce import dense_allreduce_of
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import SendOptions
 from trainer.executor.table_handle import TableHandle
@@ -87,6 +88,9 @@ class PServerRuntime:
         if not self._started:
             self._communicator.start()
             self._started = True
+            self._communicator.dense_allreduce = dense_allreduce_of(
+                self._communicator.plan, self._communicator.clients, self._communicator.trainer_id
+            )
             if self._tables is not None:
                 self._tables.connect(self._communicator)
         return self._communicator

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pserver.checkpoint.checkpoint import Claims, Saved
+from trainer.collective.dense_allreduce import dense_allreduce_of
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
@@ -196,6 +197,9 @@ class Job:
         )
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
+        communicator.dense_allreduce = dense_allreduce_of(
+            plan, communicator.clients, self.role.trainer_id
+        )
         if self.tables is not None and communicator.lookups is not None:
             self.tables.connect(communicator.rows_of, communicator.lookups.pull_all)
         if strategy is None or not strategy.a_sync_configs["overlap"]:

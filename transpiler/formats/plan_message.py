@@ -139,9 +139,8 @@ def plan_from_proto(message: pb.Plan) -> Plan:
     tables = tuple(map(table_from_proto, message.tables))
     collective = None
     if message.HasField("collective"):
-        collective = Collective(
-            **{field.name: getattr(message.collective, field.name) for field in fields(Collective)}
-        )
+        values = {f.name: getattr(message.collective, f.name) for f in fields(Collective)}
+        collective = Collective(**{**values, "steps": message.collective.steps or 1})
     averaged = tuple(message.averaged)
     return Plan(
         lanes,

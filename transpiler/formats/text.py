@@ -28,7 +28,7 @@ from transpiler.ir.graph import Argument, Block, Literal, Op, Ref, Role, Symbol,
 from transpiler.ir.ops import COLLECTIVE, check, is_optimizer, rule_of_op
 from transpiler.ir.rules import ROW_RULES, RULES
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
-from transpiler.plan.lanes import describe
+from transpiler.plan.lanes import describe_plan
 from transpiler.plan.plan import Deployment
 
 WIDTH = 118  # columns of a line of variables
@@ -169,6 +169,8 @@ def _among_trainers(op: Op) -> str:
         said.append(f"from trainer {arguments['root']}")
     if op.type == "c_allreduce_sum":
         said.append(f"bucket {arguments['bucket']}")
+    if "k_steps" in arguments:
+        said.append(f"every {arguments['k_steps']} steps")
     return f"{op.type}({', '.join(said)})"
 
 
@@ -369,14 +371,11 @@ def header(deployment: Deployment | None, kind: str = "single-node program") -> 
             f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, "
             f"{_count(plan.collective.rings, 'ring')}"
         )
+        who += f", every {plan.collective.steps} steps" if plan.collective.steps > 1 else ""
         return who + (f", in rows of {plan.collective.inner}" if plan.collective.inner else "")
-    lines = [describe(lane, plan.trainers) for lane in plan.lanes]
-    merged = f": {lines[0]}"
-    if len(lines) > 1 or plan.averaged:
-        named = zip(plan.lanes, lines, strict=True)
-        said = [f"lane {index}: {lane.mode}, {line}" for index, (lane, line) in enumerate(named)]
-        if plan.averaged:
-            said.append(f"collective: mean over trainers, of {', '.join(plan.averaged)}")
+    said = describe_plan(plan)
+    merged = f": {said[0]}"
+    if len(said) > 1:
         merged = "".join(
             "\n" + textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 10)
             for line in said

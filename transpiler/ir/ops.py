@@ -83,7 +83,8 @@ _OWN: dict[str, Schema] = {
     "init":             _schema(1),                     # binds the value that the process holds
     "fake_init":        _schema(1),                     # declares a table; nothing is held
     "sum":              _schema(1, x=VARIABLES),
-    "scale":            _schema(1, x=VARIABLE, scale=NUMBER),
+    # with k_steps: only in every k-th run, and otherwise x as it is
+    "scale":            _with(_schema(1, x=VARIABLE, scale=NUMBER), k_steps=COUNT),
     # clipping
     "clip":             _schema(1, x=VARIABLE, min=BOUND, max=BOUND),
     "clip_by_norm":     _schema(1, x=VARIABLE, max_norm=BOUND),
@@ -121,7 +122,8 @@ _OWN: dict[str, Schema] = {
     "c_comm_init":      _schema(0, x=VARIABLES, ring_id=INDEX, nranks=COUNT, trainer_id=INDEX),
     "c_broadcast":      _schema(1, x=VARIABLE, root=INDEX, ring_id=INDEX),  # *
     # * the sums of a bucket travel together
-    "c_allreduce_sum":  _schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),
+    "c_allreduce_sum":  _with(_schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),
+                              k_steps=COUNT),
     "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
     **TABLE_SCHEMAS,
 }

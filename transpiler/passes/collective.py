@@ -8,8 +8,9 @@ With ``grad_allreduce`` the main program is::
     clipping, updates     as on a single node, of the mean gradients
 
 With ``local_sgd`` it is the single-node program, then the same sums for the parameters, and for
-each a ``scale`` by 1 / trainers.  With ``nccl2`` it is the single-node program, unchanged;
-``ParallelExecutor`` runs the passes of ``grad_allreduce`` on it.
+each a ``scale`` by 1 / trainers; with ``k_steps`` these act in every k-th run.  With ``nccl2`` it
+is the single-node program, unchanged; ``ParallelExecutor`` runs the passes of ``grad_allreduce`` on
+it.
 
 The startup program binds the process's own values and generates the rings' ids; except with
 ``nccl2`` it then broadcasts trainer 0's values.
@@ -169,16 +170,23 @@ def _sum(name: str, result: str, bucket: int) -> Op:
 
 
 def average_parameters(program: Program, plan: Plan) -> Program:
-    """Replaces every updated parameter, after the updates, by its mean over all trainers."""
+    """Replaces every updated parameter, after the updates, by its mean over all trainers: in every
+    run, or in every k-th.
+    """
+    assert plan.collective is not None, "passes of a job without servers"
+    seldom: dict[str, Argument] = (
+        {"k_steps": plan.collective.steps} if plan.collective.steps > 1 else {}
+    )
     names = [placement.name for placement in plan.placements if placement.group is not None]
     sums = [
         replace(program.main.variables[name], name=f"{name}@SUM", role=Role.TEMPORARY, of=name)
         for name in names
     ]
     pairs = list(zip(names, sums, strict=True))
-    ops = [_sum(name, total.name, bucket) for bucket, (name, total) in enumerate(pairs)]
+    sums_of = [_sum(name, total.name, bucket) for bucket, (name, total) in enumerate(pairs)]
+    ops = [replace(op, arguments={**op.arguments, **seldom}) for op in sums_of]
     ops += [
-        Op("scale", {"x": Ref(total.name), "scale": 1.0 / plan.trainers}, (name,))
+        Op("scale", {"x": Ref(total.name), "scale": 1.0 / plan.trainers, **seldom}, (name,))
         for name, total in pairs
     ]
     return _with(program, [*program.main.ops, *ops], *sums)

@@ -114,6 +114,18 @@ def _bounds(lane: Lane) -> list[str]:
     return said
 
 
+def describe_plan(plan: Plan) -> list[str]:
+    """The merge rules of a job with servers: of its one lane, or a line for each lane, and one for
+    what trainers average.
+    """
+    lines = [describe(lane, plan.trainers) for lane in plan.lanes]
+    if len(lines) > 1 or plan.averaged:
+        lines = [f"lane {i}: {plan.lanes[i].mode}, {line}" for i, line in enumerate(lines)]
+    if plan.averaged:
+        lines.append(f"collective: mean over trainers, of {', '.join(plan.averaged)}")
+    return lines
+
+
 def describe(lane: Lane, trainers: int) -> str:
     """The merge rule and the bounds of a lane: ``"sum of up to 4 steps, at most 16 on the
     way"``.

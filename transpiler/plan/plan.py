@@ -146,19 +146,21 @@ class Collective:
 
     Attributes:
         mode: the name of the mode; ``kind`` is the mode itself.  "grad_allreduce": gradients are
-            averaged at every step.  "local_sgd": trainers step by themselves, and after every step
-            the parameters are averaged.  "nccl2": the program itself shares nothing;
-            ``ParallelExecutor`` averages the gradients.
+            averaged at every step.  "local_sgd": trainers step by themselves, and after every
+            ``steps`` steps the parameters are averaged.  "nccl2": the program itself shares
+            nothing; ``ParallelExecutor`` averages the gradients.
         rings: process groups over all trainers; buckets use them in turn.
         inner: the number of trainers in a row.  They reduce among themselves, then the first
             trainers of all rows among themselves; 0: no rows.
         bucket_bytes: the largest bucket; a single larger tensor is a bucket of its own.
+        steps: of "local_sgd": that a trainer takes by itself between two averages.
     """
 
     mode: str
     rings: int = 1
     inner: int = 0
     bucket_bytes: int = 32 * 2**20
+    steps: int = 1
 
     @property
     def kind(self) -> CollectiveMode:
@@ -306,12 +308,13 @@ def differences(manifest: Mapping[str, str], reference: Mapping[str, str], whose
 
 
 def _facts(prefix: str, owner: Lane | Collective) -> dict[str, str]:
-    """Every field as a fact."""
+    """Every field as a fact, but for what is as in plans that had no such field."""
+    unsaid = {**UNSAID, "steps": 1}
     values = {f.name: getattr(owner, f.name) for f in fields(owner)}
     return {
         f"{prefix}{name}": _fact(value)
         for name, value in values.items()
-        if name not in UNSAID or value != UNSAID[name]
+        if name not in unsaid or value != unsaid[name]
     }
 
 

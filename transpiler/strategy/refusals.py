@@ -39,7 +39,7 @@ _PIPELINE = "set hybrid_configs['pp_degree']"
 _TENSOR = "set hybrid_configs['mp_degree']"
 _LOCAL_SGD = (
     "set a_sync_configs['k_steps'] with an outer_optimizer in a job with servers, or transpile "
-    "with collective_mode='local_sgd'"
+    "with collective_mode='local_sgd' and k_steps"
 )
 _TRANSPILE = "set it in DistributeTranspilerConfig, for programs"
 _PATHS = "give fleet.save, fleet.load and fleet.export a path that every trainer can reach"

@@ -149,8 +149,9 @@ def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
 
 def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Every trained parameter is summed over all trainers exactly once, after its update, and
-    becomes the sum / trainers.
+    becomes the sum / trainers; with k_steps all of this in the same runs.
     """
+    steps = None if _collective(plan).steps == 1 else _collective(plan).steps
     missing, totals, updated = set(_updated(plan)), dict[str, str](), set[str]()
     for index, op in enumerate(program.main.ops):
         if is_optimizer(op.type):
@@ -164,6 +165,7 @@ def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
                     "expected one sum of an updated parameter, under another name",
                 )
             totals[result] = name
+            yield from _in_the_same_runs(index, op, name, steps)
         elif op.type == "scale" and op.inputs[0] in totals:
             name = totals[op.inputs[0]]
             if op.outputs != (name,) or op.arguments["scale"] != 1.0 / plan.trainers:
@@ -173,8 +175,15 @@ def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
                     f"expected it to become {op.inputs[0]} times {1.0 / plan.trainers!r}",
                 )
             missing.discard(name)
+            yield from _in_the_same_runs(index, op, name, steps)
     for name in sorted(missing):
         yield Violation("", name, "it never becomes the trainers' mean")
+
+
+def _in_the_same_runs(index: int, op: Op, name: str, steps: int | None) -> list[Violation]:
+    got = op.arguments.get("k_steps")
+    why = f"expected k_steps {steps}, got {got}"
+    return [] if got == steps else [Violation(at(0, index, op), name, why)]
 
 
 def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Violation]:

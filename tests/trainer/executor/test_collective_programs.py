@@ -68,7 +68,38 @@ def test_equal_to_a_single_node_on_the_concatenated_batch(
         assert all(map(torch.equal, other, results[0]))
 
 
-@pytest.mark.parametrize("settings", [GRAD, LOCAL, NCCL2, {**GRAD, "nccl_comm_num": 2}])
+def test_local_sgd_averages_after_every_kth_step() -> None:
+    """Two trainers step by themselves; after steps 3 and 6 both have the mean of their parameters,
+    and the seventh step is each one's own.
+    """
+    data, endpoints = batches(2, 7), ports(2)
+    team = [Trainer(endpoints, rank, {**LOCAL, "k_steps": 3}) for rank in range(2)]
+    results = fine(together(2, lambda rank: team[rank].train([row[rank] for row in data])))
+    alone = [Trainer([], 0, {}) for _ in range(2)]
+    with Executor() as executor:
+        for number, row in enumerate(data, start=1):
+            for trainer, batch in zip(alone, row, strict=True):
+                executor.run(trainer.main, feed=batch)
+                trainer.schedule.step()
+            pairs = zip(*(trainer.model.parameters() for trainer in alone), strict=True)
+            for one, other in pairs if number % 3 == 0 else ():
+                mean = (one.data + other.data) * 0.5
+                one.data.copy_(mean)
+                other.data.copy_(mean)
+
+    for ours, trainer in zip(results, alone, strict=True):
+        for mine, theirs in zip(ours, trainer.model.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+    assert not torch.equal(results[0][0], results[1][0])
+    text = str(team[0].main)
+    assert text.startswith("trainer 0 of 2, local_sgd, 1 ring, every 3 steps")
+    assert "c_allreduce_sum(0.weight, ring 0, bucket 0, every 3 steps)" in text
+    assert "scale(0.weight@SUM, 0.5, 3)" in text
+
+
+@pytest.mark.parametrize(
+    "settings", [GRAD, LOCAL, {**LOCAL, "k_steps": 2}, NCCL2, {**GRAD, "nccl_comm_num": 2}]
+)
 def test_one_trainer_is_a_single_node_to_the_bit(settings: dict[str, Any]) -> None:
     """A world of one goes the same way, with clipping and a schedule, and gives the same bits."""
     data = [row[0] for row in batches(1)]

@@ -77,6 +77,8 @@ BREAKS: list[tuple[str, int, Callable[[list[Op]], None], str]] = [
     ("grad_allreduce", 0, changed_in_flight, "summed_exactly_once"),
     ("local_sgd", 0, drop("scale"), "averaged_exactly_once"),
     ("local_sgd", 0, alter("scale", scale=1.0), "averaged_exactly_once"),
+    ("local_sgd", 0, alter("scale", k_steps=3), "averaged_exactly_once"),
+    ("local_sgd", 0, alter("c_allreduce_sum", k_steps=3), "averaged_exactly_once"),
     ("local_sgd", 0, alter("c_allreduce_sum", x=Ref("loss")), "averaged_exactly_once"),
     ("grad_allreduce", 0, alter("c_allreduce_sum", bucket=7), "buckets_in_bounds"),
     ("grad_allreduce", 0, alter("c_allreduce_sum", ring_id=1), "buckets_in_bounds"),

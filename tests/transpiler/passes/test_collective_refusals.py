@@ -42,6 +42,11 @@ def test_arguments_that_make_no_sense_without_servers(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {"mode": "collective", "collective_mode": "grad_allreduce", "k_steps": 3},
+            "k_steps=3 has no effect with collective_mode='grad_allreduce'",
+        ),
+        ({"mode": "nccl2", "k_steps": 3}, "k_steps=3 has no effect with mode='nccl2'"),
         ({"mode": "collective"}, "collective_mode=None: expected 'grad_allreduce' or 'local_sgd'"),
         (
             {"mode": "nccl2", "collective_mode": "local_sgd"},
