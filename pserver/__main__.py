@@ -11,12 +11,12 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pserver.command_line.flags import USAGE, Parser, add_numbers, parser
 from pserver.command_line.operator_access import access_of
 from pserver.command_line.settings import UsageError, checked, server_config
-from pserver.config import split_endpoint
+from pserver.config import check_protected, split_endpoint
 from pserver.errors import PServerError
 from pserver.launcher import cluster, launch, plan
 from pserver.malloc import share_heap
@@ -50,7 +50,19 @@ def run_launch(arguments: argparse.Namespace) -> int:
     found = checked(lambda: _cluster(arguments))
     if found.devices is not None:
         found = checked(lambda: _on_gpus(found, found.devices or ()))
-    return launch.launch(found, os.environ)
+    return launch.launch(found, _protected(found, arguments))
+
+
+def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[str, str]:
+    """The environment of ``launch``'s processes, with what protects them beyond this host."""
+    environ = dict(os.environ)
+    if arguments.keys:
+        environ["PSERVER_KEYS"] = os.path.abspath(arguments.keys)
+    if arguments.insecure:
+        environ["PSERVER_INSECURE"] = "1"
+    keys, insecure = environ.get("PSERVER_KEYS"), environ.get("PSERVER_INSECURE") == "1"
+    checked(lambda: check_protected("--servers", found.servers, keys, insecure))
+    return environ
 
 
 def _on_gpus(found: cluster.Cluster, devices: Sequence[str]) -> cluster.Cluster:
@@ -111,7 +123,8 @@ def run_status(arguments: argparse.Namespace) -> int:
         # here, because it imports gRPC, and --help does not need it
         from pserver.launcher import readiness
 
-        return readiness.show(endpoints)
+        keys = arguments.keys or os.environ.get("PSERVER_KEYS")
+        return checked(lambda: readiness.show(endpoints, keys=keys))
     # here, because they import gRPC, torch and rich, and the rest does not need them
     from rich.console import Console
 
@@ -122,7 +135,7 @@ def run_status(arguments: argparse.Namespace) -> int:
         endpoints,
         console if console.is_terminal else Console(width=WIDE),
         arguments.variables,
-        _access_of,
+        _access_of(arguments),
     )
 
 
@@ -133,7 +146,7 @@ def run_save(arguments: argparse.Namespace) -> int:
 
     from pserver.operations.save import save
 
-    save(_endpoints(arguments), arguments.path, Console(), _access_of)
+    save(_endpoints(arguments), arguments.path, Console(), _access_of(arguments))
     return 0
 
 
@@ -144,11 +157,11 @@ def run_reset(arguments: argparse.Namespace) -> int:
 
     from pserver.operations.reset import reset
 
-    return reset(_endpoints(arguments), Console(), _access_of)
+    return reset(_endpoints(arguments), Console(), _access_of(arguments))
 
 
-def _access_of(endpoint: str) -> Access:
-    return access_of(endpoint, os.environ)
+def _access_of(arguments: argparse.Namespace) -> Callable[[str], Access]:
+    return lambda endpoint: access_of(endpoint, os.environ, arguments.keys)
 
 
 def run_keys(arguments: argparse.Namespace) -> int:

@@ -6,8 +6,10 @@ Flags and environment variables are read in ``__main__`` (and a trainer's role i
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +74,9 @@ class ServerConfig:
             number lets strangers keep connections for longer.
         token_file: the operator's token file of the job: whoever asks the server for something
             proves that he has its key, or a trainer's.  None: open to everybody who reaches it.
-        tls_certificate, tls_key: reserved.  Setting one raises, because this version has no
-            encryption.
+        keys: the folder with the server's key, of ``pserver keys``: every port but shared memory
+            speaks TLS, with a certificate of both ends.
+        insecure: the endpoint may be beyond loopback without keys.
 
     Raises:
         ValueError: a setting is out of its range, or has no effect.
@@ -97,8 +100,8 @@ class ServerConfig:
     max_memory: float = 0.0
     max_program: int = MOST_PROGRAM_MB
     hello_timeout_seconds: float = HELLO_SECONDS
-    tls_certificate: str | None = None
-    tls_key: str | None = None
+    keys: str | None = None
+    insecure: bool = False
     token_file: str | None = None
 
     def __post_init__(self) -> None:
@@ -127,16 +130,16 @@ class ServerConfig:
         self._check_limits()
         if not isinstance(self.once, bool):
             raise TypeError(f"once: expected True or False, got {self.once!r}")
-        for name in ("data_dir", "program", "token_file"):
+        for name in ("data_dir", "program", "token_file", "keys"):
             if getattr(self, name) is not None:
                 refuse_url(name, getattr(self, name))
         if self.store is not None:
             check_store("store", self.store)
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
-        for name in ("tls_certificate", "tls_key"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}: this version has no TLS yet; remove the setting")
+        if not isinstance(self.insecure, bool):
+            raise TypeError(f"insecure: expected True or False, got {self.insecure!r}")
+        check_protected("endpoint", [self.endpoint], self.keys, self.insecure)
 
     def _check_tcp(self) -> None:
         """The settings of tensors over TCP."""
@@ -222,6 +225,36 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
             f"expected an endpoint HOST:PORT with a port of 0 to 65535, got {endpoint!r}"
         )
     return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach that address; a name is beyond it, but "localhost"."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_protected(name: str, endpoints: Iterable[str], keys: str | None, insecure: bool) -> bool:
+    """Whether a process may use these endpoints: on this host always, beyond it with keys, or where
+    the user has said that nobody else reaches the network.
+
+    Returns:
+        Whether it is only the last that allows it.
+
+    Raises:
+        ValueError: none of them holds; or keys and ``insecure`` are both given.
+    """
+    if keys and insecure:
+        raise ValueError("insecure: expected this or keys, got both")
+    beyond = [each for each in endpoints if not is_loopback(split_endpoint(each)[0])]
+    if beyond and not (keys or insecure):
+        raise ValueError(
+            f"{name}: {beyond[0]} is beyond this host: expected keys (--keys DIR or PSERVER_KEYS; "
+            "`pserver keys init` makes them), or --insecure (PSERVER_INSECURE=1) where nobody else "
+            "reaches the network"
+        )
+    return bool(beyond) and insecure
 
 
 def check_store(name: str, url: str) -> None:

@@ -403,5 +403,7 @@ def run_server() -> None:
             start_timeout_seconds=connection.start_timeout_seconds,
             once=True,
             token_file=connection.token_file or None,
+            keys=connection.keys or None,
+            insecure=connection.insecure,
         )
     )

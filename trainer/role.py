@@ -6,19 +6,24 @@ This is the only place outside ``pserver/__main__.py`` that reads the environmen
 from __future__ import annotations
 
 import enum
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from pserver.config import (
     HEARTBEAT_TIMEOUT_SECONDS,
     START_TIMEOUT_SECONDS,
     TRANSPORT_CHOICES,
+    check_protected,
     check_seconds,
     split_endpoint,
 )
 from pserver.security.access import Access
+
+log = logging.getLogger(__name__)
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -49,6 +54,8 @@ class Connection:
         plan_only: print the plan and end, instead of joining servers: what ``pserver plan`` asks of
             a script.
         token_file: the file with this process's key; "": it has none.
+        keys: the folder of this host's keys, for TLS to the servers; "": without.
+        insecure: servers may be beyond this host without keys.
     """
 
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
@@ -56,6 +63,8 @@ class Connection:
     transport: str = "auto"
     plan_only: bool = False
     token_file: str = ""
+    keys: str = ""
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORT_CHOICES:
@@ -66,8 +75,8 @@ class Connection:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
-        """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT, PSERVER_TRANSPORT and
-        PSERVER_TOKEN_FILE, each optional.
+        """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT, PSERVER_TRANSPORT, PSERVER_TOKEN_FILE,
+        PSERVER_KEYS and PSERVER_INSECURE, each optional.
 
         Raises:
             ValueError: one of them holds something else than it should; the message names it.
@@ -79,16 +88,33 @@ class Connection:
             environ.get("PSERVER_TRANSPORT", "auto"),
             environ.get("PSERVER_PLAN_ONLY", "") == "1",
             environ.get("PSERVER_TOKEN_FILE", ""),
+            environ.get("PSERVER_KEYS", ""),
+            environ.get("PSERVER_INSECURE", "") == "1",
         )
 
-    @property
-    def access(self) -> Access:
+    def access_to(self, endpoints: Sequence[str]) -> Access:
         """What this trainer proves to servers, and asks of them.
 
+        Args:
+            endpoints: HOST:PORT of each server.
+
         Raises:
-            ValueError: the token file cannot be read, or holds no key.
+            ValueError: the token file or the keys cannot be read; or a server is beyond this host,
+                and there are neither keys nor PSERVER_INSECURE.
         """
-        return Access.of_file(self.token_file)
+        if check_protected("PSERVER_ENDPOINTS", endpoints, self.keys, self.insecure):
+            _warn_of_clear_text(tuple(endpoints))
+        return Access.of(self.token_file, self.keys, "trainer")
+
+
+@cache
+def _warn_of_clear_text(endpoints: tuple[str, ...]) -> None:
+    """Once."""
+    log.warning(
+        "PSERVER_INSECURE: what goes to %s and comes from there is not encrypted: who reaches that "
+        "network can read and change models",
+        ", ".join(endpoints),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,10 @@ class Client:
     def _connect(self) -> Stream:
         host, _ = split_endpoint(self.endpoint)
         return TRANSPORTS[self.transport].connect(
-            host, self._reply.data_port, timeout_seconds=self._heartbeat_timeout / CONNECT_TRIES
+            host,
+            self._reply.data_port,
+            timeout_seconds=self._heartbeat_timeout / CONNECT_TRIES,
+            keys=self._access.keys,
         )
 
     def _connect_joining(self) -> Stream:

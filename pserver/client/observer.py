@@ -132,7 +132,9 @@ class Observer:
         host, _ = split_endpoint(self.endpoint)
         connect = TRANSPORTS[self._reply.transport].connect
         timeout = self._reply.heartbeat_timeout_seconds
-        stream = connect(host, self._reply.data_port, timeout_seconds=timeout)
+        stream = connect(
+            host, self._reply.data_port, timeout_seconds=timeout, keys=self._access.keys
+        )
         numbered = SequencedStream(stream, ByteCounters())
         hello = Hello(session=self._reply.session, stream=number)
         greet(numbered, hello, self._access, self.endpoint, timeout / 4)

@@ -19,7 +19,7 @@ EXAMPLES = """examples:
       host a's part of a larger one; the same on b, with --host b
   pserver launch --nccl2 --trainers 2 train.py
       the collective mode: no servers, the trainers average their gradients among themselves
-  pserver serve --endpoint 0.0.0.0:6174
+  pserver serve --endpoint 0.0.0.0:6174 --keys keys/a
       one parameter server, for trainers that are started by other means
   pserver plan train.py --servers 4 --trainers 8
       what that would put where, without starting any of it
@@ -50,6 +50,8 @@ RESET = """Drops what a failed job has left on these servers, so that any job ma
 whose job runs is left alone: end its trainers first."""
 KEYS = """Makes the keys with which the processes of a cluster know each other, and manages them.
 The folder stays with the operator; each host gets a copy of its own part."""
+KEYS_HELP = "this host's folder of keys, for TLS on every port (PSERVER_KEYS)"
+INSECURE_HELP = "endpoints beyond this host without keys (PSERVER_INSECURE=1)"
 ENDPOINTS = "HOST:PORT[,HOST:PORT...]"
 
 
@@ -119,6 +121,8 @@ def parser() -> Parser:
     reset.add_argument("endpoints", metavar=ENDPOINTS)
     keys = commands.add_parser("keys", help="make and manage a cluster's keys", description=KEYS)
     add_keys(keys)
+    for each in (status, save, reset):
+        each.add_argument("--keys", metavar="DIR", help=KEYS_HELP)
     root.commands = commands.choices
     return root
 
@@ -209,6 +213,8 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         help="how long a failed job's values are kept from other jobs, for `pserver save` "
         "(default: 600; with --once 0)",
     )
+    add("--keys", metavar="DIR", default=UNSET, help=KEYS_HELP)
+    add("--insecure", action="store_true", default=UNSET, help=INSECURE_HELP)
     add("--program", metavar="FILE", default=UNSET, help="a saved pserver program to start with")
     add(
         "--threads",
@@ -308,6 +314,8 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         help="how long the processes wait for one another to come up (default: 300)",
     )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
+    add("--keys", metavar="DIR", help=KEYS_HELP)
+    add("--insecure", action="store_true", help=INSECURE_HELP)
     add(
         "--log-dir",
         metavar="DIR",

@@ -11,21 +11,25 @@ from pserver.security import token_files
 from pserver.security.access import Access
 from pserver.transport.endpoint import is_here
 
-VARIABLE = "PSERVER_TOKEN_FILE"
+VARIABLE, KEYS = "PSERVER_TOKEN_FILE", "PSERVER_KEYS"
+ROLES = ("operator", "trainer")  # the first one with a key counts
 
 
-def access_of(endpoint: str, environ: Mapping[str, str]) -> Access:
+def access_of(endpoint: str, environ: Mapping[str, str], keys: str | None = None) -> Access:
     """The access to the server of an endpoint.
 
     Args:
         endpoint: HOST:PORT.
         environ: the process's environment variables.
+        keys: ``--keys``; None: what PSERVER_KEYS says.
 
     Raises:
-        ValueError: the token file cannot be read, or holds no key.
+        ValueError: the token file, or the folder of keys, cannot be read, or holds no key.
     """
+    keys = keys or environ.get(KEYS)
     if named := environ.get(VARIABLE):
-        return Access.of_file(named)
+        return Access.of(named, keys, *ROLES)
     host, port = split_endpoint(endpoint)
     left = token_files.published(port, environ)
-    return Access.of_file(str(left) if left is not None and is_here(host) else None)
+    token = str(left) if left is not None and is_here(host) else None
+    return Access.of(token, keys, *ROLES)

@@ -21,6 +21,8 @@ VARIABLES = {
     "PSERVER_CONNECTIONS": "connections",
     "PSERVER_CHECKSUM": "checksum",
     "PSERVER_TOKEN_FILE": "token_file",
+    "PSERVER_KEYS": "keys",
+    "PSERVER_INSECURE": "insecure",
 }
 
 KINDS: dict[str, type] = {"keep_failed_seconds": float}  # of settings whose default is None
@@ -81,6 +83,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             found[name] = text
             if name.endswith("_seconds"):
                 found[name] = checked(partial(check_seconds, variable, text))
+            elif name == "insecure":
+                found[name] = text == "1"
             elif name == "connections" and text.isdecimal():
                 found[name] = int(text)
     return found

@@ -17,7 +17,7 @@ from pserver.control.calls import CALLS
 from pserver.control.rpc_errors import from_rpc_error, named
 from pserver.errors import PServerError, Unreachable
 from pserver.polling import poll
-from pserver.security import call_proof
+from pserver.security import call_proof, tls
 from pserver.security.access import OPEN, Access
 from pserver.security.question import Question
 from pserver.transport.dialled_channel import DialledChannel
@@ -75,7 +75,7 @@ class ControlClient:
         self._access = access
         self._name = name or endpoint
         self._timeout = timeout_seconds
-        self._dialled = DialledChannel(*split_endpoint(endpoint))
+        self._dialled = DialledChannel(*split_endpoint(endpoint), access.keys)
 
     @property
     def redials(self) -> int:
@@ -93,6 +93,7 @@ class ControlClient:
 
         Raises:
             Unreachable: it was not, within ``timeout_seconds``.
+            Untrusted: one end does not take the other's certificate, or has none.
         """
         reason = ""
         text = f"{self._name}: waiting for the server (for up to {timeout_seconds:g} s)"
@@ -115,6 +116,7 @@ class ControlClient:
                 reason = str(from_rpc_error(error, self.endpoint, "a health check"))
                 reason = reason.removeprefix(self.endpoint).lstrip(": ")
                 self._dialled.drop(channel)
+                self._check_plain()
         raise Unreachable(f"{self._name}: no server there within {timeout_seconds:g} s: {reason}")
 
     def join(self, request: wire.JoinRequest, timeout: float | None = None) -> wire.JoinReply:
@@ -249,6 +251,8 @@ class ControlClient:
                 if again and channel is not None:
                     self._dialled.drop(channel)
                 if not again or not tries or time.monotonic() + pause >= deadline:
+                    if channel is not None and again:
+                        self._check_plain()
                     raise failure from error
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -289,6 +293,10 @@ class ControlClient:
         reply = challenge(asked, timeout=timeout)
         question.answered(reply.nonce, reply.proof)
         return call_proof.to_metadata(question.proof(name, said))
+
+    def _check_plain(self) -> None:
+        """Raises Untrusted if this end alone has no keys."""
+        tls.check_plain(*split_endpoint(self.endpoint), self._access.keys)
 
     def _failure(self, error: Exception, name: str) -> tuple[PServerError, bool]:
         """The error that a try has ended with, and whether another try may help."""

@@ -28,6 +28,7 @@ from pserver.security.guard import Guard, check
 from pserver.security.nonces import Stale
 from pserver.transport.call_threads import Answer, CallThreads
 from pserver.transport.endpoint import check_free, of_peer, spell
+from pserver.transport.grpc_security import bearer_of, listen_on
 from pserver.transport.grpc_stream import SERVICE, Exchanges, server_options
 from pserver.transport.health_service import HealthService
 
@@ -72,7 +73,7 @@ class ControlServer:
         self._health = HealthService()
         self._exchanges: Exchanges | None = None
         try:
-            self.port: int = self._server.add_insecure_port(spell(host, port))
+            self.port = listen_on(self._server, spell(host, port), access.keys)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {spell(host, port)}: {error}") from error
         self.guard = Guard(access, self.port)
@@ -145,10 +146,12 @@ class ControlServer:
         """The request, if whoever makes it may."""
         _, kind, _ = CALLS[name]
         proof = call_proof.from_metadata(context.invocation_metadata())
-        role = self.guard.admit(name, received, proof)
+        bearer = bearer_of(context)
+        role = self.guard.admit(name, received, proof, bearer)
         request = kind.FromString(received)
         check(role, permissions.role_for_call(name, request), name)
         if permissions.is_logged(name, request):
             key = "without a key" if self.guard.is_open else f"with the {role.word}'s key"
+            key = key if bearer is None else f"with the key of {bearer}"
             log.info("%s, %s, from %s", name, key, of_peer(context.peer()))
         return request

@@ -3,10 +3,13 @@ process, because it imports gRPC, and ``launch`` does not.
 
 ::
 
-    python -m pserver.launcher.last_word TOKEN ENDPOINTS "1=its process ended with status 3" ...
+    python -m pserver.launcher.last_word TOKEN KEYS ENDPOINTS "1=its process ended with status 3"
 
-TOKEN is the path of the operator's token file, or "".  A trainer that has joined tells its end
-itself, or is missed by its heartbeat; this is for one that dies before the servers have seen it.
+TOKEN is the path of the operator's token file, KEYS the folder of this host's keys, each or "".
+With keys it must have an operator's: others do not speak for a process that has ended.
+
+A trainer that has joined tells its end itself, or is missed by its heartbeat; this is for one that
+dies before the servers have seen it.
 """
 
 from __future__ import annotations
@@ -42,4 +45,5 @@ def tell(access: Access, endpoints: Sequence[str], words: Sequence[str]) -> None
 
 
 if __name__ == "__main__":
-    tell(Access.of_file(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:])
+    access = Access.of(sys.argv[1], sys.argv[2], "operator", "trainer")
+    tell(access, sys.argv[3].split(","), sys.argv[4:])

@@ -371,7 +371,8 @@ class _Supervisor:
         endpoints = list(self.endpoints.values()) if local else self.cluster.servers
         if endpoints and words:
             with suppress(subprocess.TimeoutExpired):
-                command = [*LAST_WORD, self.tokens.operator, ",".join(endpoints), *words]
+                keys = self.environment.get("PSERVER_KEYS", "")
+                command = [*LAST_WORD, self.tokens.operator, keys, ",".join(endpoints), *words]
                 # local servers may have ended with their job, while a trainer still evaluates
                 quiet = subprocess.DEVNULL if local else None
                 subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)

@@ -14,44 +14,55 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pserver.config import split_endpoint
-from pserver.errors import Unreachable
-from pserver.transport.endpoint import reach, spell
+from pserver.errors import Unreachable, Untrusted
+from pserver.security import tls
+from pserver.security.keys import Keys
+from pserver.transport.endpoint import spell
+from pserver.transport.grpc_security import open_channel
 
 ASK_SECONDS = 3.0  # a probe is given more by the image and by the compose file
 
 
-def show(endpoints: Sequence[str], out: TextIO = sys.stdout) -> int:
+def show(endpoints: Sequence[str], out: TextIO = sys.stdout, keys: str | None = None) -> int:
     """Prints a line for each server.
 
     Args:
         endpoints: HOST:PORT of each server.
+        keys: the folder of any keys of the cluster, where servers have keys.
+
+    Raises:
+        ValueError: there are no keys in that folder.
 
     Returns:
         0 if all of them take trainers, otherwise 1.
     """
-    obstacles = [obstacle(endpoint) for endpoint in endpoints]
+    own = Keys(keys, ("operator", "trainer", "server")) if keys else None
+    obstacles = [obstacle(endpoint, keys=own) for endpoint in endpoints]
     for endpoint, reason in zip(endpoints, obstacles, strict=True):
         print(f"{endpoint}: not ready: {reason}" if reason else f"{endpoint}: ready", file=out)
     return 1 if any(obstacles) else 0
 
 
-def obstacle(endpoint: str, timeout_seconds: float = ASK_SECONDS) -> str:
+def obstacle(endpoint: str, timeout_seconds: float = ASK_SECONDS, keys: Keys | None = None) -> str:
     """Why a server takes no trainers; "" if it does.
 
     Args:
         timeout_seconds: for each of the connection and the answer.
+        keys: this process's, where the server has keys.
     """
     host, port = split_endpoint(endpoint)
-    try:
-        address = reach(host, port, timeout_seconds)
-    except Unreachable as error:
-        return str(error).removeprefix(f"{spell(host, port)}: ")
     options = [("grpc.enable_http_proxy", 0)]  # that fetches packages, and has no servers behind it
-    with grpc.insecure_channel(spell(address, port), options=options) as channel:
+    try:
+        opened = open_channel(host, port, options, timeout_seconds, keys)
+    except (Unreachable, Untrusted) as error:
+        return str(error).removeprefix(f"{spell(host, port)}: ")
+    with opened as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=timeout_seconds
             )
         except grpc.RpcError as error:
+            if tls.speaks_tls(host, port) and keys is None:
+                return f"it speaks TLS: {tls.ONE_SIDED}"
             return f"no answer to a health check: {error.details() or error.code().name}"
     return "" if reply.status == health_pb2.HealthCheckResponse.SERVING else "it is shutting down"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.table import Table
 
+from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.control.rpc_errors import about
 from pserver.errors import PServerError
+from pserver.security import tls
 from pserver.security.access import OPEN, Access, always_open
+from pserver.security.certificates import Bearer
 from pserver.wire_pb2 import StatusReply, StatusRequest, TableStatus, TrainerStatus
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports", "up")
@@ -40,7 +45,9 @@ def show(
     lines, errors = [], []
     for endpoint in endpoints:
         try:
-            reply = ask(endpoint, variables, access_of(endpoint))
+            access = access_of(endpoint)
+            reply = ask(endpoint, variables, access)
+            lines += [f"{endpoint}: {text}" for text in expiring(endpoint, access)]
         except PServerError as error:
             table.add_row(endpoint, "unreachable")
             errors.append(str(error))  # which names the endpoint
@@ -80,6 +87,20 @@ def ask(endpoint: str, variables: bool = False, access: Access = OPEN) -> Status
         return client.status(StatusRequest(variables=variables))
     finally:
         client.close()
+
+
+def expiring(endpoint: str, access: Access) -> list[str]:
+    """What is to be said of the end of the server's certificate: nothing until it is near."""
+    if access.keys is None:
+        return []
+    host, port = split_endpoint(endpoint)
+    try:
+        with socket.create_connection((host, port), ASK_SECONDS) as connection:
+            shown = Bearer.of_pem(tls.ask(connection, access.keys, host))
+    except OSError:  # it has answered a moment ago
+        return []
+    warning = shown.warning(datetime.now(UTC))
+    return [warning] if warning else []
 
 
 def cells(reply: StatusReply) -> tuple[str, ...]:

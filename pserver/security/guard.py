@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from hmac import compare_digest
 
-from pserver.errors import NotAllowed, Refused
+from pserver.errors import NotAllowed, Refused, Untrusted
 from pserver.security.access import OPEN, Access
+from pserver.security.certificates import CLIENTS, Bearer
 from pserver.security.nonces import NONCE_BYTES, Nonces
 from pserver.security.proof import Challenge, Proof, client_code, server_code
 from pserver.security.role import Role
@@ -34,6 +35,7 @@ class Guard:
     def __init__(
         self, access: Access, port: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._keys = access.keys
         self._secrets: dict[str, Secret] = {}
         if access.secret is not None:
             if access.role is not Role.OPERATOR:
@@ -48,10 +50,10 @@ class Guard:
     @property
     def is_open(self) -> bool:
         """Whether everybody may ask for everything."""
-        return not self._secrets
+        return not self._secrets and self._keys is None
 
     def answer(self, role: str, client_nonce: bytes) -> tuple[bytes, bytes]:
-        """A challenge, and this server's own proof; both empty where the server is open.
+        """A challenge, and this server's own proof; both empty where it has no secret.
 
         Args:
             role: the word of the role that the client has a key of.
@@ -60,25 +62,47 @@ class Guard:
         Raises:
             Refused: there is no such role, or the nonce has another size.
         """
-        if self.is_open:
+        if not self._secrets:
             return b"", b""
         nonce = self._nonces.make()
         challenge, secret = self._challenge(role, client_nonce, nonce)
         return nonce, server_code(secret, challenge)
 
-    def admit(self, name: str, request: bytes, proof: Proof | None) -> Role:
-        """The role of whoever makes a request.
+    def admit(
+        self,
+        name: str,
+        request: bytes,
+        proof: Proof | None,
+        bearer: Bearer | None = None,
+        here: bool = False,
+    ) -> Role:
+        """The role of whoever makes a request: where both are asked for, the lesser of what the
+        secret and the certificate give.
 
         Args:
             name: of the call, or "HELLO".
             request: its bytes.
             proof: what came with it, if something did.
+            bearer: whose certificate the connection has, under TLS.
+            here: it came over shared memory, from a process of this user, which has no certificate.
 
         Raises:
             NotAllowed: there is no proof, it is wrong, or it has been shown before.
+            Untrusted: there is no certificate, or it does not count any more.
             Stale: its challenge has ended.
         """
-        if self.is_open:
+        role = self._certified(bearer, here)
+        return min(role, self._proved(name, request, proof))
+
+    def _certified(self, bearer: Bearer | None, here: bool) -> Role:
+        if self._keys is None or (here and bearer is None):
+            return Role.OPERATOR
+        if bearer is None:
+            raise Untrusted("expected a certificate, got none (--keys, PSERVER_KEYS)")
+        return Role[self._keys.check(bearer, *CLIENTS).role.upper()]
+
+    def _proved(self, name: str, request: bytes, proof: Proof | None) -> Role:
+        if not self._secrets:
             return Role.OPERATOR
         if proof is None:
             raise NotAllowed(NEEDED)

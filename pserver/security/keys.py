@@ -138,8 +138,15 @@ class Keys:
 
 
 def _stamp(files: Sequence[Path]) -> Stamp:
-    states = [file.stat() for file in files]
-    return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in states)
+    found = []
+    for file in files:
+        try:
+            state = file.stat()
+        except FileNotFoundError:
+            found.append((0, 0, 0))
+        else:
+            found.append((state.st_mtime_ns, state.st_size, state.st_ino))
+    return tuple(found)
 
 
 def _load(files: Sequence[Path], stamp: Stamp) -> _Read:

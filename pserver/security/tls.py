@@ -97,11 +97,12 @@ def check_plain(host: str, port: int, keys: Keys | None) -> None:
     Raises:
         Untrusted: it was.
     """
-    if keys is None and _speaks_tls(host, port):
+    if keys is None and speaks_tls(host, port):
         raise Untrusted(f"{host}:{port}: the other end speaks TLS: {ONE_SIDED}")
 
 
-def _speaks_tls(host: str, port: int) -> bool:
+def speaks_tls(host: str, port: int) -> bool:
+    """Whether a TLS server listens there, whoever it is: for messages."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

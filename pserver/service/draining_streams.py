@@ -6,7 +6,8 @@ of an answer or waits for its trainer, so that answers are finished before DRAIN
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from threading import Condition, Thread
 
@@ -15,6 +16,8 @@ from pserver.limits import Limits
 from pserver.transport.half_open import HalfOpen, address_of
 from pserver.transport.stream import Buffer, Land, Stream
 from pserver.wire_pb2 import Frame, Kind
+
+log = logging.getLogger(__name__)
 
 
 class DrainingStreams:
@@ -52,6 +55,16 @@ class DrainingStreams:
     def end_late(self) -> None:
         """Breaks streams that have said no HELLO in time; somebody calls it now and then."""
         self._strangers.end_late()
+
+    def end_revoked(self, revoked: Set[int]) -> None:
+        """Breaks the streams whose peers had certificates of these serial numbers."""
+        if not revoked:
+            return
+        with self.condition:
+            streams = [each for each in self._open if each.bearer and each.bearer.serial in revoked]
+        for stream in streams:
+            log.warning("the stream of %s ends: its key is revoked", stream.bearer)
+            stream.cancel()
 
     def drain(self, grace_seconds: float) -> None:
         """Waits until no stream is in the middle of an answer, then sends DRAIN on each.

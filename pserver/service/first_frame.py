@@ -34,7 +34,8 @@ def hello_of(stream: Stream, guard: Guard) -> tuple[Hello, Role]:
         proof = Proof(asked.role, asked.nonce, nonce, hello.proof)
     said = hello_bytes(hello.session, hello.trainer_id, hello.lane, hello.stream, hello.tables)
     try:
-        role = guard.admit("HELLO", said, proof)
+        here = stream.transport in ("shm", "inprocess")
+        role = guard.admit("HELLO", said, proof, stream.bearer, here)
     except Stale as error:
         raise Unreachable(str(error)) from error
     return hello, role

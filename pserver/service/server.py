@@ -14,7 +14,6 @@ ends last, so that trainers can still ask for the reason and leave.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import resource
 import signal
@@ -28,7 +27,7 @@ from types import FrameType, TracebackType
 
 import torch
 
-from pserver.config import ServerConfig, split_endpoint
+from pserver.config import ServerConfig, is_loopback, split_endpoint
 from pserver.control.control_server import ControlServer
 from pserver.errors import Draining, PServerError
 from pserver.job.job import Job
@@ -105,7 +104,7 @@ class Server:
         if program is None and self.config.program is not None:
             program = Program.load(self.config.program)
         host, port = split_endpoint(self.config.endpoint)
-        access = Access.of_file(self.config.token_file)
+        access = self._access = Access.of(self.config.token_file, self.config.keys, "server")
         self._control = ControlServer(host, port, access, self.config.limits)
         self.endpoint = spell(host, self._control.port)
         try:
@@ -114,7 +113,8 @@ class Server:
             self._close_transports(0.0)
             self._control.stop(0.0)
             raise
-        _warn_if_open(host, self.endpoint)
+        if self.config.keys is None:
+            _warn_if_open(host, self.endpoint)
         return self.endpoint
 
     def _open(self, host: str, program: Program | None) -> None:
@@ -129,6 +129,7 @@ class Server:
                 self.config.data_port,
                 self.config.connections,
                 self.config.checksum,
+                keys=self._access.keys,
                 limits=self.config.limits,
             )
             self._transports.append(listener)
@@ -186,9 +187,9 @@ class Server:
     def _openness(self) -> str:
         """Who may ask the server for something, for its readiness line."""
         if not self._control.guard.is_open:
-            return ", with a key"
+            return ", with keys" if self._access.keys is not None else ", with a key"
         host, _ = split_endpoint(self.endpoint)
-        return f", open to {'this host' if _is_loopback(host) else 'the network'}"
+        return f", open to {'this host' if is_loopback(host) else 'the network'}"
 
     @property
     def draining(self) -> bool:
@@ -241,6 +242,8 @@ class Server:
                 self.job.tick()
                 self._streams.end_late()
                 self._control.end_late()
+                if self._access.keys is not None:
+                    self._streams.end_revoked(self._access.keys.revoked)
             except Exception:
                 log.exception("the server's clock thread failed")
 
@@ -376,17 +379,10 @@ def _signals(asked: _Asked) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _warn_if_open(host: str, endpoint: str) -> None:
-    if not _is_loopback(host):
+    if not is_loopback(host):
         log.warning(
-            "%s is open to the network, without encryption or passwords: who reaches it can "
-            "change models",
+            "%s is open to the network, without encryption: who reaches it can read and change "
+            "models",
             endpoint,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -79,7 +80,12 @@ def listen_on(server: grpc.Server, address: str, keys: Keys | None) -> int:
 def bearer_of(context: grpc.ServicerContext) -> Bearer | None:
     """Who calls; None without TLS."""
     certificates = context.auth_context().get("x509_pem_cert")
-    return Bearer.of_pem(certificates[0]) if certificates else None
+    return _bearer(certificates[0]) if certificates else None
+
+
+@lru_cache(maxsize=1024)
+def _bearer(pem: bytes) -> Bearer:
+    return Bearer.of_pem(pem)
 
 
 def _configured(keys: Keys) -> tuple[bytes, bytes, bytes]:

@@ -227,7 +227,7 @@ def test_serve_flags_are_the_fields_of_the_configuration(
         ("threads = true\n", "threads: expected a value like"),
         ("endpoint = 6174\n", "endpoint: expected a value like"),
         ("threads = \n", "server.toml"),
-        ('tls_key = "t"\n', "tls_key: this version has no TLS yet"),
+        ('insecure = true\nkeys = "k"\n', "insecure: expected this or keys, got both"),
     ],
 )
 def test_a_wrong_file_of_settings_is_refused(

@@ -36,7 +36,7 @@ def clients_of(
         if deployment.wait_port
         else connection.heartbeat_timeout_seconds
     )
-    access = connection.access
+    access = connection.access_to(deployment.endpoints)
     identity = _identity(deployment, connection, incarnation or secrets.token_hex(8))
     return [
         Client(

@@ -313,6 +313,8 @@ class Executor:
             start_timeout_seconds=connection.start_timeout_seconds,
             once=True,
             token_file=connection.token_file or None,
+            keys=connection.keys or None,
+            insecure=connection.insecure,
         )
         values = {variable.name: self._scope[variable.name] for variable in held}
         serve_job(config, replace(program, storage=Storage(values, None, rows=self._rows)))

@@ -30,7 +30,7 @@ class Arrival:
             role.server_endpoints,
             role.trainer_id,
             self.incarnation,
-            Connection.from_environment().access,
+            Connection.from_environment().access_to(role.server_endpoints),
         )
         termination.add(self._announcement.failed)
         atexit.register(self._abandoned)

@@ -58,6 +58,9 @@ def test_files_in_the_middle_of_a_change_do_not_count(
     assert [keys.bearer, keys.bearer] == [before, before]
     assert sum("count on" in line for line in caplog.messages) == 1
 
+    (own / "trainer.pem").unlink()
+    assert [keys.bearer, keys.bearer] == [before, before]
+    assert sum("count on" in line for line in caplog.messages) == 2
     shutil.copyfile(own / "server.pem", own / "trainer.pem")
     assert keys.bearer.role == "server"
 
