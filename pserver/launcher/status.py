@@ -12,7 +12,7 @@ from rich.table import Table
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.control.rpc_errors import about
-from pserver.errors import PServerError
+from pserver.errors import PServerError, Refused
 from pserver.security import tls
 from pserver.security.access import OPEN, Access, always_open
 from pserver.security.certificates import Bearer
@@ -49,7 +49,8 @@ def show(
             reply = ask(endpoint, variables, access)
             lines += [f"{endpoint}: {text}" for text in expiring(endpoint, access)]
         except PServerError as error:
-            table.add_row(endpoint, "unreachable")
+            said_no = isinstance(error, Refused)
+            table.add_row(endpoint, "refused" if said_no else "unreachable")
             errors.append(str(error))  # which names the endpoint
             continue
         table.add_row(endpoint, *cells(reply))

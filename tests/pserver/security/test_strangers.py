@@ -4,17 +4,20 @@ and with another job's, and where it is no trainer's business, with a trainer's;
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from google.protobuf.message import Message
+from rich.console import Console
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import Busy, NotAllowed, Refused
+from pserver.launcher.status import show
 from pserver.security import token_files
 from pserver.security.access import Access
 from pserver.security.role import Role
@@ -257,8 +260,13 @@ def test_a_recorded_hello_is_worth_nothing(
 
 def test_a_key_is_asked_for_in_words(server: Server) -> None:
     """Who has none is told how to get one."""
+    control, shown = ControlClient(server.endpoint, SECONDS), io.StringIO()
     with pytest.raises(NotAllowed, match=f"^{server.endpoint}: .*set PSERVER_TOKEN_FILE"):
-        ControlClient(server.endpoint, SECONDS).status()
+        control.status()
+    control.close()
+
+    assert show([server.endpoint], Console(file=shown, width=200)) == 1
+    assert "refused" in shown.getvalue() and "unreachable" not in shown.getvalue()
 
 
 def test_an_open_server_is_refused_by_who_has_a_key(secret: Secret) -> None:
