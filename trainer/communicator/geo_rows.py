@@ -8,6 +8,9 @@ y becomes z (x = y = z for a row that is new here).  At the end of the window de
 trainers of every row that was trained in it leaves, and y moves by delta.  Only such a first lookup
 waits: for the server's reply to the last message, so that z has everything in it that y has.
 Optimizer states stay with the trainer.
+
+A row has a slot from its first lookup on.  By slot stand y, and the numbers of the windows in which
+the row was last asked for and last trained, so that a window ends by counting up.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ import torch
 from pserver.client.channel import Hparams
 from pserver.table.gradient import RowGradient, total_of
 from pserver.table.index import Index
+from pserver.table.memory import Memory
 from pserver.table.sparse_table import SparseTable
 from pserver.transport.codec import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS
 from trainer.communicator.written_tables import initial_of
 from trainer.embedding.row_source import Arrived
-from transpiler.ir.rules import Rule
-from transpiler.ir.tables import Segment, ShowClickEntry, Table
+from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
 
@@ -66,11 +69,13 @@ class GeoRows:
             for segment, rule in zip(table.segments, rules, strict=True)
         ]
         self._own = SparseTable(here, rules)  # x, and states
-        still = Rule("sgd", {"lr": 0.0, "weight_decay": 0.0})
-        self._known = SparseTable(replace(here, segments=(Segment(0, table.dim, 0),)), [still])  # y
-        self._here = Index()  # ids that have an x and a y
-        self._fresh = Index()  # ids that were asked for in this window
-        self._trained: list[RowGradient] = []  # step by step, of this window
+        self._slots = Index()  # of the rows that have an x and a y
+        self._known = Memory(table.dim, np.dtype(table.dtype).type)  # y, by slot
+        self._asked_in = Memory(0, np.int64)  # windows, by slot
+        self._trained_in = Memory(0, np.int64)
+        self._window = 1
+        self._trained: list[Array] = []  # slots, step by step, each once in this window
+        self._counted: list[RowGradient] = []  # statistics, step by step, of this window
         self._trainers = plan.trainers
         self._counts = isinstance(table.entry, ShowClickEntry)
         self._dim, self._dtype = table.dim, DTYPES[table.dtype]
@@ -81,39 +86,65 @@ class GeoRows:
         """The ids that were not looked up in this window yet; where there are some, waits until the
         servers may be asked.
         """
-        slots, missing = self._fresh.locate(ids.numpy())
-        if not missing:
+        fresh = self._fresh(self._slots.locate(ids.numpy())[0])
+        if fresh.all():
             return ids[:0]
         self._wait_for_replies()
-        return ids[torch.from_numpy(slots < 0)]
+        return ids[torch.from_numpy(~fresh)]
 
     def pull(self, ids: torch.Tensor, arrived: Arrived | None = None) -> torch.Tensor:
         """Rows of unique ids, int64 [u] on the CPU -> [u, dim], as this trainer trains them."""
-        asked = self.asks(ids)
-        if len(asked):
-            served = None if arrived is None else arrived.of(asked)
-            self._refresh(asked.numpy(), self._pull(asked) if served is None else served)
-        return self._rows(self._own, ids.numpy())
+        wanted = ids.numpy()
+        slots, _ = self._slots.locate(wanted)
+        fresh = self._fresh(slots)
+        if fresh.all():
+            return self._rows(wanted)
+        self._wait_for_replies()
+        asked = ids[torch.from_numpy(~fresh)]
+        served = None if arrived is None else arrived.of(asked)
+        served = self._pull(asked) if served is None else served
+        rows = torch.empty((len(ids), self._dim), dtype=self._dtype)
+        rows[torch.from_numpy(~fresh)] = self._refresh(asked.numpy(), slots[~fresh], served)
+        rows[torch.from_numpy(fresh)] = self._rows(wanted[fresh])
+        return rows
 
-    def _refresh(self, ids: Array, served: torch.Tensor) -> None:
-        slots, _ = self._here.locate(ids)
+    def _fresh(self, slots: Array) -> Array:
+        """bool[n]: which of these slots (-1: none) were asked for in this window."""
+        fresh: Array = (slots >= 0) & (self._asked_in.array[slots] == self._window)
+        return fresh
+
+    def _refresh(self, ids: Array, slots: Array, served: torch.Tensor) -> torch.Tensor:
+        """Moves the rows of these ids by what the servers have changed; gives them."""
         old = np.flatnonzero(slots >= 0)
-        mine = served.clone()
+        mine = served
         if len(old):
-            kept = np.ascontiguousarray(ids[old])
-            moved = served[old] - self._rows(self._known, kept)
-            mine[old] = self._rows(self._own, kept) + moved
+            moved = served[old] - torch.from_numpy(self._known.array[slots[old]])
+            mine = served.clone()
+            mine[old] = self._rows(ids[old]) + moved
             # the servers refuse what is not finite
             mine = torch.where(mine.isfinite(), mine, served)
         self._own.assign(ids, mine.numpy())
-        self._known.assign(ids, served.numpy())
-        new = np.ascontiguousarray(ids[slots < 0])
-        self._here.insert(new, 0, 0)
-        self._fresh.insert(ids, 0, 0)
+        slots = self._with_slots(ids, slots)
+        self._known.array[slots] = served.numpy()
+        self._asked_in.array[slots] = self._window
+        return mine
 
-    def _rows(self, table: SparseTable, ids: Array) -> torch.Tensor:
+    def _with_slots(self, ids: Array, slots: Array) -> Array:
+        """The slots of these ids, where those that have none (-1) get one, with the initial value
+        as their y.
+        """
+        missing = slots < 0
+        if missing.any():
+            new = ids[missing]
+            slots[missing] = fresh = self._slots.insert(new, 0, 0)
+            for memory in (self._known, self._asked_in, self._trained_in):
+                memory.need(self._slots.used)
+            self._known.array[fresh] = initial_of(self._table, torch.from_numpy(new)).numpy()
+        return slots
+
+    def _rows(self, ids: Array) -> torch.Tensor:
         out = torch.empty((len(ids), self._dim), dtype=self._dtype)
-        table.lookup(ids, out.numpy())
+        self._own.lookup(ids, out.numpy())
         return out
 
     def read(self) -> Rows | None:
@@ -151,23 +182,31 @@ class GeoRows:
         rows = torch.cat([values, initial_of(self._table, others)])
         self.pull(every)
         self._own.assign(every.numpy(), rows.numpy())
-        statistics = torch.zeros(len(every), 2) if self._counts else None
-        self._trained.append(RowGradient(every, rows[:, :0], statistics))
+        self._note(every, torch.zeros(len(every), 2) if self._counts else None)
 
     def invalidate(self) -> None:
         """Drops all rows, because the servers' were replaced: everything is looked up again."""
-        for table in (self._own, self._known):
-            table.clear()
-        self._here.clear()
-        self._fresh.clear()
-        self._trained = []
+        self._own.clear()
+        for memory in (self._known, self._asked_in, self._trained_in):
+            memory.clear(self._slots.used)
+        self._slots.clear()
+        self._trained, self._counted = [], []
 
     def step(self, gradient: RowGradient, hparams: Hparams) -> None:
         """Steps the rows of a gradient by the table's rules, with these hyper-parameters."""
-        ids = gradient.ids.numpy()
         read = [{name: hparams[group][name] for name in names} for group, names in self._read]
-        self._own.update(ids, gradient.rows.numpy(), read)
-        self._trained.append(RowGradient(gradient.ids, gradient.rows[:, :0], gradient.statistics))
+        self._own.update(gradient.ids.numpy(), gradient.rows.numpy(), read)
+        self._note(gradient.ids, gradient.statistics)
+
+    def _note(self, ids: torch.Tensor, statistics: torch.Tensor | None) -> None:
+        """Notes that rows were trained in this window, and their shows and clicks."""
+        slots, _ = self._slots.locate(ids.numpy())
+        slots = self._with_slots(ids.numpy(), slots)
+        first = slots[self._trained_in.array[slots] != self._window]
+        self._trained_in.array[first] = self._window
+        self._trained.append(first)
+        if statistics is not None:
+            self._counted.append(RowGradient(ids, torch.empty(len(ids), 0), statistics))
 
     def end_window(self) -> RowGradient:
         """Ends the window.
@@ -175,15 +214,14 @@ class GeoRows:
         Returns:
             The changes of the rows that were trained in it, divided by the number of trainers.
         """
-        nothing = RowGradient(
-            torch.empty(0, dtype=torch.int64),
-            torch.empty(0, 0),
-            torch.empty(0, 2) if self._counts else None,
-        )
-        trained = total_of(self._trained or [nothing])
-        ids = trained.ids.numpy()
-        delta = (self._rows(self._own, ids) - self._rows(self._known, ids)).div_(self._trainers)
-        self._known.add(ids, delta.numpy())
-        self._fresh.clear()
-        self._trained = []
-        return RowGradient(trained.ids, delta, trained.statistics)
+        slots = np.concatenate([np.empty(0, np.int64), *self._trained])
+        ids = self._slots.ids.array[slots]
+        known = self._known.array[slots]
+        delta = (self._rows(ids) - torch.from_numpy(known)).div_(self._trainers)
+        self._known.array[slots] = known + delta.numpy()
+        statistics = torch.empty(0, 2) if self._counts else None
+        if self._counted:
+            statistics = total_of(self._counted).statistics  # in the same order
+        self._window += 1
+        self._trained, self._counted = [], []
+        return RowGradient(torch.from_numpy(ids), delta, statistics)

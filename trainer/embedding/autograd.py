@@ -30,14 +30,21 @@ def link_to_proxy(
     return linked
 
 
-def gather_rows(rows: Tensor, inverse: Tensor) -> Tensor:
-    """Row ``inverse[i]`` for each i: [u, dim] -> [n, dim].
+def linked_rows(
+    proxy: ProxyParameter, rows: Tensor, inverse: Tensor, ids: Tensor, statistics: Tensor | None
+) -> Tensor:
+    """Row ``inverse[i]`` for each i: [u, dim] -> [n, dim]; each backward pass gives the gradient of
+    ``rows`` to the proxy parameter.
 
     Gradients of one row are summed in the order of occurrence.
+
+    Args:
+        inverse: int32 or int64 [n], on the rows' device.
+        ids, statistics: as of :func:`link_to_proxy`.
     """
     if rows.device.type != "cpu":
-        return F.embedding(inverse, rows)
-    gathered: Tensor = _GatherRows.apply(rows, inverse)  # type: ignore[no-untyped-call]  # torch's own
+        return F.embedding(inverse, link_to_proxy(proxy, rows, ids, statistics))
+    gathered: Tensor = _LinkedRows.apply(proxy, rows, inverse, ids, statistics)  # type: ignore[no-untyped-call]  # torch's own
     return gathered
 
 
@@ -75,22 +82,31 @@ class _LinkToProxy(torch.autograd.Function):
         return torch.zeros_like(ctx.proxy), None, None, None
 
 
-class _GatherRows(torch.autograd.Function):
-    """Rows by index on the CPU; backward sums with the table's own kernel."""
+class _LinkedRows(torch.autograd.Function):
+    """Rows by index on the CPU, linked to a proxy parameter as :class:`_LinkToProxy` does it;
+    backward sums with the table's own kernel.
+    """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, inverse: Tensor) -> Tensor:
-        ctx.count = len(rows)
-        ctx.save_for_backward(inverse)
+    def forward(
+        ctx: Any,
+        proxy: ProxyParameter,
+        rows: Tensor,
+        inverse: Tensor,
+        ids: Tensor,
+        statistics: Tensor | None,
+    ) -> Tensor:
+        ctx.proxy, ctx.inverse, ctx.ids, ctx.statistics = proxy, inverse, ids, statistics
         return rows.index_select(0, inverse)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (inverse,) = ctx.saved_tensors
-        return torch.from_numpy(
-            id_arithmetic.merge(inverse.numpy(), gradient.contiguous().numpy(), ctx.count)
-        ), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        merged = id_arithmetic.merge(
+            ctx.inverse.numpy(), gradient.contiguous().numpy(), len(ctx.ids)
+        )
+        ctx.proxy.receive(RowGradient(ctx.ids, torch.from_numpy(merged), ctx.statistics))
+        return torch.zeros_like(ctx.proxy), None, None, None, None
 
 
 class _GatherBags(torch.autograd.Function):

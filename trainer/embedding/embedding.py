@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
-from trainer.embedding.autograd import gather_rows, link_to_proxy
+from trainer.embedding.autograd import link_to_proxy, linked_rows
 from trainer.embedding.bags import bags_of, pool
 from trainer.embedding.inputs import check_range, fits_range, shows_and_clicks, whole_numbers
 from trainer.embedding.local_rows import LocalRows
@@ -248,7 +248,8 @@ class DistributedEmbedding(TableSettings):
         if self.padding_idx is not None:
             bags, stays = bags.without(self.padding_idx)
             counted = counted if counted is None or stays is None else counted[stays.cpu()]
-        rows, inverse = self._pulled(bags.ids, counted, ahead)
+        rows, inverse, asked, counted = self._pulled(bags.ids, counted, ahead)
+        rows = link_to_proxy(self.proxy, rows, asked, counted)
         return pool(rows, inverse.to(torch.int64), bags, self.pooling).to(self._output)
 
     def _traced(
@@ -289,19 +290,18 @@ class DistributedEmbedding(TableSettings):
         """A row for each id, int64 [n] -> [n, embedding_dim]."""
         stays = None if self.padding_idx is None else ids != self.padding_idx
         if stays is None or bool(stays.all()):
-            return gather_rows(*self._pulled(ids, counted, ahead))
-        rows = gather_rows(
-            *self._pulled(ids[stays], None if counted is None else counted[stays.cpu()], ahead)
-        )
+            return linked_rows(self.proxy, *self._pulled(ids, counted, ahead))
+        counted = None if counted is None else counted[stays.cpu()]
+        rows = linked_rows(self.proxy, *self._pulled(ids[stays], counted, ahead))
         assert self.padding_row is not None, "a table with a padding_idx, without pooling"
         padded = self.padding_row.to(rows).expand(len(ids), self.embedding_dim)
         return padded.masked_scatter(stays.unsqueeze(1), rows)
 
     def _pulled(
         self, ids: Tensor, counted: Tensor | None, ahead: Lookup | None
-    ) -> tuple[Tensor, Tensor]:
-        """The rows of the ids that differ, [u, embedding_dim], and each id's index among them, [n];
-        on the ids' device.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The rows of the ids that differ, [u, embedding_dim], and each id's index among them, [n],
+        on the ids' device; those ids, and their statistics, on the CPU.
         """
         lookup = Lookup.of(ids) if ahead is None else ahead
         asked, inverse = lookup.ids, lookup.inverse
@@ -314,8 +314,7 @@ class DistributedEmbedding(TableSettings):
             raise RuntimeError(f"{self.whose()}: rows: {expected}")
         if counted is not None:
             counted = torch.from_numpy(id_arithmetic.merge(inverse, counted.numpy(), len(asked)))
-        rows = link_to_proxy(self.proxy, rows.to(ids.device), asked, counted)
-        return rows, torch.from_numpy(inverse).to(ids.device)
+        return rows.to(ids.device), torch.from_numpy(inverse).to(ids.device), asked, counted
 
     def _pull(self, ids: Tensor, arrived: Arrived | None) -> Tensor:
         if self.cache is None or not self.training:

@@ -114,9 +114,8 @@ class ProxyParameter(nn.Parameter):
 
     def _show(self, pending: RowGradient) -> None:
         """Sets ``grad`` to the norm of these rows."""
-        norm = float(torch.linalg.vector_norm(pending.rows))
-        self.grad = ProxyGradient.of(torch.full_like(self, norm, requires_grad=False), self)
-        self._recorded = float(self.grad)
+        norm = torch.linalg.vector_norm(pending.rows).to(self.device, self.dtype)
+        self.grad, self._recorded = ProxyGradient.of(norm, self), norm.item()
 
     def pending_rows(self) -> Tensor:
         """The rows of the pending gradient, times the script's factors on ``grad``."""
@@ -168,7 +167,8 @@ class ProxyParameter(nn.Parameter):
         """
         if self.grad is None or self._pending is None:
             return None
-        value, recorded = float(self.grad), self._recorded
+        with torch._C.DisableTorchFunctionSubclass():  # a plain number: the class need not know
+            value, recorded = self.grad.item(), self._recorded
         if value == recorded or recorded == 0.0 or (math.isnan(value) and math.isnan(recorded)):
             return self._pending
         if value == 0.0 or not math.isfinite(recorded):
