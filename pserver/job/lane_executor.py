@@ -113,10 +113,13 @@ class LaneExecutor:
         self._job = job
         self._quiesce = quiesce
         self._workers = workers
-        self._batches = (
+        self._batches: list[Batch] = (
             batches(updates) if lane.kind.waits_for_all else [(name,) for name in updates]
         )
-        self._batches += [(name,) for name in tables]
+        if workers.threads > 1:
+            self._batches += [(name,) for name in tables]
+        elif tables:  # one thread updates all of them, one after the other
+            self._batches.append(tuple(tables))
         self._sizes = [_size(batch, updates) for batch in self._batches]
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
         self.nonfinite = NonFiniteSteps(lane, job)
