@@ -55,10 +55,11 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 3.  ``transport/sequenced.py`` numbers each frame.  ``tcp.py``, ``shm.py`` or ``grpc_stream.py``
     carries it.
 4.  On the server the transport runs a handler for each stream in a thread of its own:
-    ``open_streams.py``, then ``service/draining_streams.py``, then
+    ``open_streams.py``, then ``service/draining_streams.py`` and ``stream_handler.py``, then
     ``service/tensor_service.py``, which answers all frames of this stream.
 5.  GRADIENT: ``service/gradient_assembler.py`` names the destination of each part, and
-    ``codec.scatter`` copies the bytes there, once.  Row gradients (ROWS) go to
+    ``codec.scatter`` copies the bytes there, once (over shared memory a large part lies there
+    already: the trainer has copied it, see ``transport/zones.py``).  Row gradients (ROWS) go to
     ``transport/array_assembler.py``, what a script has written into its parameters (ASSIGN) to
     ``transport/assignment.py``.
 6.  COMMIT: the assemblers check that every gradient is whole, and decompress it
@@ -82,7 +83,8 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
     lock.
 11. The stream's thread sends each slice as soon as it has its new value: ``InstalledProgram.read``
     returns the memory itself in sync mode, and a copy (``job/snapshot.py``) in the others.  VALUE
-    frames leave, then DONE with the outcome.
+    frames leave, then DONE with the outcome.  Over shared memory large values stay: the frame names
+    them, and the trainer copies them from where they are (``transport/zones.py``).
 12. On the trainer the channel's inbox thread copies each value to its destination and resolves the
     reply with DONE.
 
@@ -295,14 +297,17 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     transport/codec.py            the payload stands behind the header
     transport/frame_socket.py     bytes land once
     transport/grpc_stream.py      two threads a stream, on the accepting end
+    transport/memory_file.py      memory may come from a stranger
     transport/sequenced.py        a loss shows
     transport/shm.py              finding each other
-    transport/shm_ring.py         a segment may come from a stranger
     transport/stream.py           who owns a payload
     transport/stream.py           landing
+    transport/stream.py           offered memory
     transport/stream.py           how a stream ends
     transport/tcp.py              one way under TLS
     transport/tcp.py              what was said last arrives
+    transport/zones.py            free zones
+    transport/zones.py            values that change
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ In reading order::
     channel           the requests on one stream: steps, pull, load, lookup, scan
     retrying_stream   below a channel: two threads, sending a request again, PROBE
     greeting          the first frames of a stream: HELLO, and before it the server's proof
+    missed_values     below that: what of a reply has to be asked for once more
     silence           below that: how long nothing has arrived
     replies           what comes back, as plain values
     announcement      a trainer that has not joined yet says that it is there

@@ -41,6 +41,7 @@ from typing import Any
 
 import torch
 
+from pserver.client.missed_values import MissedValues
 from pserver.client.replies import Reply
 from pserver.client.silence import Silence
 from pserver.errors import (
@@ -52,7 +53,7 @@ from pserver.errors import (
     from_wire,
 )
 from pserver.transport import codec
-from pserver.transport.stream import Buffer, Stream
+from pserver.transport.stream import MISSED, Buffer, Stream
 from pserver.wire_pb2 import Done, Frame, Kind, Part
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class RetryingStream:
         # since when, and how often, streams broke with nothing received
         self._breaking: tuple[float, int] | None = None
         self._opened = 1  # streams that were tried
+        self._missed = MissedValues()
         self._corrupt = 0  # streams of this request that brought bytes that are no frame
         self._probe_seconds = PROBE_SECONDS  # until the next PROBE
         self._silence = Silence(max(timeout_seconds / 4, 2 * PROBE_SECONDS))
@@ -140,14 +142,8 @@ class RetryingStream:
         with self._lock:
             self._requests += 1
             self._request, self._reply, self._norms = [], Future(), Future()
-            ended = (
-                Unreachable(f"{self._name}: this trainer has closed the connection")
-                if self._closing
-                else None
-            )
-            if (failure := self.failure or ended) is not None:
-                self._reply.set_exception(failure)
-                self._norms.set_exception(failure)
+            if self.failure is not None or self._closing:
+                self._end_request()
             return self._reply
 
     @property
@@ -197,9 +193,7 @@ class RetryingStream:
             if self.failure is not None or self._closing:
                 return
             self.failure = error
-            for future in (self._reply, self._norms):
-                if not future.done():
-                    future.set_exception(error)
+            self._end_request()
             stream = self._stream
         stream.cancel()
 
@@ -221,11 +215,14 @@ class RetryingStream:
         if self._threads[1].is_alive():  # the server does not end its side: it may be gone
             self._stream.cancel()
         with self._lock:
-            for future in (self._reply, self._norms):
-                if not future.done():
-                    future.set_exception(
-                        Unreachable(f"{self._name}: this trainer has closed the connection")
-                    )
+            self._end_request()
+
+    def _end_request(self) -> None:
+        """What has not been answered fails.  The caller holds the lock."""
+        closed = Unreachable(f"{self._name}: this trainer has closed the connection")
+        for future in (self._reply, self._norms):
+            if not future.done():
+                future.set_exception(self.failure or closed)
 
     def end_if_silent(self) -> None:
         """Breaks the stream if an answer is overdue; called from time to time.
@@ -302,7 +299,9 @@ class RetryingStream:
             self._breaking = None
             self._silence.heard()
             self.bytes_in += codec.received_bytes(header, payload)
-            if header.kind == Kind.VALUE:
+            if payload is MISSED:
+                self._missed.add(header)
+            elif header.kind == Kind.VALUE:
                 codec.scatter(header, payload, self._destination_of)
             elif header.kind == Kind.DONE:
                 self._answered(header.done)
@@ -345,8 +344,15 @@ class RetryingStream:
         return self._destination(part.name, partial(codec.blank, part))
 
     def _answered(self, done: Done) -> None:
-        """The request is over: its frames are not sent again, and their tensors may be freed."""
-        reply = Reply.from_message(done)
+        """The request is over: its frames are not sent again, and their tensors may be freed; not
+        before values that were missed have come.
+        """
+        whole = self._missed.end(done)
+        if whole is None:
+            with self._lock:
+                self._put_out((self._missed.ask(self._requests), ()))
+            return
+        reply = Reply.from_message(whole)
         with self._lock:
             self._request = []
         self._silence.answered()
@@ -397,6 +403,7 @@ class RetryingStream:
             ended = self._closing or self.failure is not None
             if not ended:
                 self._stream, self._number = stream, self._opened
+                self._missed.forget()
                 self.reconnects += 1
                 if self._silence.begin_again():
                     self._put_out((Frame(kind=Kind.PROBE), ()))

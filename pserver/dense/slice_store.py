@@ -7,7 +7,9 @@ what is done to the merged gradient before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,11 +18,14 @@ from pserver.dense.slice_optimizer import SliceUpdater
 from pserver.dense.slice_update import OuterSliceUpdate, SliceUpdate, join_small
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.transport.codec import DTYPES, NAMES
+from pserver.transport.segment import ZONE_BYTES, Segment
 from transpiler.ir.graph import Block, Op, Ref, Role, Variable
 from transpiler.ir.ops import rule_of_op, states_of_op
 from transpiler.ir.rules import RULES
 from transpiler.program import Program
 from transpiler.verify.invariants import table_of_block
+
+log = logging.getLogger(__name__)
 
 
 class SliceStore:
@@ -35,6 +40,8 @@ class SliceStore:
         variables: slice name -> the program's variable.
         values: slice name -> contiguous tensor of the slice's shape, the memory itself.
         updates: slice name -> its update; a slice that is never updated has none.
+        segment: in which large slices lie, for trainers of this host; None: there are none, or this
+            system has no such memory.
     """
 
     def __init__(self, program: Program) -> None:
@@ -42,7 +49,8 @@ class SliceStore:
         self._plan = program.deployment.plan
         held = program.main.variables_of(Role.PARAMETER, Role.BUFFER)
         self.variables: dict[str, Variable] = {variable.name: variable for variable in held}
-        self.values = {variable.name: _zeros(variable) for variable in held}
+        self.segment = _segment(held)
+        self.values = {variable.name: self._zeros(variable) for variable in held}
         blocks = [block for block in program.blocks[1:] if not table_of_block(block, program.main)]
         made = (self._update_of(block) for block in blocks)
         self.updates = {update.slice: update for update in made if update is not None}
@@ -56,6 +64,17 @@ class SliceStore:
             variable.name: _extents(variable) for variable in program.main.variables_of(Role.STATE)
         }
         self._loading: dict[str, dict[str, torch.Tensor]] = {}
+
+    def _zeros(self, variable: Variable) -> torch.Tensor:
+        if self.segment is None or variable.name not in self.segment.zones:
+            return torch.zeros(_extents(variable), dtype=DTYPES[variable.dtype])
+        return self.segment.tensor(variable.name, DTYPES[variable.dtype], _extents(variable))
+
+    def writing(self, names: Iterable[str]) -> AbstractContextManager[None]:
+        """While it lasts the caller changes these slices, and whoever reads one of them where it is
+        notices.  One caller at a time for one slice.
+        """
+        return nullcontext() if self.segment is None else self.segment.writing(names)
 
     def _update_of(self, block: Block) -> SliceUpdate | None:
         """The update of one optimize block; None for the empty block of a server that updates
@@ -181,7 +200,8 @@ class SliceStore:
             Unprepared: nothing of one of the names is held here.
         """
         for name, value in values.items():
-            self.destination(name, NAMES[value.dtype], tuple(value.shape)).copy_(value.detach())
+            with self.writing([name]):
+                self.destination(name, NAMES[value.dtype], tuple(value.shape)).copy_(value.detach())
         self.loaded()
 
     def loaded(self) -> None:
@@ -213,8 +233,17 @@ def _extents(variable: Variable) -> tuple[int, ...]:
     return extents
 
 
-def _zeros(variable: Variable) -> torch.Tensor:
-    return torch.zeros(_extents(variable), dtype=DTYPES[variable.dtype])
+def _segment(held: Iterable[Variable]) -> Segment | None:
+    sizes = {
+        variable.name: DTYPES[variable.dtype].itemsize * torch.Size(_extents(variable)).numel()
+        for variable in held
+    }
+    large = {name: size for name, size in sizes.items() if size >= ZONE_BYTES}
+    try:
+        return Segment(large, read_only=True) if large else None
+    except OSError as error:
+        log.warning("values are copied for trainers of this host: %s", error)
+        return None
 
 
 def _variable(op: Op, argument: str) -> str:

@@ -5,13 +5,17 @@ another trainer's step updates it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 
 from pserver.dense.slice_update import SliceUpdate
 from pserver.job.snapshot import Snapshot
 from pserver.job.sync_round import Contribution
+
+# ``with writing(names)``: these slices change
+Writing = Callable[[Collection[str]], AbstractContextManager[None]]
 
 
 class AsyncSlices:
@@ -21,6 +25,7 @@ class AsyncSlices:
         updates: how the slices are updated, by slice name.
         variables: the memory of these slices, and of those that are held and never updated.
         locks: one for each of them.
+        writing: marks slices whose values change while it lasts.
         compensates: delays are compensated: what each trainer has read is kept.
     """
 
@@ -29,11 +34,13 @@ class AsyncSlices:
         updates: Mapping[str, SliceUpdate],
         variables: Mapping[str, torch.Tensor],
         locks: Mapping[str, threading.Lock],
+        writing: Writing,
         compensates: bool,
     ) -> None:
         self._updates = updates
         self._variables = variables
         self._locks = locks
+        self._writing = writing
         self._compensates = compensates
         self._snapshots = {name: Snapshot(update.value) for name, update in updates.items()}
         # (trainer, slice) -> the value that the trainer read last; for delay compensation
@@ -45,7 +52,7 @@ class AsyncSlices:
         assignment = contribution.assignments.get(name)
         if name not in self._updates:
             assert assignment is not None, "a slice without an update is only assigned"
-            with self._locks[name]:
+            with self._locks[name], self._writing((name,)):
                 assignment.write(self._variables[name])
             return
         if contribution.skipped:
@@ -53,7 +60,7 @@ class AsyncSlices:
         if assignment is None and gradient is None:
             return
         slice_, before = self._updates[name], self._last_read.get((trainer, name))
-        with self._locks[name], self._snapshots[name].updating():
+        with self._locks[name], self._snapshots[name].updating(), self._writing((name,)):
             if assignment is not None:
                 assignment.write(slice_.value)
                 # the gradient was computed at what the trainer wrote
@@ -61,8 +68,12 @@ class AsyncSlices:
             if gradient is not None:
                 slice_.update(gradient, contribution.hparams[slice_.group], before=before)
 
-    def read(self, trainer: int, name: str) -> torch.Tensor:
-        """A copy of a slice between two updates, shared with other readers."""
+    def read(self, trainer: int, name: str, in_place: bool = False) -> torch.Tensor:
+        """A copy of a slice between two updates, shared with other readers; the memory itself where
+        the reader notices that it changes, and nobody need know what was read.
+        """
+        if in_place and not self._compensates:
+            return self._updates[name].value
         copy = self._snapshots[name].read()
         if self._compensates:
             self._last_read[trainer, name] = copy

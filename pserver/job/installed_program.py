@@ -85,6 +85,7 @@ class InstalledProgram:
                 workers,
                 self._tables(index),
                 self.slices.held,
+                self.slices.writing,
             )
             for index, lane in enumerate(self.plan.lanes)
         ]
@@ -135,18 +136,20 @@ class InstalledProgram:
         """Updates applied, counted in steps, over all lanes."""
         return sum(lane.version for lane in self.lanes)
 
-    def read(self, member: Member, name: str) -> torch.Tensor | None:
+    def read(self, member: Member, name: str, in_place: bool = False) -> torch.Tensor | None:
         """A slice or an optimizer state between two updates; None for a state that no update has
         made yet.
 
         Args:
             member: the trainer that reads; delay compensation remembers what it has read.
+            in_place: the trainer reads it where it is, and notices when it changes: see [Note:
+                values that change] in pserver/transport/zones.py.
 
         Raises:
             Unprepared: nothing of this name is held here.
         """
         if name in self.slices.updates:
-            return self.lanes[self.slices.updates[name].lane].read(member, name)
+            return self.lanes[self.slices.updates[name].lane].read(member, name, in_place)
         if name in self.slices.values:
             with self._locks[name]:  # a step may assign it
                 return self.slices.values[name].clone()

@@ -5,14 +5,17 @@ one update; in the other modes each trainer's step is an update of its own, as i
 round ready moves its phase under the job's lock (``sync_round.py`` draws the phases).  After that
 no slice changes until every trainer has committed again, so replies are sent straight from the
 slices' memory.  In async mode an update holds its slice's lock, so that updates of one slice never
-race, and readers get a copy (``snapshot.py``).
+race, and readers get a copy (``snapshot.py``), or notice that a value has changed while they read
+it where it is (:mod:`pserver.transport.zones`).
 
 [Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had
 sent leaves no trace.  Once a step is complete nothing can stop its update, so a slice may leave as
 soon as it has its new value.  With several threads, workers update large steps while the threads
 that answer trainers send the slices that are updated.  With one thread, and for small steps, the
-thread that found the step complete updates all of it before anything is sent: taking turns was
-measured to cost more than it saved.
+threads that answer update: a trainer that reads values where they are is told of those that are
+updated, and reads them while the server goes on.  Where values travel, all are updated before the
+first is sent: taking turns was measured to cost more than it saved.  Who answers updates the rest
+also where its stream breaks.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import torch
 
 from pserver.dense.slice_update import SliceUpdate, batches
 from pserver.errors import FingerprintMismatch, JobFailed, Refused
-from pserver.job.async_slices import AsyncSlices
+from pserver.job.async_slices import AsyncSlices, Writing
 from pserver.job.blocking_waits import WAKE_SECONDS, wait_until_done
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
@@ -78,6 +81,7 @@ class LaneExecutor:
         tables: the tables of the lane, by name.
         held: the memory of the slices that servers hold and never update, by name: a step of any
             lane may assign them.
+        writing: marks slices whose values change while it lasts.
 
     Attributes:
         version: updates applied so far, counted in steps.
@@ -98,6 +102,7 @@ class LaneExecutor:
         workers: Workers,
         tables: Mapping[str, LockedTable],
         held: Mapping[str, torch.Tensor],
+        writing: Writing,
     ) -> None:
         self.index = index
         self.lane = lane
@@ -108,9 +113,8 @@ class LaneExecutor:
         self.version = 0
         self._running = 0  # updates that have begun and not ended
         self.hparams: Hparams = {}
-        self._locks = locks
-        self._members = members
-        self._job = job
+        self._locks, self._writing = locks, writing
+        self._members, self._job = members, job
         self._quiesce = quiesce
         self._workers = workers
         self._batches: list[Batch] = (
@@ -128,7 +132,7 @@ class LaneExecutor:
         self._groups = {update.group for update in updates.values()}.union(
             *(table.groups for table in tables.values())
         )
-        self._one_by_one = AsyncSlices(updates, self.variables, locks, bool(lane.dc_asgd))
+        self._one_by_one = AsyncSlices(updates, self.variables, locks, writing, bool(lane.dc_asgd))
 
     def commit(
         self, member: Member, step: int, contribution: Contribution
@@ -194,9 +198,9 @@ class LaneExecutor:
         if self.lane.staleness is not None:
             self.outcome(member, step, task)
         for name in () if buffers_only else self.updates:
-            self._await_update(task, name)
+            task.wait_for(name)
             yield name
-        self._await_update(task)
+        task.wait_for()
         yield from self.buffers.told(member.trainer)
 
     def outcome(self, member: Member, step: int, task: UpdateTask) -> Outcome:
@@ -207,24 +211,13 @@ class LaneExecutor:
             PServerError: as :meth:`updated_slices`.
         """
         watermark = member.watermark(self.index)
-        self._await_update(task)
+        task.wait_for()
         with self._job.condition:
             if self.lane.staleness is not None:
                 bound = step - self.lane.staleness
                 self._wait(member, step, lambda: self._slowest() >= bound)
             version = self.version if self.lane.kind.waits_for_all else watermark.version
             return watermark.outcome(version or self.version)
-
-    def _await_update(self, task: UpdateTask, name: str = "") -> None:
-        """Waits for the update of a slice; without a name for all of them and the watermarks.
-
-        See [Note: answers begin early].
-        """
-        with self._job.condition:
-            while not (name in task.updated or task.finished):
-                if task.failure is not None:
-                    raise task.failure
-                self._job.condition.wait(WAKE_SECONDS)
 
     # ---- the update ----
 
@@ -261,11 +254,12 @@ class LaneExecutor:
         )
 
     def _run(self, task: UpdateTask) -> UpdateTask:
-        """Runs an update, in the workers or in this thread.  See [Note: answers begin early]."""
+        """Begins a large update in the workers; others run in the threads that wait for them.  See
+        [Note: answers begin early].
+        """
         if self._workers.threads > 1 and sum(self._sizes) >= LARGE_BYTES:
+            task.in_workers = True
             self._workers.start(partial(_advance, task), self._sizes)
-        else:
-            _advance(task, 1)
         return task
 
     def _commit_async(self, member: Member, contribution: Contribution) -> UpdateTask:
@@ -358,14 +352,15 @@ class LaneExecutor:
         buffers = current.buffers
 
         def update(batch: Batch) -> None:
-            for name in current.assignments.keys() & batch:
-                with self._locks[name]:
-                    current.assignments[name].write(self.variables[name])
-            for name in buffers.keys() & batch:
-                self.buffers.assign(name, buffers[name])
             if ready is Phase.COLLECTING:
                 current.merge(batch)
-            current.apply(batch, self.updates, coefficients)
+            with self._writing(batch):
+                for name in current.assignments.keys() & batch:
+                    with self._locks[name]:
+                        current.assignments[name].write(self.variables[name])
+                for name in buffers.keys() & batch:
+                    self.buffers.assign(name, buffers[name])
+                current.apply(batch, self.updates, coefficients)
             current.apply_rows(batch, self.tables, coefficients)
 
         with self._job.condition:
@@ -406,13 +401,13 @@ class LaneExecutor:
 
     # ---- reading slices ----
 
-    def read(self, member: Member, name: str) -> torch.Tensor:
-        """A slice of this lane between two updates: the memory itself in sync mode, otherwise a
-        copy.
+    def read(self, member: Member, name: str, in_place: bool = False) -> torch.Tensor:
+        """A slice of this lane between two updates: the memory itself in sync mode, and for who
+        notices that it changes (``in_place``); otherwise a copy.
         """
         if self.lane.kind.waits_for_all:
             return self.updates[name].value
-        return self._one_by_one.read(member.trainer, name)
+        return self._one_by_one.read(member.trainer, name, in_place)
 
     def discard_snapshots(self) -> None:
         """Drops all copies, because slices have been loaded."""

@@ -1,9 +1,10 @@
 """A slice as it is between two updates, for threads that read it during an update.
 
-[Note: reading beside an update]  torch's optimizers update a slice in its own memory.  So before an
-update begins, a copy of the slice is made, and readers get that copy until the update has ended: a
-reader waits for a copy at most, never for an update.  Between two updates one copy is made, by the
-thread that needs it first, and all readers share it.
+[Note: reading beside an update]  torch's optimizers update a slice in its own memory.  So readers
+get a copy.  Between two updates one copy is made, by the thread that needs it first, and all
+readers share it.  While the next update runs they get that copy: where slices are read after every
+update, nobody waits for one.  Where nobody has read since the last update, nothing is copied before
+the next, and a reader that comes meanwhile waits for that one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Snapshot:
 
     def __init__(self, value: torch.Tensor) -> None:
         self._value = value
-        # guards the next; held while the copy is made, so that no update begins meanwhile
+        # guards the next; held while the copy is made, so that no update begins meanwhile, and
+        # during an update where there is no copy to be read
         self._lock = Lock()
         # the slice as it is, or as it was before the update that runs
         self._copy: torch.Tensor | None = None
@@ -41,11 +43,17 @@ class Snapshot:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """While it lasts the caller, and no other thread, updates the slice."""
-        self.read()
+        self._lock.acquire()
+        readable = self._copy is not None
+        if readable:
+            self._lock.release()
         try:
             yield
         finally:
-            self.discard()
+            if readable:
+                self._lock.acquire()
+            self._copy = None
+            self._lock.release()
 
     def discard(self) -> None:
         """Drops the copy, because the slice has another value."""

@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from pserver.job.blocking_waits import WAKE_SECONDS
+
 Batch = tuple[str, ...]  # names of slices and tables that one call updates
 
 
@@ -26,6 +28,7 @@ class UpdateTask:
         updated: names of the slices and tables that have their new values.
         finished: every batch is updated, and ``on_end`` has returned.
         failure: what the first batch that failed raised.
+        in_workers: threads of their own update it; otherwise those do that wait for it.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class UpdateTask:
         self.updated: set[str] = set()
         self.finished = condition is None
         self.failure: BaseException | None = None
+        self.in_workers = False
         self._condition = condition or threading.Condition()
         self._left = deque(batches)
         self._running = 0
@@ -69,6 +73,34 @@ class UpdateTask:
         finally:
             self._batch_ended(batch, failure)
         return True
+
+    def finish(self) -> None:
+        """Updates what is left, where no worker does; what another thread updates is left to it.
+
+        Raises:
+            Exception: what the update raised.
+        """
+        while not self.in_workers and self.advance(1):
+            pass
+
+    def wait_for(self, name: str = "") -> None:
+        """Updates, or waits for, a slice or table; without a name all of them, and ``on_end``.
+
+        See [Note: answers begin early] in lane_executor.py.
+
+        Raises:
+            Exception: what the update raised.
+        """
+        others = False  # have the rest
+        while True:
+            with self._condition:
+                if name in self.updated or self.finished:
+                    return
+                if self.failure is not None:
+                    raise self.failure
+                if others:
+                    self._condition.wait(WAKE_SECONDS)
+            others = self.in_workers or not self.advance(1)
 
     def _batch_ended(self, batch: Batch, failure: BaseException | None) -> None:
         with self._condition:

@@ -5,8 +5,10 @@ In reading order::
     server              the process: transports, control service, clock thread, signals, draining
     draining_streams    the open streams, and how they are drained
     working_streams     those whose requests are being worked on: each is told so
+    stream_handler      one stream, from its HELLO to its end
     tensor_service      one stream of one lane: GRADIENT, ASSIGN, COMMIT, VALUE, PULL
     first_frame         whose stream it is; reading frames
+    value_frames        the values of an answer, which travel or are read where they are
     answers             the frame that ends an answer
     gradient_assembler  the gradients of one step, from the parts that arrive
     table_service       the stream that reads and loads rows: LOOKUP, SCAN, VALUE

@@ -92,6 +92,7 @@ class _WatchedStream:
 
     def __init__(self, stream: Stream, condition: Condition, known: Callable[[], object]) -> None:
         self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
+        self.offer = stream.offer
         self.idle = False
         self._stream, self._condition = stream, condition
         self._known = known

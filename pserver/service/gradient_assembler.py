@@ -2,11 +2,13 @@
 not.  Pure bookkeeping.
 
 Buffers are kept from step to step, so that their pages stay mapped.  A stream that is opened again
-has buffers of its own.
+has buffers of its own.  Where the stream can, large buffers are shared with the trainer, which
+copies its gradients there: see [Note: free zones] in pserver/transport/zones.py.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +19,11 @@ from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.finite import is_finite
 from pserver.transport import codec
-from pserver.wire_pb2 import Frame, Part
+from pserver.transport.segment import ZONE_BYTES, Segment
+from pserver.transport.stream import Offer
+from pserver.wire_pb2 import Frame, Kind, Part
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,38 @@ class GradientAssembler:
         self._received: dict[str, int] = {}  # bytes, by name on the wire
         self._odd: set[str] = set()  # names on the wire: a value is not finite
         self._step = 0  # the step that those belong to
+        self._segment: Segment | None = None  # that the trainer may write to
+
+    def share(self, offer: Offer | None) -> None:
+        """Lets the trainer write large gradients to their buffers, where the stream and the system
+        can.
+
+        Args:
+            offer: the stream's.
+
+        Raises:
+            Unreachable: the peer is gone.
+        """
+        sizes = {
+            name: size
+            for name, (dtype, shape) in self._layout.items()
+            if (size := dtype.itemsize * torch.Size(shape).numel()) >= ZONE_BYTES
+        }
+        if offer is None or not sizes:
+            return
+        try:
+            self._segment = Segment(sizes)
+        except OSError as error:
+            log.warning("gradients take the longer way: %s", error)
+            return
+        for name in sizes:
+            self._buffers[name] = self._segment.tensor(name, *self._layout[name])
+        offer(Kind.GRADIENT, self._segment)
+
+    def free(self) -> None:
+        """Nothing reads the last step's gradients any more."""
+        if self._segment is not None:
+            self._segment.counts += 1
 
     def begin(self, step: int) -> None:
         """A frame of a step has arrived.

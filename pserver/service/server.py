@@ -33,7 +33,7 @@ from pserver.errors import Draining, PServerError
 from pserver.job.job import Job
 from pserver.malloc import keep_memory
 from pserver.security.access import Access
-from pserver.service import tensor_service
+from pserver.service import stream_handler
 from pserver.service.draining_streams import DrainingStreams
 from pserver.service.working_streams import WorkingStreams
 from pserver.transport import shm, tcp
@@ -234,7 +234,7 @@ class Server:
 
     def _serve_stream(self, stream: Stream) -> None:
         self._ready.wait(GRACE_SECONDS)  # a peer may find the port before the job exists
-        tensor_service.handle(stream, self.job, self._working, self._control.guard)
+        stream_handler.handle(stream, self.job, self._working, self._control.guard)
 
     def _tick(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):

@@ -14,14 +14,11 @@ goes on, and the same step on the later stream joins it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from pserver.errors import (
-    JobFailed,
-    PServerError,
     Refused,
     Unreachable,
 )
@@ -32,67 +29,20 @@ from pserver.job.membership import Member
 from pserver.job.outcome import Outcome
 from pserver.job.sync_round import Contribution
 from pserver.malloc import trim_memory
-from pserver.security.guard import OPEN_GUARD, Guard, check
-from pserver.security.permissions import role_for_call
 from pserver.security.role import Role
-from pserver.service.answers import done_of, nonfinite_steps, tell
-from pserver.service.first_frame import EXPECTED, hello_of, kind_of, member_of, next_frame
+from pserver.service.answers import done_of, nonfinite_steps
+from pserver.service.first_frame import EXPECTED, kind_of, next_frame
 from pserver.service.gradient_assembler import GradientAssembler
-from pserver.service.reading_service import ReadingService
 from pserver.service.table_service import TABLES, TableService
+from pserver.service.value_frames import ValueFrames
 from pserver.service.working_streams import WorkingStreams
 from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.transport.array_assembler import ArrayAssembler, row_gradients
 from pserver.transport.assignment import AssignmentAssembler, checksum, whole_values
 from pserver.transport.sequenced import SequencedStream
-from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, Kind, Norms
 from transpiler.formats.plan_message import hparams_from_proto
-
-
-def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPEN_GUARD) -> None:
-    """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none.
-
-    Args:
-        working: is told while a request is being worked on.
-        guard: whom the server lets in.
-    """
-    member: Member | None = None
-    stream = numbered = SequencedStream(stream, job.traffic)
-    try:
-        hello, role = hello_of(stream, guard)
-        observation = job.observations.find(hello.session)
-        if observation is not None:
-            check(role, role_for_call("Observe", None), "an observer's stream")
-            numbered.admit()
-            ReadingService(numbered, job, observation).serve()
-            return
-        member = member_of(hello, job)
-        numbered.admit()
-        TensorService(numbered, job, member, hello, role, working).serve()
-    except Unreachable as error:
-        _say(job, member, stream, "broke", error)
-    except PServerError as error:
-        _say(job, member, stream, "ends", error)
-        tell(stream, error)
-    except Exception as error:
-        job.log.say("bug", f"the stream of {_name(member, stream)} ends", logging.ERROR, error)
-        tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
-    finally:
-        working.rests(numbered)
-        stream.close()
-
-
-def _say(job: Job, member: Member | None, stream: Stream, how: str, error: PServerError) -> None:
-    """Logs how a stream has ended."""
-    whose = "stranger" if member is None else f"trainer {member.trainer}"
-    kind = f"{whose} {how} {type(error).__name__}"
-    job.log.say(kind, f"the stream of {_name(member, stream)} {how}: {error}")
-
-
-def _name(member: Member | None, stream: Stream) -> str:
-    return stream.peer if member is None else f"trainer {member.trainer} ({stream.peer})"
 
 
 class TensorService:
@@ -122,6 +72,7 @@ class TensorService:
         self._rows = ArrayAssembler(job.has)  # row gradients of the step in progress
         self._number = hello.stream
         self._gradients: GradientAssembler | None = None  # from the first step on
+        self._values = ValueFrames(stream)
         # from the first step on that brings what a script has written
         self._assignments: AssignmentAssembler | None = None
 
@@ -213,11 +164,16 @@ class TensorService:
 
     def _gradient(self, header: Frame, payload: memoryview) -> None:
         self._job.lifecycle.check_running()
+        gradients = self._assembler()
+        gradients.begin(header.step)
+        codec.scatter(header, payload, gradients.destination)
+        gradients.received(header)
+
+    def _assembler(self) -> GradientAssembler:
         if self._gradients is None:
             self._gradients = GradientAssembler(self._executor().updates)
-        self._gradients.begin(header.step)
-        codec.scatter(header, payload, self._gradients.destination)
-        self._gradients.received(header)
+            self._gradients.share(self._stream.offer)
+        return self._gradients
 
     def _assign(self, header: Frame, payload: memoryview) -> None:
         self._job.lifecycle.check_running()
@@ -249,18 +205,31 @@ class TensorService:
             self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))
             task = executor.scale(task.round, self._coefficients(step))
         taken = self._member, step, task
-        self._answer(
-            executor.updated_slices(*taken, buffers_only=header.commit.omit_values),
-            lambda: executor.outcome(*taken),
-            step,
-        )
+
+        def outcome() -> Outcome:
+            applied = executor.outcome(*taken)
+            self._assembler().free()
+            return applied
+
+        try:
+            if not self._values.share(
+                self._job.installed().slices.segment
+            ):  # see [Note: answers begin early] in lane_executor.py
+                task.finish()
+            self._answer(
+                executor.updated_slices(*taken, buffers_only=header.commit.omit_values),
+                outcome,
+                step,
+                in_place=True,
+            )
+        finally:
+            task.finish()
 
     def _contribution(self, step: int, commit: Commit) -> Contribution:
         """The step that a COMMIT completes: every slice's gradient is whole, or named as absent."""
-        if self._gradients is None:
-            self._gradients = GradientAssembler(self._executor().updates)
-        odd = self._gradients.nonfinite()
-        gradients = self._gradients.complete(step, commit.absent)
+        assembler = self._assembler()
+        odd = assembler.nonfinite()
+        gradients = assembler.complete(step, commit.absent)
         hparams = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
         rows = self._row_gradients()
         found = {self._executor().updates[name].parameter for name in odd} | set(commit.nonfinite)
@@ -308,11 +277,12 @@ class TensorService:
                 return  # sent again after it was loaded; trainers may have stepped since
             self._watermark.loading = True
         try:
-            codec.scatter(
-                header,
-                payload,
-                lambda part: slices.destination(part.name, part.dtype, tuple(part.shape)),
-            )
+            with slices.writing([part.name for part in header.parts]):
+                codec.scatter(
+                    header,
+                    payload,
+                    lambda part: slices.destination(part.name, part.dtype, tuple(part.shape)),
+                )
         finally:
             with self._job.condition:
                 self._watermark.loading = False
@@ -347,14 +317,25 @@ class TensorService:
         self._check_place()
         self._stream.send(Frame(kind=Kind.DONE, step=header.step, done=done))
 
-    def _answer(self, names: Iterable[str], outcome: Callable[[], Outcome], step: int = 0) -> None:
+    def _answer(
+        self,
+        names: Iterable[str],
+        outcome: Callable[[], Outcome],
+        step: int = 0,
+        in_place: bool = False,
+    ) -> None:
         """Sends the values of these variables, each when the iterator names it, and then DONE with
         the outcome.
+
+        Args:
+            in_place: the trainer may read them where they are; otherwise it gets copies, which it
+                cannot miss.
         """
         self._check_place()
-        tensors = ((name, self._read(name)) for name in names)
+        in_place = in_place and self._values.share(self._job.installed().slices.segment)
+        tensors = ((name, self._read(name, in_place)) for name in names)
         held = ((name, tensor) for name, tensor in tensors if tensor is not None)
-        for header, payload in codec.frames(Kind.VALUE, step, held):
+        for header, payload in self._values.frames(step, held):
             self._stream.send(header, payload)
             self._job.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
         result = outcome()
@@ -363,7 +344,8 @@ class TensorService:
         if not result.version & (result.version - 1):
             trim_memory()
 
-    def _read(self, name: str) -> torch.Tensor | None:
+    def _read(self, name: str, in_place: bool = False) -> torch.Tensor | None:
         # delay compensation remembers what the trainer read: only on the stream that counts
         self._check_place()
-        return self._job.installed().read(self._member, name)
+        tensor = self._job.installed().read(self._member, name, in_place and name in self._values)
+        return tensor if in_place or tensor is None else self._values.apart(name, tensor)

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pserver.errors import PServerError, Unreachable
 from pserver.security.keys import Keys
 from pserver.transport.registry import TRANSPORTS, Transport
-from pserver.transport.stream import Buffer, Handler, Land, Listener, Stream
+from pserver.transport.stream import MISSED, Buffer, Handler, Land, Listener, Stream
 from pserver.wire_pb2 import Frame, Kind
 
 ACTIONS = ("drop", "duplicate", "delay", "reorder", "reset", "late")
@@ -44,7 +44,7 @@ DELAY_SECONDS = 0.004
 LATE_SECONDS = (0.0, 0.002, 0.02)
 FAULTLESS_FROM = 5  # a lane's streams from this number on get no faults, so that every trial ends
 
-Message = tuple[Frame, bytes]
+Message = tuple[Frame, bytes | memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,7 @@ class FaultyStream:
 
     def __init__(self, stream: Stream, injector: Injector, server: str) -> None:
         self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
+        self.offer = stream.offer
         self._stream, self._injector = stream, injector
         self._place = Place(server)
         self._sent: list[Message] = []  # to be sent again by "late"
@@ -197,7 +198,9 @@ class FaultyStream:
         if isinstance(arrived, PServerError):
             self._arrived.put(arrived)
             raise arrived
-        return None if arrived is None else (arrived[0], memoryview(arrived[1]))
+        if arrived is None:
+            return None
+        return arrived[0], MISSED if arrived[1] is MISSED else memoryview(arrived[1])
 
     def admit(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
@@ -261,7 +264,9 @@ class FaultyStream:
     def _pump_in(self) -> None:
         try:
             while (received := self._stream.receive()) is not None:
-                for each in self._after("in", (received[0], bytes(received[1]))):
+                missed = received[1] is MISSED
+                payload = received[1] if missed else bytes(received[1])
+                for each in self._after("in", (received[0], payload)):
                     self._arrived.put(each)
             self._arrived.put(None)
         except PServerError as error:

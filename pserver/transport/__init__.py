@@ -14,7 +14,10 @@ In reading order::
     grpc_stream      plain grpcio on the control port
     grpc_security    its channels and credentials, with keys or without
     dialled_channel  a gRPC channel that can be dialled again, for control calls
-    shm, shm_ring    shared memory between processes of one host
+    shm              shared memory between processes of one host: how they find each other
+    shm_stream       its frames; ``shm_ring``: slots; ``shm_reader``: its sockets
+    segment, zones   payloads that are copied once, to where they belong
+    memory_file      memory that a process gives to another one
     inprocess        between threads of one process, for tests
     registry         all transports by name, and the choice among them
 

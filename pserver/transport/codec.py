@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from pserver.errors import CorruptFrame
+from pserver.transport.memory_file import address_of
 from pserver.transport.stream import LANDED, Buffer
 from pserver.wire_pb2 import Frame, Kind, Part
 
@@ -137,16 +138,23 @@ class Packer:
     Args:
         chunk_bytes: the largest payload of a frame.
         shared_bytes: the payload of a frame of small tensors.
+        alone_bytes: of a tensor with frames of its own.
 
     Raises:
         ValueError: ``chunk_bytes`` is below 16.
     """
 
-    def __init__(self, chunk_bytes: int = CHUNK_BYTES, shared_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self,
+        chunk_bytes: int = CHUNK_BYTES,
+        shared_bytes: int = CHUNK_BYTES,
+        alone_bytes: int = ALONE_BYTES,
+    ) -> None:
         if chunk_bytes < ALIGNMENT:
             raise ValueError(f"chunk_bytes: expected at least {ALIGNMENT}, got {chunk_bytes}")
         self._chunk = chunk_bytes - chunk_bytes % ALIGNMENT
         self._shared = min(self._chunk, shared_bytes)
+        self._alone = min(self._shared, alone_bytes)
         # the frame that small tensors share
         self._header, self._payload, self._filled = Frame(), list[Buffer](), 0
 
@@ -164,7 +172,7 @@ class Packer:
         for name, tensor in named_tensors:
             whole = buffer_of(tensor)
             size = whole.nbytes
-            if size >= ALONE_BYTES or size >= self._shared:
+            if size >= self._alone:
                 yield from self._cut(name, tensor, whole)
                 continue
             if self._filled + size > self._shared or len(self._payload) == MOST_PARTS:
@@ -287,11 +295,11 @@ def received_bytes(header: Frame, payload: Buffer) -> int:
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
     """Copies one run of bytes to another of the same size; from ``NOGIL_BYTES`` on other threads
-    run meanwhile.
+    run meanwhile, and what is there already stays.
     """
     if target.nbytes < NOGIL_BYTES:
         target[:] = source
-    else:
+    elif address_of(target) != address_of(source):
         np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 

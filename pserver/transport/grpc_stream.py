@@ -76,6 +76,7 @@ class GrpcStream:
     """
 
     transport = "grpc"
+    offer = None
 
     def __init__(self, peer: str, first_bytes: int = MESSAGE_BYTES) -> None:
         self.peer = peer

@@ -33,6 +33,7 @@ class InprocessStream:
 
     transport = "inprocess"
     bearer: Bearer | None = None  # nothing leaves the host
+    offer = None
 
     def __init__(self, peer: str, incoming: Pipe, outgoing: Pipe, accepting: bool) -> None:
         self.peer = peer

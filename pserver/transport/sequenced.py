@@ -36,6 +36,7 @@ class SequencedStream:
 
     def __init__(self, stream: Stream, traffic: ByteCounters | None = None) -> None:
         self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
+        self.offer = stream.offer
         self.sent = 0
         self.received = 0
         self._stream = stream

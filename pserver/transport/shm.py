@@ -11,7 +11,8 @@ A stream has two sockets, one for each direction: frames go down a socket and fr
 on it, so that a thread that sends and a thread that receives never read each other's messages.
 Every wait is a wait for a socket in the kernel: the sender's for a free slot, the receiver's for a
 frame.  A peer that dies closes its sockets, which ends every wait at once.  A payload too small for
-a slot to pay travels behind its header.
+a slot to pay travels behind its header.  Where the accepting end has offered a segment, large
+payloads are copied once, to where they belong: see zones.py.
 
 [Note: finding each other]  The listener's "port" is a random number, which is part of the name of
 its socket in the abstract namespace: it is no file, and ends with the process.  That namespace is
@@ -26,227 +27,24 @@ import secrets
 import socket
 import stat
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
-from threading import Lock, RLock
 
-from pserver.errors import CorruptFrame, Unreachable
+from pserver.errors import Unreachable
 from pserver.limits import ANY_FIRST_FRAME, Limits
-from pserver.security.certificates import Bearer
 from pserver.security.keys import Keys
 from pserver.transport import shm_ring
 from pserver.transport.accept_loop import AcceptLoop
-from pserver.transport.codec import HEADER_BYTES, copy_bytes, parse_header
 from pserver.transport.endpoint import spell
 from pserver.transport.open_streams import OpenStreams
-from pserver.transport.shm_ring import SLOT_BYTES, BufferReader, Ring
-from pserver.transport.stream import Buffer, Handler, Land
-from pserver.wire_pb2 import Frame
+from pserver.transport.shm_ring import Ring
+from pserver.transport.shm_stream import ShmStream
+from pserver.transport.stream import Handler
 
-GREETING = b"pserver shm 1"  # sent with the segment and the socket of the other direction
+GREETING = b"pserver shm 2"  # sent with the segment and the socket of the other direction
 WELCOME = b"ok"
 GREETING_SECONDS = 5.0
-# before a frame: how its payload travels, bytes of header, bytes of payload
-PRELUDE = struct.Struct("<BIQ")
-END, INLINE, IN_SLOTS = 0, 1, 2
-FILLED = b"+"  # one more slot of the same payload
-FREE = b"-"  # one for each slot that has been read
-MAX_FREED = 2**10  # free slots read from the socket at once: a direction has fewer
-INLINE_BYTES = 2**14  # up to here two copies by the kernel cost less than a slot
-FRAME_BYTES = 2**26  # the largest payload that is accepted
 _PEER = struct.Struct("3i")  # struct ucred: process, user, group
 MAX_PORT = 2**32 - 1  # of JoinReply.data_port
-
-
-Direction = tuple[socket.socket, Ring]
-
-
-class ShmStream:
-    """One end of a stream over shared memory.
-
-    The accepting end's ``close`` ends both directions, as the end of an RPC does.
-
-    Args:
-        first_bytes: of a frame's header and payload, until the peer is admitted.
-    """
-
-    transport = "shm"
-    bearer: Bearer | None = None  # nothing leaves the host
-
-    def __init__(
-        self,
-        peer: str,
-        outgoing: Direction,
-        incoming: Direction,
-        accepting: bool,
-        first_bytes: int = FRAME_BYTES,
-    ) -> None:
-        self.peer = peer
-        self._out, self._filling = outgoing
-        self._in, self._reading = incoming
-        self._file = self._in.makefile("rb", 2**16)
-        self._accepting = accepting
-        self._most = first_bytes  # of the next frame's header, and of its payload
-        # held while a frame is sent; guards _out.  A broken stream releases it at once
-        self._sending = RLock()
-        # held while a frame is received; guards _in and _file.  Taken before _sending, never after
-        self._receiving = RLock()
-        self._state = Lock()  # guards the two below; nothing blocks under it
-        self._cancelled = False
-        self._closed = False  # nothing is sent any more
-        self._ended = False  # the peer has closed its side
-
-    def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
-        """See :class:`pserver.transport.stream.Stream`.
-
-        Raises:
-            ValueError: the frame has more than 64 MB.
-        """
-        assert header.kind and not header.payload, (
-            "a frame has a kind, and its payload travels beside its header"
-        )
-        head = header.SerializeToString()
-        buffers = [memoryview(buffer).cast("B") for buffer in payload]
-        size = sum(buffer.nbytes for buffer in buffers)
-        if max(len(head), size) > FRAME_BYTES:
-            raise ValueError(
-                f"expected a frame of at most {FRAME_BYTES} bytes, got {len(head)} of header, "
-                f"{size} of payload"
-            )
-        with self._sending:
-            if self._closed or self._cancelled:
-                raise Unreachable(
-                    f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'is closed'}"
-                )
-            try:
-                if size <= INLINE_BYTES:
-                    self._out.sendall(
-                        b"".join((PRELUDE.pack(INLINE, len(head), size), head, *buffers))
-                    )
-                else:
-                    self._send_in_slots(
-                        PRELUDE.pack(IN_SLOTS, len(head), size) + head, buffers, size
-                    )
-            except OSError as error:
-                raise self._broken(error) from error
-
-    def _send_in_slots(self, message: bytes, buffers: Sequence[memoryview], size: int) -> None:
-        """Copies a payload into slots; ``message`` announces the first of them."""
-        source = BufferReader(buffers)
-        for filled in shm_ring.slots_of(size):
-            while not self._filling.has_room(filled):
-                freed = self._out.recv(MAX_FREED)
-                if not freed or len(freed) > self._filling.used:
-                    raise ConnectionError("the peer is gone")
-                self._filling.free(len(freed))
-            source.fill(self._filling.take(filled))
-            self._out.sendall(message)
-            message = FILLED
-
-    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
-        """See :class:`pserver.transport.stream.Stream`."""
-        with self._receiving:
-            if self._ended and not self._cancelled:
-                return None
-            try:
-                self._free_slots()
-                return self._frame()
-            except OSError as error:
-                self._hang_up()
-                # raised without a local name: a reference cycle would keep the segment alive
-                raise self._broken(error) from error
-
-    def _free_slots(self) -> None:
-        """Frees the slots that the last frame was read from."""
-        if self._reading.used:
-            # the peer has ended; what it sent can still be read
-            with suppress(BrokenPipeError, ConnectionResetError):
-                self._in.sendall(FREE * self._reading.used)
-            self._reading.free(self._reading.used)
-
-    def _frame(self) -> tuple[Frame, memoryview] | None:
-        kind, head_size, size = PRELUDE.unpack(self._exactly(PRELUDE.size))
-        if kind == END:
-            self._ended = True
-            if not self._accepting:
-                self._hang_up()
-            return None
-        most = self._most
-        if kind not in (INLINE, IN_SLOTS) or head_size > min(most, HEADER_BYTES) or size > most:
-            raise CorruptFrame(
-                f"{self.peer}: expected a frame, got kind {kind} of {head_size} and {size} bytes"
-            )
-        head = parse_header(self._exactly(head_size))
-        if kind == INLINE:
-            return head, memoryview(self._exactly(size))
-        if size <= SLOT_BYTES:
-            return head, self._reading.take(size).toreadonly()
-        return head, self._joined(size)
-
-    def _joined(self, size: int) -> memoryview:
-        """A payload of several slots.  Each slot is freed as soon as it is read, so that a payload
-        may be larger than all slots.
-        """
-        whole, position = memoryview(bytearray(size)), 0
-        for filled in shm_ring.slots_of(size):
-            if position and self._exactly(len(FILLED)) != FILLED:
-                raise CorruptFrame(
-                    f"{self.peer}: expected the next slot of a payload of {size} bytes"
-                )
-            copy_bytes(whole[position : position + filled], self._reading.take(filled))
-            self._free_slots()
-            position += filled
-        return whole
-
-    def _exactly(self, size: int) -> bytes:
-        got = b"" if self._file.closed else self._file.read(size)
-        if len(got) < size or self._cancelled:
-            raise ConnectionError("the peer is gone")
-        return got
-
-    def admit(self) -> None:
-        """See :class:`pserver.transport.stream.Stream`."""
-        self._most = FRAME_BYTES
-
-    def close(self) -> None:
-        """See :class:`pserver.transport.stream.Stream`."""
-        with self._state:
-            if self._closed:
-                return
-            self._closed = True
-        with self._sending, suppress(OSError):  # the peer has ended the stream first
-            self._out.sendall(PRELUDE.pack(END, 0, 0))
-        if self._accepting:
-            self._hang_up()
-
-    def cancel(self) -> None:
-        """See :class:`pserver.transport.stream.Stream`."""
-        self._cancelled = True
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        """Shuts both sockets down, and closes each when no thread waits for it any more.
-
-        The peer can still read what was sent.
-        """
-        with self._state:
-            self._closed = True
-        for end in (self._out, self._in):
-            with suppress(OSError):  # closed, or the peer was faster
-                end.shutdown(socket.SHUT_RDWR)
-        with self._receiving:
-            self._file.close()
-            self._in.close()
-            self._reading.release()
-        with self._sending:
-            self._out.close()
-            self._filling.release()
-
-    def _broken(self, error: Exception) -> Unreachable:
-        return Unreachable(
-            f"{self.peer}: the stream {'was cancelled' if self._cancelled else f'broke: {error}'}"
-        )
 
 
 class ShmListener:

@@ -4,26 +4,17 @@
 
     one memfd:   | slot | slot | slot ...  from the connecting end | slot | slot ...  to it |
 
-A segment has no name: it lives as long as a process holds it, so a process that was killed leaves
-nothing behind, and the size of /dev/shm does not matter.  A slot is as long as the payload in it.
-It stands behind the slot before it, or at the direction's begin where the rest is too short.  Both
-ends compute the same places, so they only tell each other how many slots were filled, how long they
-are, and how many were read.
-
-[Note: a segment may come from a stranger]  A process that maps a file dies of a bus error when
-another process shortens the file.  So the end that makes a segment seals its size, and the end that
-takes it checks the seals before it maps.  The pages are allocated when the segment is made: if
-there is no room for them, that is an error at once, and not a crash later.
+A slot is as long as the payload in it.  It stands behind the slot before it, or at the direction's
+begin where the rest is too short.  Both ends compute the same places, so they only tell each other
+how many slots were filled, how long they are, and how many were read.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from pserver.transport import memory_file
 from pserver.transport.codec import copy_bytes
 
 SLOT_BYTES = 2**21  # of the longest slot: a frame of codec.CHUNK_BYTES
@@ -36,25 +27,16 @@ ALIGNMENT = 64  # of a slot's begin: a cache line of the processor
 
 
 def make() -> int:
-    """A new segment's file descriptor, its size sealed and its pages allocated.
+    """A new segment's descriptor.
 
     Raises:
         OSError: this system has no memfd, or no room for a segment.
     """
-    if not hasattr(os, "memfd_create"):
-        raise OSError("this system has no memfd_create")
-    descriptor = os.memfd_create("pserver", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.posix_fallocate(descriptor, 0, SEGMENT_BYTES)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals() | fcntl.F_SEAL_SEAL)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return memory_file.make(SEGMENT_BYTES)
 
 
 def attach(descriptor: int) -> tuple[memoryview, memoryview]:
-    """Maps a segment.  See [Note: a segment may come from a stranger].
+    """Maps a segment.  See [Note: memory may come from a stranger] in memory_file.py.
 
     Returns:
         The half that the connecting end writes, and the half that it reads.  They stay mapped as
@@ -63,17 +45,8 @@ def attach(descriptor: int) -> tuple[memoryview, memoryview]:
     Raises:
         OSError: it is no sealed segment of our size, or cannot be mapped.
     """
-    if (
-        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() != _seals()
-        or os.fstat(descriptor).st_size != SEGMENT_BYTES
-    ):
-        raise OSError(f"expected a sealed segment of {SEGMENT_BYTES} bytes")
-    memory = memoryview(mmap.mmap(descriptor, SEGMENT_BYTES, mmap.MAP_SHARED))
+    memory = memory_file.attach(descriptor, SEGMENT_BYTES)
     return memory[:DIRECTION_BYTES], memory[DIRECTION_BYTES:]
-
-
-def _seals() -> int:
-    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Ring:

@@ -17,6 +17,13 @@ The buffer that ``receive`` returns is valid until the next ``receive``.
 it reads it, and returns ``LANDED`` in its place.  What has landed is not whole if the stream breaks
 meanwhile: it is sent again.  A transport that has the payload in memory already does not ask.
 
+[Note: offered memory]  A transport between processes of one host may have an ``offer``: the
+accepting end shows the connecting end a segment in which the tensors of one kind of frame lie.
+Payloads of such frames are then copied once.  Gradients: the connecting end copies them there, and
+``receive`` returns them where they are already, so that :func:`pserver.transport.codec.scatter`
+checks them and copies nothing.  Values: the connecting end copies them from there, to where they
+land, or has ``MISSED`` them.
+
 [Note: how a stream ends]  ::
 
     connecting end   OPEN --close--> receives until None --> released
@@ -30,19 +37,28 @@ A peer that vanished is ``Unreachable`` where a transport can tell, otherwise ``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pserver.security.certificates import Bearer
-from pserver.wire_pb2 import Frame
+from pserver.wire_pb2 import Frame, Kind
+
+if TYPE_CHECKING:
+    from pserver.transport.segment import Segment
 
 Buffer = memoryview | bytes | bytearray
 
 LANDED: Final = memoryview(b"")
 """In place of a payload that was read to where it belongs."""
 
+MISSED: Final = memoryview(b"")
+"""In place of a payload that changed while it was read where it is: it is to be asked for again."""
+
 Land = Callable[[Frame, int], list[memoryview] | None]
 """``land(header, size)`` says where a frame's payload of ``size`` bytes goes: writable buffers,
 one behind another, of that size together; None: nowhere in particular.  It raises nothing."""
+
+Offer = Callable[[Kind, "Segment"], None]
+"""``offer(kind, segment)``, at the accepting end; raises ``Unreachable``."""
 
 
 class Stream(Protocol):
@@ -59,6 +75,10 @@ class Stream(Protocol):
     transport: str
     peer: str
     bearer: Bearer | None
+
+    @property
+    def offer(self) -> Offer | None:
+        """Offers memory; None: this transport has no such thing.  See [Note: offered memory]."""
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
         """Sends one frame.  See [Note: who owns a payload].

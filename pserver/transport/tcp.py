@@ -61,6 +61,7 @@ class TcpStream:
     """
 
     transport = "tcp"
+    offer = None
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ bytes by other means.
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from harness import Contender, Promise, Row, alternate, timed
@@ -20,17 +20,20 @@ SETTING = "1 trainer, 1 server, SGD, 1 thread each, loopback"
 RAW = "raw TCP socket, the same bytes one way after the other"
 TCP = "torch.distributed.rpc held to TCP, one call"
 OWN = "torch.distributed.rpc, its own transport, one call"
+COPIES = "two copies of the same bytes and the update, in one process"
 
 LARGE = (  # 64 MB in 100 tensors
     Promise("wire/tcp 64 MB, raw", RAW, 0.95, setting=SETTING),
     Promise("wire/tcp 64 MB, rpc", TCP, 1.15, setting=SETTING),
     Promise("wire/shm 64 MB, rpc", OWN, 1.5, setting=SETTING),
+    Promise("wire/shm 64 MB, copies", COPIES, 0.85, setting=SETTING),
 )
 MEDIUM = (  # 16 MB in 20 tensors
     Promise("wire/tcp 16 MB, raw", RAW, 0.9, setting=SETTING),
     Promise("wire/tcp 16 MB, rpc", TCP, 1.15, setting=SETTING),
     Promise("wire/checked 16 MB", "the same without checksums", 0.95, setting=SETTING),
     Promise("wire/shm 16 MB, rpc", OWN, 1.5, setting=SETTING),
+    Promise("wire/shm 16 MB, copies", COPIES, 0.7, setting=SETTING),
 )
 SMALL = (  # 300 of 1 KB
     Promise(
@@ -46,6 +49,7 @@ BASELINES = {
     TCP: "rpc",
     MEDIUM[2].against: "tcp",
     OWN: "own",
+    COPIES: "copies",
     SMALL[0].against: "each",
     SMALL[1].against: "at once",
 }
@@ -87,6 +91,7 @@ def _block(promises: list[Promise], count: int, elements: int, runs: int) -> Ite
             "checked": timed(checked.step),
             "shm": timed(over_shm.step),
             "raw": _raw(int(ports[0]), over_tcp),
+            "copies": timed(_copies([elements] * count)),
             "rpc": asked(rpcs[:2], "all"),
             "own": asked(rpcs[2:], "all"),
             "each": asked(rpcs[:2], "each"),
@@ -133,6 +138,22 @@ def _raw(port: int, like: Trainer) -> Contender:
     outgoing = [buffer_of(gradient) for gradient in like.gradients.values()]
     incoming = [buffer_of(torch.zeros_like(value)) for value in like.parameters.values()]
     return timed(lambda: raw_exchange(connection, outgoing, incoming))
+
+
+def _copies(shape: Sequence[int]) -> Callable[[], None]:
+    """The least that can be done: a gradient to where it is applied, and the value back."""
+    gradients, parameters = ([fill(count) for count in shape] for fill in (torch.ones, torch.zeros))
+    arrived, values = ([torch.zeros(count) for count in shape] for _ in range(2))
+
+    def step() -> None:
+        for target, source in zip(arrived, gradients, strict=True):
+            target.copy_(source)
+        for value, gradient in zip(values, arrived, strict=True):
+            value.add_(gradient, alpha=-1e-3)
+        for target, source in zip(parameters, values, strict=True):
+            target.copy_(source)
+
+    return step
 
 
 def free_port() -> int:

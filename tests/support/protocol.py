@@ -133,6 +133,7 @@ class _WrittenStream:
 
     def __init__(self, stream: Stream, transcript: Transcript) -> None:
         self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
+        self.offer = stream.offer
         self._stream, self._transcript = stream, transcript
         self._name = ""  # HELLO says it
 

@@ -50,6 +50,7 @@ class Recorded:
 class _RecordedStream:
     def __init__(self, stream: Stream, recorded: Recorded) -> None:
         self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
+        self.offer = stream.offer
         self._stream, self._recorded, self._lane = stream, recorded, -1
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:

@@ -31,6 +31,7 @@ class Scripted:
     """A stream that receives what a test wrote down."""
 
     transport, peer = "scripted", "nobody"
+    bearer = offer = None
 
     def __init__(self, *hparams: int) -> None:
         self._hparams = list(hparams)

@@ -16,7 +16,7 @@ from pserver.config import ServerConfig
 from pserver.errors import PServerError, Unreachable, from_wire
 from pserver.job.job import Job
 from pserver.job.job_identity import PROTOCOL
-from pserver.service.tensor_service import handle
+from pserver.service.stream_handler import handle
 from pserver.service.working_streams import WorkingStreams
 from pserver.transport import codec, inprocess
 from pserver.transport.sequenced import SequencedStream

@@ -12,11 +12,12 @@ SECONDS = 10.0
 
 
 def test_a_reader_does_not_wait_for_an_update_and_sees_none_of_it() -> None:
-    """While half of an update has been done, readers get the slice as it was before; afterwards, as
-    it is.
+    """Where the slice has been read since the update before: while half of this one has been done,
+    readers get the slice as it was; afterwards, as it is.
     """
     value = torch.zeros(4)
     snapshot = Snapshot(value)
+    snapshot.read()
     half, read = threading.Event(), threading.Event()
 
     def update() -> None:
@@ -34,6 +35,22 @@ def test_a_reader_does_not_wait_for_an_update_and_sees_none_of_it() -> None:
     thread.join(SECONDS)
 
     assert torch.equal(before, torch.zeros(4)) and torch.equal(snapshot.read(), torch.ones(4))
+
+
+def test_a_first_reader_waits_for_the_update_that_runs() -> None:
+    """Where nobody has read since the update before, nothing is copied, and nobody sees a half."""
+    value = torch.zeros(4)
+    snapshot = Snapshot(value)
+    seen: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: seen.append(snapshot.read()))
+    with snapshot.updating():
+        value[:2] = 1
+        thread.start()
+        assert not seen
+        value[2:] = 1
+    thread.join(SECONDS)
+
+    assert torch.equal(seen[0], torch.ones(4))
 
 
 def test_readers_between_two_updates_share_one_copy() -> None:

@@ -23,7 +23,7 @@ from threading import Event
 import pytest
 
 from pserver.errors import CorruptFrame, Unreachable
-from pserver.transport import shm, shm_ring
+from pserver.transport import shm, shm_ring, shm_stream
 from pserver.transport.registry import suited
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import HELLO, VALUE, Frame
@@ -154,11 +154,11 @@ def test_a_payload_stays_until_the_next_receive() -> None:
     """However much the sender has to send, the slot that a receiver looks at is not written, nor is
     it a copy.
     """
-    senders: list[shm.ShmStream] = []
+    senders: list[shm_stream.ShmStream] = []
     sent, done = Event(), Event()
 
     def handle(stream: Stream) -> None:
-        assert isinstance(stream, shm.ShmStream)
+        assert isinstance(stream, shm_stream.ShmStream)
         senders.append(stream)
         for index in range(shm_ring.SLOTS + 2):
             stream.send(Frame(kind=VALUE, step=index), [bytes([index]) * shm_ring.SLOT_BYTES])
@@ -213,8 +213,8 @@ def test_slots_and_inline_frames_keep_their_order() -> None:
     edges = [
         0,
         1,
-        shm.INLINE_BYTES,
-        shm.INLINE_BYTES + 1,
+        shm_stream.INLINE_BYTES,
+        shm_stream.INLINE_BYTES + 1,
         shm_ring.SLOT_BYTES,
         shm_ring.SLOT_BYTES + 1,
         5 * shm_ring.SLOT_BYTES,
@@ -235,7 +235,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_leaves() -> None:
     listener = shm.listen(handle)
     stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
     with pytest.raises(ValueError, match="expected a frame of at most 67108864 bytes"):
-        stream.send(Frame(kind=VALUE), [bytes(shm.FRAME_BYTES + 1)])
+        stream.send(Frame(kind=VALUE), [bytes(shm_stream.FRAME_BYTES + 1)])
     stream.send(Frame(kind=VALUE), [b"abc"])
     stream.close()
     assert (seen.get(timeout=SECONDS), seen.get(timeout=SECONDS)) == (3, None)
@@ -305,9 +305,9 @@ def test_a_stranger_gets_no_stream() -> None:
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"\7" * shm.PRELUDE.size,
-        shm.PRELUDE.pack(shm.INLINE, 2**32 - 1, 0),
-        shm.PRELUDE.pack(shm.IN_SLOTS, 0, 2**63),
+        b"\7" * shm_stream.PRELUDE.size,
+        shm_stream.PRELUDE.pack(shm_stream.INLINE, 2**32 - 1, 0),
+        shm_stream.PRELUDE.pack(shm_stream.IN_SLOTS, 0, 2**63),
     ],
     ids=["kind", "header", "payload"],
 )

@@ -1,0 +1,62 @@
+"""Serves one stream from its HELLO to its end: for a trainer or for an observer."""
+
+from __future__ import annotations
+
+import logging
+
+from pserver.errors import JobFailed, PServerError, Unreachable
+from pserver.job.job import Job
+from pserver.job.membership import Member
+from pserver.security.guard import OPEN_GUARD, Guard, check
+from pserver.security.permissions import role_for_call
+from pserver.service.answers import tell
+from pserver.service.first_frame import hello_of, member_of
+from pserver.service.reading_service import ReadingService
+from pserver.service.tensor_service import TensorService
+from pserver.service.working_streams import WorkingStreams
+from pserver.transport.sequenced import SequencedStream
+from pserver.transport.stream import Stream
+
+
+def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPEN_GUARD) -> None:
+    """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none.
+
+    Args:
+        working: is told while a request is being worked on.
+        guard: whom the server lets in.
+    """
+    member: Member | None = None
+    stream = numbered = SequencedStream(stream, job.traffic)
+    try:
+        hello, role = hello_of(stream, guard)
+        observation = job.observations.find(hello.session)
+        if observation is not None:
+            check(role, role_for_call("Observe", None), "an observer's stream")
+            numbered.admit()
+            ReadingService(numbered, job, observation).serve()
+            return
+        member = member_of(hello, job)
+        numbered.admit()
+        TensorService(numbered, job, member, hello, role, working).serve()
+    except Unreachable as error:
+        _say(job, member, stream, "broke", error)
+    except PServerError as error:
+        _say(job, member, stream, "ends", error)
+        tell(stream, error)
+    except Exception as error:
+        job.log.say("bug", f"the stream of {_name(member, stream)} ends", logging.ERROR, error)
+        tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
+    finally:
+        working.rests(numbered)
+        stream.close()
+
+
+def _say(job: Job, member: Member | None, stream: Stream, how: str, error: PServerError) -> None:
+    """Logs how a stream has ended."""
+    whose = "stranger" if member is None else f"trainer {member.trainer}"
+    kind = f"{whose} {how} {type(error).__name__}"
+    job.log.say(kind, f"the stream of {_name(member, stream)} {how}: {error}")
+
+
+def _name(member: Member | None, stream: Stream) -> str:
+    return stream.peer if member is None else f"trainer {member.trainer} ({stream.peer})"
