@@ -30,6 +30,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 def run_serve(arguments: argparse.Namespace) -> int:
     """``pserver serve``; returns the exit status."""
     config = server_config(arguments, os.environ)
+    # gRPC writes a line for each handshake of a stranger that fails, as fast as they come
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     share_heap()
     # here, because torch takes a second to import, and --help does not need it
     from pserver.service import server
@@ -60,6 +62,8 @@ def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[st
         environ["PSERVER_KEYS"] = os.path.abspath(arguments.keys)
     if arguments.insecure:
         environ["PSERVER_INSECURE"] = "1"
+    if arguments.insecure_collective:
+        environ["PSERVER_INSECURE_COLLECTIVE"] = "1"
     keys, insecure = environ.get("PSERVER_KEYS"), environ.get("PSERVER_INSECURE") == "1"
     checked(lambda: check_protected("--servers", found.servers, keys, insecure))
     return environ
@@ -97,6 +101,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.log_dir,
         devices,
         arguments.start_timeout,
+        arguments.store,
     )
 
 

@@ -19,6 +19,7 @@ from pserver.config import (
     TRANSPORT_CHOICES,
     check_protected,
     check_seconds,
+    is_loopback,
     split_endpoint,
 )
 from pserver.security.access import Access
@@ -56,6 +57,8 @@ class Connection:
         token_file: the file with this process's key; "": it has none.
         keys: the folder of this host's keys, for TLS to the servers; "": without.
         insecure: servers may be beyond this host without keys.
+        insecure_collective: trainers may be on several hosts, although what they send one another
+            is not encrypted.
     """
 
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
@@ -65,6 +68,7 @@ class Connection:
     token_file: str = ""
     keys: str = ""
     insecure: bool = False
+    insecure_collective: bool = False
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORT_CHOICES:
@@ -76,7 +80,7 @@ class Connection:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
         """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT, PSERVER_TRANSPORT, PSERVER_TOKEN_FILE,
-        PSERVER_KEYS and PSERVER_INSECURE, each optional.
+        PSERVER_KEYS, PSERVER_INSECURE and PSERVER_INSECURE_COLLECTIVE, each optional.
 
         Raises:
             ValueError: one of them holds something else than it should; the message names it.
@@ -90,7 +94,23 @@ class Connection:
             environ.get("PSERVER_TOKEN_FILE", ""),
             environ.get("PSERVER_KEYS", ""),
             environ.get("PSERVER_INSECURE", "") == "1",
+            environ.get("PSERVER_INSECURE_COLLECTIVE", "") == "1",
         )
+
+    def check_collective(self, host: str) -> None:
+        """Returns if trainers may meet at this host.
+
+        Raises:
+            ValueError: it is beyond this one, and the user has not said that nobody else reaches
+                the network.
+        """
+        if not (self.insecure_collective or is_loopback(host)):
+            raise ValueError(
+                f"the trainers meet at {host}, beyond this host, and what they send one another "
+                "(rendezvous, gloo, NCCL) is not encrypted: where nobody else reaches that network "
+                "(a private one, a VPN) set PSERVER_INSECURE_COLLECTIVE=1 for every trainer, by "
+                "`export` before torchrun, or by `pserver launch --insecure-collective`"
+            )
 
     def access_to(self, endpoints: Sequence[str]) -> Access:
         """What this trainer proves to servers, and asks of them.
@@ -129,6 +149,7 @@ class World:
         served: the store is there already (torchrun's agent, or ``spawn``, keeps it); otherwise
             rank 0 keeps it.
         attempt: how often torchrun has started the job again.
+        all_here: every trainer is on this host.
     """
 
     rank: int = 0
@@ -138,6 +159,7 @@ class World:
     port: int = 0
     served: bool = False
     attempt: int = 0
+    all_here: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -176,7 +198,9 @@ class World:
             if environ.get("TORCHELASTIC_RESTART_COUNT")
             else 0
         )
-        return cls(rank, size, local_rank, environ["MASTER_ADDR"], port, served, attempt)
+        all_here = environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
+        address = environ["MASTER_ADDR"]
+        return cls(rank, size, local_rank, address, port, served, attempt, all_here)
 
     def enter(self) -> None:
         """Makes this process that trainer: sets the variables of its environment."""

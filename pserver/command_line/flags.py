@@ -7,52 +7,26 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from pserver.command_line.key_flags import add_keys
+from pserver.command_line.key_flags import (
+    KEYS_HELP,
+    add_collective_protection,
+    add_keys,
+    add_protection,
+)
+from pserver.command_line.texts import (
+    ENDPOINTS,
+    EXAMPLES,
+    KEYS,
+    LAUNCH,
+    PLAN,
+    RESET,
+    SAVE,
+    SERVE,
+    STATUS,
+)
 from pserver.config import CHECKSUM_CHOICES, TRANSPORT_CHOICES
 
 USAGE = 2  # the exit status for a mistake in what was typed
-
-EXAMPLES = """examples:
-  pserver launch --servers 2 --trainers 2 train.py --epochs 3
-      a local cluster; train.py is a trainer's script
-  pserver launch --servers a:6174,b:6174 --trainers a:7000,b:7000 --host a train.py
-      host a's part of a larger one; the same on b, with --host b
-  pserver launch --nccl2 --trainers 2 train.py
-      the collective mode: no servers, the trainers average their gradients among themselves
-  pserver serve --endpoint 0.0.0.0:6174 --keys keys/a
-      one parameter server, for trainers that are started by other means
-  pserver plan train.py --servers 4 --trainers 8
-      what that would put where, without starting any of it
-  pserver status a:6174,b:6174
-      who is up, and what they hold
-  pserver save a:6174,b:6174 rescued
-      what a running or a failed job holds, as a checkpoint for fleet.load
-  pserver reset a:6174,b:6174
-      drops what a failed job has left, so that any job may begin
-  pserver keys init keys --hosts a,b
-      keys for hosts a and b: copy keys/a and keys/b there, and name them with --keys
-"""
-SERVE = """Runs one parameter server.  It prints one line when it is ready, and ends with 0 on
-SIGTERM or Ctrl-C after draining."""
-LAUNCH = """Starts servers and trainers (or trainers alone), prefixes their output and files it, and
-ends with the job's exit status."""
-PLAN = """Shows which server would hold what, the bytes of a step and the memory of each server.  It
-runs SCRIPT up to where it would join the servers, and starts none."""
-STATUS = """Shows each server's state, what it holds, its trainers, and the bytes that have passed
-through it."""
-
-
-SAVE = """Writes what the servers of a running or a failed job hold (parameters, buffers, tables,
-optimizer state, step) as a checkpoint that fleet.load reads, on any number of servers.  A running
-job waits meanwhile, between two of its steps.  The servers do not know everything: fleet.load says
-what it has not found, a scheduler's state for one."""
-RESET = """Drops what a failed job has left on these servers, so that any job may begin.  A server
-whose job runs is left alone: end its trainers first."""
-KEYS = """Makes the keys with which the processes of a cluster know each other, and manages them.
-The folder stays with the operator; each host gets a copy of its own part."""
-KEYS_HELP = "this host's folder of keys, for TLS on every port (PSERVER_KEYS)"
-INSECURE_HELP = "endpoints beyond this host without keys (PSERVER_INSECURE=1)"
-ENDPOINTS = "HOST:PORT[,HOST:PORT...]"
 
 
 class Parser(argparse.ArgumentParser):
@@ -213,8 +187,7 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         help="how long a failed job's values are kept from other jobs, for `pserver save` "
         "(default: 600; with --once 0)",
     )
-    add("--keys", metavar="DIR", default=UNSET, help=KEYS_HELP)
-    add("--insecure", action="store_true", default=UNSET, help=INSECURE_HELP)
+    add_protection(sub, UNSET)
     add("--program", metavar="FILE", default=UNSET, help="a saved pserver program to start with")
     add(
         "--threads",
@@ -314,8 +287,9 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         help="how long the processes wait for one another to come up (default: 300)",
     )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
-    add("--keys", metavar="DIR", help=KEYS_HELP)
-    add("--insecure", action="store_true", help=INSECURE_HELP)
+    add("--store", metavar="URL", help="the prefix below which they do, in place of --data-dir")
+    add_protection(sub)
+    add_collective_protection(sub)
     add(
         "--log-dir",
         metavar="DIR",

@@ -1,10 +1,13 @@
-"""The flags of ``pserver keys``."""
+"""The flags of ``pserver keys``, and those of other commands that have to do with keys."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 DAYS = 365
+KEYS_HELP = "this host's folder of keys, for TLS on every port (PSERVER_KEYS)"
+INSECURE_HELP = "endpoints beyond this host without keys (PSERVER_INSECURE=1)"
 
 
 def add_keys(sub: argparse.ArgumentParser) -> None:
@@ -38,6 +41,26 @@ def add_keys(sub: argparse.ArgumentParser) -> None:
     _roles(revoke, "which of its keys (default: all)")
     show = acts.add_parser("show", help="the certificates of a folder, and when they expire")
     show.add_argument("directory", metavar="DIR", help="the operator's folder, or a host's")
+
+
+def add_protection(sub: argparse.ArgumentParser, default: Any = None) -> None:
+    """Adds ``--keys`` and ``--insecure``.
+
+    Args:
+        default: of both, where they are not typed.
+    """
+    sub.add_argument("--keys", metavar="DIR", default=default, help=KEYS_HELP)
+    sub.add_argument("--insecure", action="store_true", default=default, help=INSECURE_HELP)
+
+
+def add_collective_protection(sub: argparse.ArgumentParser) -> None:
+    """Adds ``--insecure-collective``."""
+    sub.add_argument(
+        "--insecure-collective",
+        action="store_true",
+        help="trainers of several hosts may exchange tensors among themselves, which is not "
+        "encrypted (PSERVER_INSECURE_COLLECTIVE=1)",
+    )
 
 
 def _folder(sub: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.config import TRANSPORT_CHOICES, check_seconds, refuse_url, split_endpoint
+from pserver.config import TRANSPORT_CHOICES, check_seconds, check_store, refuse_url, split_endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Cluster:
         transport, heartbeat_timeout_seconds, start_timeout_seconds: for servers and trainers, as
             ``pserver serve`` has them; None: their own choice.
         data_dir: the servers' directory for files; None: they keep none.
+        store: the URL of a prefix, in place of that directory; None: there is none.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
@@ -43,6 +44,7 @@ class Cluster:
     log_dir: str = "logs"
     devices: tuple[str, ...] | None = None
     start_timeout_seconds: float | None = None
+    store: str | None = None
 
     @property
     def collective(self) -> bool:
@@ -55,6 +57,8 @@ class Cluster:
         refuse_url("--log-dir", self.log_dir)
         if self.data_dir is not None:
             refuse_url("--data-dir", self.data_dir)
+        if self.store is not None:
+            check_store("--store", self.store)
         if self.transport not in (None, *TRANSPORT_CHOICES):
             raise ValueError(
                 f"--transport: expected one of {', '.join(TRANSPORT_CHOICES)}, got "
@@ -80,7 +84,12 @@ class Cluster:
                     "--devices: belongs to the collective mode; expected --nccl2 with it"
                 )
             return
-        for name, value in (("--transport", self.transport), ("--data-dir", self.data_dir)):
+        given = (
+            ("--transport", self.transport),
+            ("--data-dir", self.data_dir),
+            ("--store", self.store),
+        )
+        for name, value in given:
             if value is not None:
                 raise ValueError(f"{name}: has no effect with --nccl2, where there are no servers")
         here = len(self.here(self.trainers))

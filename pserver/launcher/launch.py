@@ -170,6 +170,7 @@ class _Supervisor:
                 ("--heartbeat-timeout", self.cluster.heartbeat_timeout_seconds),
                 ("--start-timeout", self.cluster.start_timeout_seconds),
                 ("--data-dir", self.cluster.data_dir),
+                ("--store", self.cluster.store),
                 ("--keep-failed", KEEP_SECONDS if self._rescues else 0),
             ):
                 command += [] if value is None else [flag, str(value)]

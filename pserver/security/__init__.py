@@ -20,5 +20,7 @@ In reading order::
     keys          the keys of one process, read again when they change
     tls           connections
 
+    ports         every port that the system opens
+
 May import: ``pserver.config``, ``pserver.errors``.
 """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ class Trainer:
     Args:
         elements: of each parameter.
         transport: the transport to ask for.
+        keys: a folder of this host's, for TLS.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Trainer:
         transport: str,
         number: int = 0,
         trainers: int = 1,
+        keys: str = "",
     ) -> None:
         self.parameters = {f"w{index}": torch.zeros(count) for index, count in enumerate(elements)}
         self.gradients = {name: torch.ones_like(value) for name, value in self.parameters.items()}
@@ -43,7 +46,7 @@ class Trainer:
         plan = plan_parameters(
             listed, [Rule("sgd", SGD)], trainers=trainers, servers=len(endpoints)
         )
-        connection = Connection(transport=transport)
+        connection = replace(Connection.from_environment(), transport=transport, keys=keys)
         self.communicator = Communicator(
             Deployment(plan, tuple(endpoints), trainer_id=number), self.parameters, None, connection
         )
@@ -56,9 +59,11 @@ class Trainer:
 
 
 @contextmanager
-def trainer(endpoint: str, elements: Sequence[int], transport: str) -> Iterator[Trainer]:
+def trainer(
+    endpoint: str, elements: Sequence[int], transport: str, keys: str = ""
+) -> Iterator[Trainer]:
     """The only trainer of a job, joined."""
-    joined = Trainer([endpoint], elements, transport)
+    joined = Trainer([endpoint], elements, transport, keys=keys)
     joined.communicator.start()
     try:
         yield joined

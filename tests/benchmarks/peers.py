@@ -78,6 +78,18 @@ def raw(size: int, host: str = "127.0.0.1", connections: int = 1) -> None:
         list(pool.map(_give_back, accepted, [size // connections] * connections))
 
 
+def raw_tls(size: int, folder: str) -> None:
+    """The same over TLS, with the key of a server that a folder holds, on one connection."""
+    from pserver.security.keys import Keys
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    say(f"{READY} {listener.getsockname()[1]}")
+    context = Keys(folder, ("server",)).server_context()
+    connection = context.wrap_socket(listener.accept()[0], server_side=True)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _give_back(connection, size)
+
+
 def _give_back(connection: socket.socket, size: int) -> None:
     memory = memoryview(bytearray(size))
     try:
@@ -292,6 +304,7 @@ def sharded(*arguments: Any) -> None:
 
 ROLES: dict[str, Callable[..., None]] = {
     "raw": raw,
+    "raw_tls": raw_tls,
     "raw_mover": raw_mover,
     "mover": mover,
     "answers": answers,

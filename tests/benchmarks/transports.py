@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from harness import Contender, Promise, Row, alternate, timed
@@ -14,11 +17,14 @@ from peers import raw_exchange
 from processes import Peer, peers, server
 
 from pserver.malloc import keep_memory
+from pserver.security.key_folder import KeyFolder
+from pserver.security.keys import Keys
 from pserver.transport.codec import buffer_of
 
 SETTING = "1 trainer, 1 server, SGD, 1 thread each, loopback"
 RAW = "raw TCP socket, the same bytes one way after the other"
 TCP = "torch.distributed.rpc held to TCP, one call"
+TLS = "bare ssl sockets (TLS 1.3), the same bytes one way after the other"
 OWN = "torch.distributed.rpc, its own transport, one call"
 COPIES = "two copies of the same bytes and the update, in one process"
 
@@ -28,6 +34,7 @@ LARGE = (  # 64 MB in 100 tensors
     Promise("wire/shm 64 MB, rpc", OWN, 1.5, setting=SETTING),
     Promise("wire/shm 64 MB, copies", COPIES, 0.85, setting=SETTING),
 )
+SECURED = (Promise("wire/tls 64 MB", TLS, 0.8, setting=SETTING),)  # the same tensors
 MEDIUM = (  # 16 MB in 20 tensors
     Promise("wire/tcp 16 MB, raw", RAW, 0.9, setting=SETTING),
     Promise("wire/tcp 16 MB, rpc", TCP, 1.15, setting=SETTING),
@@ -53,7 +60,7 @@ BASELINES = {
     SMALL[0].against: "each",
     SMALL[1].against: "at once",
 }
-PROMISES = (*LARGE, *MEDIUM, *SMALL)
+PROMISES = (*LARGE, *SECURED, *MEDIUM, *SMALL)
 
 
 def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]:
@@ -68,6 +75,32 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
         chosen = [promise for promise in promises if promise in wanted]
         if chosen:
             yield from _block(chosen, 3 if tiny else count, 64 if tiny else elements, runs)
+    for promise in SECURED:
+        if promise in wanted:
+            yield _secured(promise, *((3, 64) if tiny else (100, 160_000)), runs)
+
+
+def _secured(promise: Promise, count: int, elements: int, runs: int) -> Row:
+    """The row over TLS, with keys that are made for it."""
+    size = count * elements * 4
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        KeyFolder.create(folder).add("a")
+        own = folder / "a"
+        (port,) = stack.enter_context(peers(Peer("raw_tls", size, own)))
+        _, endpoint = stack.enter_context(server("tcp", flags=["--keys", str(own)]))
+        ours = stack.enter_context(trainer(endpoint, [elements] * count, "tcp", str(own)))
+        connection = (
+            Keys(own, ("trainer",))
+            .client_context()
+            .wrap_socket(
+                socket.create_connection(("127.0.0.1", int(port))), server_hostname="127.0.0.1"
+            )
+        )
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        contenders = {"ours": timed(ours.step), "bare": _exchange(connection, ours)}
+        medians = alternate(contenders, runs)
+    return Row(promise, medians["ours"], medians["bare"], runs)
 
 
 def _block(promises: list[Promise], count: int, elements: int, runs: int) -> Iterator[Row]:
@@ -90,7 +123,7 @@ def _block(promises: list[Promise], count: int, elements: int, runs: int) -> Ite
             "tcp": timed(over_tcp.step),
             "checked": timed(checked.step),
             "shm": timed(over_shm.step),
-            "raw": _raw(int(ports[0]), over_tcp),
+            "raw": _exchange(socket.create_connection(("127.0.0.1", int(ports[0]))), over_tcp),
             "copies": timed(_copies([elements] * count)),
             "rpc": asked(rpcs[:2], "all"),
             "own": asked(rpcs[2:], "all"),
@@ -133,8 +166,7 @@ def asked(pair: Sequence[Peer], way: str) -> Contender:
     return run
 
 
-def _raw(port: int, like: Trainer) -> Contender:
-    connection = socket.create_connection(("127.0.0.1", port))
+def _exchange(connection: socket.socket, like: Trainer) -> Contender:
     outgoing = [buffer_of(gradient) for gradient in like.gradients.values()]
     incoming = [buffer_of(torch.zeros_like(value)) for value in like.parameters.values()]
     return timed(lambda: raw_exchange(connection, outgoing, incoming))

@@ -75,6 +75,26 @@ HERE = "tests/pserver/test_command.py"
             "--devices: expected 2 different ones",
         ),
         (
+            "launch --nccl2 --trainers 2 --store s3://b/x tests/pserver/test_command.py",
+            "--store: has no effect with --nccl2",
+        ),
+        (
+            "launch --servers 1 --trainers 1 --store a::s3://b tests/pserver/test_command.py",
+            "--store: expected one URL, got the chain",
+        ),
+        (
+            "serve --endpoint 0.0.0.0:0",
+            "--endpoint: 0.0.0.0:0 is beyond this host: expected keys",
+        ),
+        (
+            "launch --servers a:1 --trainers a:2 --host a tests/pserver/test_command.py",
+            "--servers: a:1 is beyond this host: expected keys",
+        ),
+        (
+            "serve --insecure --keys k",
+            "--insecure: expected this or keys, got both",
+        ),
+        (
             "launch --nccl2 --trainers 2 --data-dir d tests/pserver/test_command.py",
             "--data-dir: has no effect with --nccl2",
         ),

@@ -60,6 +60,7 @@ class DenseAllreduce:
             )
             meanwhile = partial(_check, clients)
             host = _own_address(clients[0].endpoint)
+            connection.check_collective(host)
             if rank == 0:
                 store = connect_store(host, 0, rank, connection)
                 clients[0].rendezvous(f"{host}:{store.port}")

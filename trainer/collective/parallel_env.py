@@ -51,7 +51,8 @@ def init_parallel_env() -> None:
         torch.distributed.all_reduce(total)    # the number of trainers
 
     Raises:
-        ValueError: a variable is missing, or holds something else than it should.
+        ValueError: a variable is missing, or holds something else than it should; or trainers are
+            on several hosts, without PSERVER_INSECURE_COLLECTIVE.
         TimedOut: a trainer has not come up within PSERVER_START_TIMEOUT; the message says which.
         Unreachable: trainer 0, which serves the store, cannot be reached, or cannot listen.
         TrainerLost: trainer 0 ended while the others waited.
@@ -93,6 +94,8 @@ def _meet(world: World, connection: Connection, number: int) -> Peers:
     """
     store: Store = HashStore()
     if world.size > 1:
+        if not world.all_here:
+            connection.check_collective(world.address)
         address = world.address, world.port
         store = connect_store(*address, world.rank, connection, served=world.served)
     return rendezvous(

@@ -254,6 +254,7 @@ class CollectiveRuntime:
             connection = replace(
                 connection, start_timeout_seconds=connection.heartbeat_timeout_seconds
             )
+        connection.check_collective(split_endpoint(deployment.endpoints[0])[0])
         end = time.monotonic() + connection.start_timeout_seconds
         while True:
             try:

@@ -1,0 +1,43 @@
+"""What ``pserver --help`` says of each command."""
+
+from __future__ import annotations
+
+EXAMPLES = """examples:
+  pserver launch --servers 2 --trainers 2 train.py --epochs 3
+      a local cluster; train.py is a trainer's script
+  pserver launch --servers a:6174,b:6174 --trainers a:7000,b:7000 --host a train.py
+      host a's part of a larger one; the same on b, with --host b
+  pserver launch --nccl2 --trainers 2 train.py
+      the collective mode: no servers, the trainers average their gradients among themselves
+  pserver serve --endpoint 0.0.0.0:6174 --keys keys/a
+      one parameter server, for trainers that are started by other means
+  pserver plan train.py --servers 4 --trainers 8
+      what that would put where, without starting any of it
+  pserver status a:6174,b:6174
+      who is up, and what they hold
+  pserver save a:6174,b:6174 rescued
+      what a running or a failed job holds, as a checkpoint for fleet.load
+  pserver reset a:6174,b:6174
+      drops what a failed job has left, so that any job may begin
+  pserver keys init keys --hosts a,b
+      keys for hosts a and b: copy keys/a and keys/b there, and name them with --keys
+"""
+SERVE = """Runs one parameter server.  It prints one line when it is ready, and ends with 0 on
+SIGTERM or Ctrl-C after draining."""
+LAUNCH = """Starts servers and trainers (or trainers alone), prefixes their output and files it, and
+ends with the job's exit status."""
+PLAN = """Shows which server would hold what, the bytes of a step and the memory of each server.  It
+runs SCRIPT up to where it would join the servers, and starts none."""
+STATUS = """Shows each server's state, what it holds, its trainers, and the bytes that have passed
+through it."""
+
+
+SAVE = """Writes what the servers of a running or a failed job hold (parameters, buffers, tables,
+optimizer state, step) as a checkpoint that fleet.load reads, on any number of servers.  A running
+job waits meanwhile, between two of its steps.  The servers do not know everything: fleet.load says
+what it has not found, a scheduler's state for one."""
+RESET = """Drops what a failed job has left on these servers, so that any job may begin.  A server
+whose job runs is left alone: end its trainers first."""
+KEYS = """Makes the keys with which the processes of a cluster know each other, and manages them.
+The folder stays with the operator; each host gets a copy of its own part."""
+ENDPOINTS = "HOST:PORT[,HOST:PORT...]"
