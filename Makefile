@@ -5,6 +5,7 @@
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
 # make check-image     builds the image and runs the demo in containers; needs docker or podman, with compose
 # make check-history SEEDS=2000     is every step applied exactly once, whatever the network does?  So many trials
+# make fuzz SECONDS=60     wrong inputs for jobs in this process and on all ports of a server: the job's result stays, memory and times have bounds
 # make lint types check-protos     the other checks of CI (.ci/run runs them all)
 # make protos   generates the protobuf code anew
 #
@@ -25,7 +26,7 @@
 
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-pairs check-sharding check-examples check-checkpoints
-.PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-wheel check-image check-faults clean $(CHECKS)
+.PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-wheel check-image check-faults fuzz clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -35,6 +36,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-input -c con
 TORCH_INDEX_URL ?=
 ARGS ?=
 SEEDS ?= 2000
+SECONDS ?= 60
 SAMPLE ?= 100
 ONLY ?=
 
@@ -75,6 +77,10 @@ bench: .venv/.dev
 check-history: .venv/.dev
 	@echo "== $(SEEDS) trials of trainers, servers and a faulty network"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.checker --seeds $(SEEDS) $(ARGS)
+
+fuzz: .venv/.dev
+	@echo "== wrong inputs for $(SECONDS) s"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 lint: .venv/.dev
 	@echo "== ruff: lint and format"

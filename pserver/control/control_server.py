@@ -33,6 +33,7 @@ from pserver.transport.grpc_stream import SERVICE, Exchanges, server_options
 from pserver.transport.health_service import HealthService
 
 log = logging.getLogger(__name__)
+of_anybody = LimitedLog(log)
 of_grpc = LimitedLog(log)  # messages that are none, to reflection for one
 GRPC_LOGGERS = ("grpc._common", "grpc._server")
 
@@ -142,6 +143,13 @@ class ControlServer:
 
         return answer
 
+    def _say(self, name: str, text: str) -> None:
+        """Logs a call; where anybody may call, not each."""
+        if self.guard.is_open:
+            of_anybody.say(name, text, logging.INFO)
+        else:
+            log.info("%s", text)
+
     def _admitted(self, name: str, received: bytes, context: grpc.ServicerContext) -> Message:
         """The request, if whoever makes it may."""
         _, kind, _ = CALLS[name]
@@ -153,5 +161,5 @@ class ControlServer:
         if permissions.is_logged(name, request):
             key = "without a key" if self.guard.is_open else f"with the {role.word}'s key"
             key = key if bearer is None else f"with the key of {bearer}"
-            log.info("%s, %s, from %s", name, key, of_peer(context.peer()))
+            self._say(name, f"{name}, {key}, from {of_peer(context.peer())}")
         return request
