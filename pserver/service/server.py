@@ -40,7 +40,6 @@ from pserver.transport import shm, tcp
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_stream import Exchanges
 from pserver.transport.stream import Listener, Stream
-from pserver.wire_pb2 import StatusRequest
 from transpiler.ir.graph import Storage
 from transpiler.program import Program
 
@@ -194,7 +193,7 @@ class Server:
     @property
     def draining(self) -> bool:
         """Whether the server is shutting down, by a Drain call or by :meth:`stop`."""
-        return self.job.status(StatusRequest()).state == "draining"
+        return self.job.lifecycle.draining
 
     @property
     def is_over(self) -> bool:

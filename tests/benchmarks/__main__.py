@@ -23,7 +23,18 @@ from rich.console import Console
 from rich.table import Table
 
 GROUPS = (
-    *("transports", "blocks", "steps", "writes", "resources", "links", "tables", "ctr", "sharded"),
+    *(
+        "transports",
+        "blocks",
+        "steps",
+        "fan_in",
+        "writes",
+        "resources",
+        "links",
+        "tables",
+        "ctr",
+        "sharded",
+    ),
 )
 PATIENCE_SECONDS = 240.0
 HERE = Path(__file__).parent
