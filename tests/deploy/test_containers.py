@@ -108,7 +108,7 @@ def test_a_server_s_probe_answers(up: Engine) -> None:
 def test_a_job_that_is_stopped_drains(up: Engine) -> None:
     """Nobody has to be killed: the engine's signal ends trainers and servers, which say so."""
     up.follow("trainer0", "epoch")
-    up.compose("stop")
+    up.compose("stop", "-t", "60")  # an exit of an interpreter takes long beside other work
     statuses = {name: up.status(name) for name in SERVICES}
 
     assert 137 not in statuses.values() and 0 not in statuses.values(), statuses
