@@ -5,11 +5,13 @@ They are left out of the tiers ``fast`` and ``test``, because the image takes mi
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from pserver.__main__ import main
 from tests.deploy.test_deploy_files import SERVERS, SERVICES
 from tests.support.containers import Engine, found
 
@@ -21,12 +23,17 @@ pytestmark = [pytest.mark.containers, pytest.mark.processes, pytest.mark.timeout
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
-    """The machine's engine."""
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """The machine's engine, and keys for all services."""
     engine = found()
     if engine is None:
         pytest.skip("no container engine with compose on this machine")
-    return Engine(*engine, PROJECT)
+    keys = tmp_path_factory.mktemp("keys")
+    made = Engine(*engine, PROJECT, keys)
+    assert main(["keys", "init", str(keys), "--hosts", ",".join(SERVICES)]) == 0
+    for path in (keys, *keys.rglob("*")):
+        os.chown(path, made.user, -1)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +100,7 @@ def test_processes_have_no_privilege(up: Engine) -> None:
     assert re.search(r"^NoNewPrivs:\s+1$", said, re.MULTILINE), said
     for which in ("Inh", "Prm", "Eff", "Bnd", "Amb"):
         assert re.search(rf"^Cap{which}:\s+0+$", said, re.MULTILINE), said
-    assert re.search(r"^Uid:\s+10001\s+10001\s+10001\s+10001$", said, re.MULTILINE), said
+    assert re.search(rf"^Uid:(\s+{up.user}){{4}}$", said, re.MULTILINE), said
     assert said.count("Read-only file system") == 2 and "/tmp/a" not in said
 
 

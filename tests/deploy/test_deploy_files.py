@@ -20,6 +20,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SERVERS = [name for name, service in SERVICES.items() if "serve" in service["command"]]
 EVERY_SERVICE = pytest.mark.parametrize("name", SERVICES)
+USER = "${PSERVER_USER:-"  # who may read the keys; the image's user where nothing is said
 GRACE_SECONDS = 10  # a server ends by itself within less: see [Note: draining]
 
 
@@ -52,7 +53,7 @@ def test_a_service_has_no_privilege(name: str) -> None:
     """It is not root, has no capability and can gain none; it writes to /tmp alone."""
     service = SERVICES[name]
 
-    assert int(service["user"].partition(":")[0]) > 0
+    assert int(service["user"].removeprefix(USER).partition(":")[0]) > 0
     assert service["read_only"] is True
     assert [mount.partition(":")[0] for mount in service["tmpfs"]] == ["/tmp"]
     assert service["cap_drop"] == ["ALL"] and "cap_add" not in service
@@ -101,6 +102,19 @@ def test_trainers_name_the_servers() -> None:
     assert COMPOSE["networks"]["default"]["internal"] is True
 
 
+@EVERY_SERVICE
+def test_a_service_has_its_own_keys_and_no_others(name: str) -> None:
+    """As a secret, which is not in the image; none does without."""
+    service = SERVICES[name]
+    (secret,) = service["secrets"]
+
+    assert secret["source"] == name and not {"volumes", "env_file"} & set(service)
+    assert service["environment"]["PSERVER_KEYS"] == f"/run/secrets/{secret['target']}"
+    assert "PSERVER_INSECURE" not in service["environment"]
+    assert COMPOSE["secrets"][name] == {"file": "${KEYS:-./keys}/" + name}
+    assert "deploy/keys/" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
+
+
 def test_the_image_is_that_of_the_demo() -> None:
     """One service builds what all run, with the packages of the examples."""
     (build,) = [service["build"] for service in SERVICES.values() if "build" in service]
@@ -114,7 +128,7 @@ def test_the_image_runs_as_a_user_by_number() -> None:
     """The one of the compose file; an orchestrator that forbids root can tell."""
     (user,) = of_the_last_stage("USER")
 
-    assert {service["user"] for service in SERVICES.values()} == {user}
+    assert {service["user"] for service in SERVICES.values()} == {USER + user + "}"}
 
 
 def test_the_image_is_probed_without_another_program() -> None:

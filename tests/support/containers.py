@@ -13,12 +13,14 @@ import os
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from tests.support.pages import ROOT
 
 BUILD_SECONDS, RUN_SECONDS = 1500.0, 240.0
 LABEL = "com.docker.compose"
+NOBODY = 10001  # the image's user
 
 
 def found() -> tuple[str, list[str]] | None:
@@ -43,10 +45,16 @@ class Engine:
     Args:
         engine, compose: of :func:`found`.
         project: the run's name.
+        keys: the folder of its keys.
+
+    Attributes:
+        user: who runs the containers, by number: who may read the keys, and is not root.
     """
 
-    def __init__(self, engine: str, compose: list[str], project: str) -> None:
+    def __init__(self, engine: str, compose: list[str], project: str, keys: Path) -> None:
         self._engine, self._project = engine, project
+        self.user = os.getuid() or NOBODY
+        self._variables = {"KEYS": str(keys), "PSERVER_USER": f"{self.user}:{self.user}"}
         file = str(ROOT / "deploy" / "compose.yaml")
         self._compose = [*compose, "-f", file, "-p", project]
 
@@ -66,6 +74,7 @@ class Engine:
             text=True,
             timeout=seconds,
             cwd=ROOT,
+            env={**os.environ, **self._variables},
         )
         assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-4000:]}"
         return done.stdout
