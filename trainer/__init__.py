@@ -76,9 +76,9 @@ A room imports those above it, and none below it::
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
     communicator                    the connections to the servers, one sender for each lane
     optimizer                       root: the optimizer that fleet returns
+    checkpoint                      a job's state in files
     executor, parallel_executor     programs
     checker                         is every step applied exactly once?
-    checkpoint                      a job's state in files
     sharding                        state, gradients and parameters in shards
     hybrid                          five directions of parallelism at once
     job                             what fleet.init begins and fleet.finish ends
@@ -175,12 +175,17 @@ from transpiler.ir.tables import Uniform as Uniform
 if TYPE_CHECKING:
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
     from trainer.executor.executor import Executor as Executor
+    from trainer.executor.program_values import deserialize_persistables as deserialize_persistables
+    from trainer.executor.program_values import load_program_state as load_program_state
+    from trainer.executor.program_values import serialize_persistables as serialize_persistables
+    from trainer.executor.program_values import set_program_state as set_program_state
     from trainer.parallel_executor import ParallelExecutor as ParallelExecutor
 
 __all__ = [
     "Constant",
     "CountFilterEntry",
     "DataParallel",
+    "deserialize_persistables",
     "device_guard",
     "DistributedEmbedding",
     "Executor",
@@ -192,23 +197,38 @@ __all__ = [
     "hybrid_parallel",
     "hybrid_state_dict",
     "init_parallel_env",
+    "load_program_state",
     "new_group",
     "Normal",
     "ParallelExecutor",
     "ProbabilityEntry",
     "row_optimizers",
     "save_group_sharded_model",
+    "serialize_persistables",
+    "set_program_state",
     "ShowClickEntry",
     "spawn",
     "split_sequence",
     "Uniform",
 ]
 
+_OF_PROGRAMS = (
+    "deserialize_persistables",
+    "load_program_state",
+    "serialize_persistables",
+    "set_program_state",
+)
+
 
 def __getattr__(name: str) -> object:
-    """Three names are imported when they are first asked for, so that ``import trainer`` stays
-    light: DistributedEmbedding brings numba, the two executors the servers' transports.
+    """Some names are imported when they are first asked for, so that ``import trainer`` stays
+    light: DistributedEmbedding brings numba, the two executors, and what goes with them, the
+    servers' transports.
     """
+    if name in _OF_PROGRAMS:
+        from trainer.executor import program_values
+
+        return getattr(program_values, name)
     if name == "DistributedEmbedding":
         from trainer.embedding.embedding import DistributedEmbedding
 

@@ -45,6 +45,7 @@ LAZY = {
     "trainer/communicator/table_requests.py": "the kernels of rows",
     "trainer/embedding/conversion.py": "the kernels of rows",
     "trainer/executor/executor.py": "the kernels of rows",
+    "trainer/executor/program_training.py": "the kernels of rows",
     "trainer/executor/pserver_runtime.py": "the kernels of rows",
     "trainer/fleet.py": "torch's FSDP2, which takes half a second",
     "trainer/hybrid/parallel.py": "torch's FSDP2",

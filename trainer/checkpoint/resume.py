@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from pserver.checkpoint import checkpoint
-from trainer.optimizer import DistributedOptimizer
 
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
@@ -23,10 +22,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class Trained(Protocol):
+    """What a job trains, as a checkpoint needs it: a ``DistributedOptimizer``,
+    or the ``ProgramTraining`` of a program.
+
+    Attributes:
+        names: of parameters.
+        param_groups, state: as of any optimizer of torch.
+        steps: taken by the job.
+    """
+
+    names: Mapping[torch.Tensor, str]
+    param_groups: list[dict[str, Any]]
+    state: Any
+    steps: int
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and states, whole and current."""
+
+
 def save(
     path: str,
     tensors: Mapping[str, torch.Tensor],
-    optimizer: DistributedOptimizer,
+    optimizer: Trained,
     scheduler: Any | None = None,
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
@@ -153,7 +171,7 @@ class Opened:
 def opened(
     path: str,
     tensors: Mapping[str, torch.Tensor],
-    optimizer: DistributedOptimizer,
+    optimizer: Trained,
     scheduler: Any | None = None,
     tables: TableStore | None = None,
 ) -> Opened:
@@ -196,7 +214,7 @@ def opened(
 def load(
     found: Opened,
     tensors: Mapping[str, torch.Tensor],
-    optimizer: DistributedOptimizer,
+    optimizer: Trained,
     scheduler: Any | None = None,
     tables: TableStore | None = None,
 ) -> None:
@@ -249,7 +267,7 @@ def _check(
     path: str,
     present: Mapping[str, torch.Tensor],
     found: Opened,
-    optimizer: DistributedOptimizer,
+    optimizer: Trained,
 ) -> None:
     """Raises ValueError if a checkpoint does not fit the job, before anything is changed."""
     values, meta = found.values, found.meta

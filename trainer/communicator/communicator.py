@@ -30,7 +30,7 @@ from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
-from trainer.communicator.kstep_senders import warn_unserved
+from trainer.communicator.kstep_senders import drain_for_others, warn_unserved
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.senders import buffers_of, senders_of, written_names
@@ -443,7 +443,7 @@ class Communicator:
         """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
         has the values afterwards.
         """
-        self.drain()
+        drain_for_others(self.lanes, self.drain)
         self.barrier("push")
         if self.trainer_id == 0:
             for client in self.clients:

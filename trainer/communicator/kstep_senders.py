@@ -84,6 +84,18 @@ class KStepSender:
         }
 
 
+def drain_for_others(lanes: Iterable[object], drain: Callable[[], None]) -> None:
+    """Drains, before other values take the place of all: changes need not be exchanged.
+
+    Args:
+        drain: of all lanes.
+    """
+    for lane in lanes:
+        if isinstance(lane, GeoSender):
+            lane.drop_changes()
+    drain()
+
+
 def warn_unserved(
     lanes: Iterable[object],
     tensors: Mapping[str, torch.Tensor],
@@ -215,6 +227,17 @@ class GeoSender(KStepSender):
         """Waits until every message that has left is answered; takes nothing in."""
         for _, _, reply in self._under_way:
             reply.result()
+
+    def drop_changes(self) -> None:
+        """What is here will take the place of what the servers have: steps that were taken leave,
+        and nothing else does, nor does anything land.
+        """
+        if self._taken:
+            self._send_changes()
+        self.wait_for_replies()
+        self._buffers.give_back(self._staged.take_out()[1])
+        self._under_way.clear()
+        self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""

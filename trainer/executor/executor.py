@@ -11,11 +11,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from pserver.checkpoint.checkpoint import Claims
 from pserver.config import ServerConfig
 from pserver.service.server import serve_job
 from trainer.executor.collective_runtime import CollectiveRuntime
@@ -32,6 +33,9 @@ from transpiler.plan.plan import Deployment
 from transpiler.plan.setting import check_flag
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program
+
+if TYPE_CHECKING:
+    from trainer.executor.program_training import ProgramTraining
 
 
 class Executor:
@@ -73,6 +77,7 @@ class Executor:
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # what the tables of a server begin with
         self._runtimes: list[PServerRuntime] = []
         self._collectives: list[CollectiveRuntime] = []
+        self._claims = Claims()  # the paths that it writes checkpoints to
         self._closed = False
 
     def run(
@@ -127,6 +132,8 @@ class Executor:
                 segment.advance(values, loaded.tensors)
         if loaded.tables and program.deployment is not None:
             self._runtime(program, program.deployment).finish_row_lanes()
+        if loaded.trains and program.storage is not None:
+            program.storage.steps += 1
         self._scope.update((name, loaded.tensors[name]) for name in loaded.binds)
         return [fetched(program, name, values, loaded.tensors, loaded.updates) for name in fetches]
 
@@ -141,6 +148,73 @@ class Executor:
         """
         for runtime in self._runtimes:
             runtime.flush()
+
+    def save(self, path: str, program: Program | None = None, scheduler: Any | None = None) -> None:
+        """Writes what a program trains to the directory ``path``, as ``fleet.save`` does, whole or
+        not at all: parameters, buffers, tables, optimizer state and step.
+
+        Every trainer of a job with servers calls this, between steps; trainer 0 writes.  Where
+        trainers share gradients or parameters without servers one of them calls it.
+
+        Args:
+            path: of the checkpoint, which ``fleet.load`` reads, too, on any number of servers.
+            program: the single-node program, or a trainer's; None: the default main program.
+            scheduler: of torch.optim.lr_scheduler, whose state is written too.
+
+        Raises:
+            OSError: the directory cannot be written, or another job writes there (InUse).
+            ValueError: the program was not captured in this process, or trainers give different
+                paths.
+
+        ::
+
+            executor.save("checkpoint", trainer_program, scheduler)
+            ...  # in a later run:
+            step = executor.load("checkpoint", trainer_program, scheduler)
+        """
+        from trainer.executor import program_training
+
+        program_training.save(self._training(program), path, scheduler, self._claims)
+
+    def load(self, path: str, program: Program | None = None, scheduler: Any | None = None) -> int:
+        """Reads what :meth:`save`, or ``fleet.save``, wrote; the program goes on from there.
+
+        Every trainer of a job calls this, between steps, and must be able to read ``path``.
+
+        Args:
+            program: as in :meth:`save`.
+            scheduler: takes up the state that was saved with it.
+
+        Returns:
+            The step at which it was saved.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            ValueError: it is torn, or of another model or optimizer, or trainers find different
+                ones; nothing is changed.
+        """
+        from trainer.executor import program_training
+
+        steps = program_training.load(self._training(program), path, scheduler)
+        for runtime in self._runtimes:
+            runtime.invalidate_caches()
+        return steps
+
+    def _training(self, program: Program | None) -> ProgramTraining:
+        from trainer.executor.program_training import ProgramTraining
+
+        if self._closed:
+            raise ValueError("Executor: this Executor is closed")
+        program = default_main_program() if program is None else program
+        deployment = program.deployment
+        if deployment is not None and deployment.server_index is not None:
+            raise ValueError("expected a trainer's program, got a server's")
+        if program.storage is not None:
+            move(program.storage, self._device_of(program))
+        if deployment is None or deployment.plan.collective is not None:
+            return ProgramTraining(program, None)
+        _stored(program)
+        return ProgramTraining(program, self._runtime(program, deployment).communicator)
 
     def close(self) -> None:
         """Sends what still waits to be sent, leaves the job when every trainer has finished, and

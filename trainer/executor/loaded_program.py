@@ -20,6 +20,7 @@ from trainer.executor.optimizer_segment import OptimizerSegment
 from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import PERSISTENT, Op
 from transpiler.ir.ops import is_optimizer
+from transpiler.ir.table_ops import updates_rows
 from transpiler.lower import Kernel, Lowered, free_inputs, lower
 from transpiler.program import Program
 
@@ -65,6 +66,7 @@ class LoadedProgram:
 
     Attributes:
         binds: the variables that the program's init ops name.
+        trains: whether a run of it is a step.
         updates: its optimizer ops, in the order in which they run; made when they are first cut.
     """
 
@@ -84,6 +86,10 @@ class LoadedProgram:
             if op.type == "init"
             for name in op.outputs
             if name in tensors
+        )
+        self.trains = any(
+            is_optimizer(op.type) or op.type == "send" or updates_rows(op)
+            for op in program.main.ops
         )
         self.updates: list[OptimizerSegment] = []
         self._kernels = kernels

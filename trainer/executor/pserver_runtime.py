@@ -111,6 +111,11 @@ class PServerRuntime:
         if self._started:
             self.communicator.flush()
 
+    def invalidate_caches(self) -> None:
+        """Rows that this process has copies of are out of date."""
+        if self._started and self._tables is not None:
+            self._tables.invalidate_caches()
+
     def finish_row_lanes(self) -> None:
         """Ends, after a program has run, the step of every lane that has sent rows and receives no
         parameters: it has no ``recv`` that would end the step.

@@ -19,6 +19,7 @@ from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.lookups import CHUNK_ROWS, ServedRows
+from trainer.communicator.tables import CachingSource
 from trainer.embedding.row_source import RowSource
 from trainer.executor.table_runtime import NativeRowKernels, ServedHandle, as_gradient, live
 from transpiler.ir.graph import Op, Storage
@@ -107,6 +108,12 @@ class ServedTables:
             for module in live(self._storage, name):
                 module.connect(source)
                 module.initial_rows = None
+
+    def invalidate_caches(self) -> None:
+        """Drops copies of rows."""
+        for source in self._sources.values():
+            if isinstance(source, CachingSource):
+                source.invalidate()
 
     def hparams(self) -> dict[int, Mapping[str, Hparam]]:
         """The present hyper-parameters of the tables' own optimizers, by the group of the plan."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint import resume
 from trainer.checkpoint.export import TableRows
 from trainer.checkpoint.export import export as _export
+from trainer.checkpoint.joint_call import jointly
 from trainer.job.current import distributed, present
 from trainer.job.job import Job
-from trainer.job.joint_call import jointly
 from transpiler.plan.setting import check_flag
 
 if TYPE_CHECKING:

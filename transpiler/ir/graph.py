@@ -197,6 +197,7 @@ class Storage:
         states: where there is no optimizer, the states that a file gave, by parameter and state;
             the optimizers that a program's ops are run with go on with these dicts.
         unsaved: what a file could not give back, by the name of a parameter or a table: why not.
+        steps: that were taken with these tensors, those before a loaded checkpoint included.
     """
 
     def __init__(
@@ -215,6 +216,7 @@ class Storage:
         self.rows = dict(rows or {})
         self.states = dict(states or {})
         self.unsaved: dict[str, str] = {}
+        self.steps = 0
 
     def states_of(self, parameter: str) -> Mapping[str, torch.Tensor]:
         """The present optimizer states of a parameter, by state; none before its first step."""

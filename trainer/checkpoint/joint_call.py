@@ -9,13 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from trainer.optimizer import DistributedOptimizer
+from typing import Protocol
 
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each
     for each in (FileNotFoundError, NotADirectoryError, PermissionError, OSError, ValueError)
 } | {"TypeError": TypeError}
+
+
+class Meeting(Protocol):
+    """Where all trainers of a job meet."""
+
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left; gives what they have told."""
 
 
 class Part:
@@ -30,12 +36,12 @@ class Part:
 
 
 @contextmanager
-def jointly(optimizer: DistributedOptimizer, call: str, barrier: str) -> Iterator[Part]:
+def jointly(meeting: Meeting, call: str, barrier: str) -> Iterator[Part]:
     """What happens inside has succeeded on every trainer when this ends, and otherwise raises on
     every trainer.
 
     Args:
-        optimizer: of the job.
+        meeting: of the job, such as its optimizer.
         call: the user's, for messages: "fleet.save".
         barrier: its name; all trainers come to it.
 
@@ -55,9 +61,9 @@ def jointly(optimizer: DistributedOptimizer, call: str, barrier: str) -> Iterato
     try:
         yield part
     except BaseException as failure:
-        _tell(optimizer, barrier, failure)
+        _tell(meeting, barrier, failure)
         raise
-    texts = optimizer.barrier(barrier, json.dumps({"fact": part.fact}))
+    texts = meeting.barrier(barrier, json.dumps({"fact": part.fact}))
     told = {trainer: json.loads(text) for trainer, text in sorted(texts.items())}
     for trainer, said in told.items():
         if "error" in said:
@@ -71,7 +77,7 @@ def jointly(optimizer: DistributedOptimizer, call: str, barrier: str) -> Iterato
         )
 
 
-def _tell(optimizer: DistributedOptimizer, barrier: str, failure: BaseException) -> None:
+def _tell(meeting: Meeting, barrier: str, failure: BaseException) -> None:
     """Tells the others.  Where that fails, they learn from the job's end: the first error is the
     one that this trainer raises.
     """
@@ -88,7 +94,7 @@ def _tell(optimizer: DistributedOptimizer, barrier: str, failure: BaseException)
             "file": str(failure.filename or ""),
         }
     try:
-        optimizer.barrier(barrier, json.dumps(said))
+        meeting.barrier(barrier, json.dumps(said))
     except Exception as error:
         failure.add_note(f"the other trainers could not be told: {error}")
 

@@ -1,0 +1,153 @@
+"""What a program trains, and its checkpoints: those of ``fleet``, which either side reads.
+
+A trainer's program asks its servers for states and rows; the others have them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pserver.checkpoint.checkpoint import Claims
+from trainer.checkpoint import resume
+from trainer.checkpoint.joint_call import jointly
+from transpiler.ir.graph import Storage
+from transpiler.ir.table_ops import is_sparse
+from transpiler.program import Program
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.table_store import TableStore
+    from trainer.communicator.communicator import Communicator
+
+
+class ProgramTraining:
+    """What a program trains: its tensors, its optimizer's groups and states, its tables.
+
+    Args:
+        program: single-node, or a trainer's.
+        communicator: to the servers; None where the program has none.
+
+    Attributes:
+        names, param_groups, state: see :class:`~trainer.checkpoint.resume.Trained`.
+
+    Raises:
+        ValueError: the process holds no optimizer for the program, or a table that it could not
+            write.
+    """
+
+    def __init__(self, program: Program, communicator: Communicator | None) -> None:
+        storage = program.storage
+        if storage is None or storage.optimizer is None:
+            raise ValueError(
+                "expected a program that was captured in this process, with its optimizer; a "
+                "loaded one has Program.save and Program.load"
+            )
+        self._storage: Storage = storage
+        self._optimizer: torch.optim.Optimizer = storage.optimizer
+        self._communicator = communicator
+        self.tables = self._store()
+        self.names: Mapping[Tensor, str] = {
+            tensor: name for name, tensor in storage.tensors.items()
+        }
+        self.param_groups = self._optimizer.param_groups
+        self.state = self._optimizer.state
+
+    @property
+    def first(self) -> bool:
+        """Whether this trainer writes, and gives the servers what was read."""
+        return self._communicator is None or self._communicator.trainer_id == 0
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Parameters and buffers by name, the live ones."""
+        return self._storage.tensors
+
+    @property
+    def steps(self) -> int:
+        """Taken by the job, those before a resumed checkpoint included."""
+        return self._storage.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._storage.steps = steps
+
+    def _store(self) -> TableStore | None:
+        """The rows of the program's tables, on servers or here; None where it has none."""
+        if not self._storage.tables:
+            return None
+        from trainer.checkpoint.table_store import store_of  # imports numba
+        from trainer.communicator.tables import Tables
+
+        if self._communicator is not None:
+            return store_of(None, self._communicator)
+        found = [(name, each) for name, held in self._storage.tables.items() for each in held]
+        for name, module in found:
+            if is_sparse(module):
+                raise ValueError(
+                    f"table {name!r}: expected a DistributedEmbedding, got nn.Embedding("
+                    "sparse=True) in a job without servers, whose rows no checkpoint holds"
+                )
+        return store_of(Tables(found), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and states, whole and current: the servers give theirs."""
+        held = {} if self._communicator is None else self._communicator.states()
+        for name, states in held.items():
+            owner = self._storage.tensors[name]
+            self.state[owner] = {
+                key: value if key == "step" else value.to(owner.device)
+                for key, value in states.items()
+            }
+        return self._optimizer.state_dict()
+
+    def served(self) -> Mapping[str, Tensor]:
+        """The servers' values of what trainers step by themselves, by name."""
+        return {} if self._communicator is None else self._communicator.served()
+
+    def flush(self) -> None:
+        """Waits until everything sent has been applied."""
+        if self._communicator is not None:
+            self._communicator.flush()
+
+    def push(self) -> None:
+        """What trainer 0 has read becomes the servers', and then every trainer's."""
+        if self._communicator is not None:
+            self._communicator.push()
+
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left; gives what they have told, by trainer."""
+        if self._communicator is not None:
+            return self._communicator.barrier(name, text)
+        return {0: text} if text else {}
+
+
+def save(training: ProgramTraining, path: str, scheduler: Any | None, claims: Claims) -> None:
+    """Writes a checkpoint; every trainer calls this.  See :meth:`Executor.save`."""
+    training.flush()
+    with jointly(training, "Executor.save", "save") as part:
+        part.fact = f"the path {str(path)!r}"
+    with jointly(training, "Executor.save", "saved"):
+        if training.first:
+            training.flush()  # the others' last steps too
+            tensors = {**training.tensors, **training.served()}
+            resume.save(path, tensors, training, scheduler, training.tables, claims=claims)
+
+
+def load(training: ProgramTraining, path: str, scheduler: Any | None) -> int:
+    """Reads a checkpoint; every trainer calls this.  See :meth:`Executor.load`."""
+    training.flush()
+    with jointly(training, "Executor.load", "opened") as part:
+        found = resume.opened(path, training.tensors, training, scheduler, training.tables)
+        part.fact = f"the checkpoint {found.reader.saved.identity}"
+    with jointly(training, "Executor.load", "taken"):
+        store = training.tables if training.first else None
+        resume.load(found, training.tensors, training, scheduler, store)
+    training.push()
+    with jointly(training, "Executor.load", "loaded"):
+        if training.first and training.tables is not None:
+            for name in training.tables.names():
+                training.tables.mark_saved(name)
+    return training.steps
