@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -75,8 +76,8 @@ class _RecordedTransport:
         self.listen = transport.listen
         self._transport, self._recorded = transport, recorded
 
-    def connect(self, host: str, port: int, *, timeout_seconds: float) -> Stream:
-        stream = self._transport.connect(host, port, timeout_seconds=timeout_seconds)
+    def connect(self, host: str, port: int, **options: Any) -> Stream:
+        stream = self._transport.connect(host, port, **options)
         return _RecordedStream(stream, self._recorded)
 
 

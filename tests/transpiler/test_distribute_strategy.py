@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.distributed import TWO, Single, captured, plan_in, transpiled
+from tests.support.settings import assign, other
 from transpiler import (
     ClipGradByGlobalNorm,
     DistributedStrategy,
@@ -12,6 +13,8 @@ from transpiler import (
     DistributeTranspilerConfig,
 )
 from transpiler.plan.plan import Lane
+from transpiler.plan.setting import Setting
+from transpiler.strategy.fields import every_setting
 
 AGAINST_A_STRATEGY: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sync_mode": True}, {}, "a_sync=True"),
@@ -94,3 +97,34 @@ def test_overlap_needs_gradients_that_leave_early() -> None:
     with pytest.raises(ValueError, match="overlap: gradients cannot leave early"):
         transpiled(clipped, trainers=1, overlap=True)
     transpiled(clipped, trainers=2, overlap=True)  # servers clip
+
+
+@pytest.mark.parametrize(("name", "setting"), dict(every_setting()).items())
+def test_every_setting_acts_in_a_program_or_is_refused(
+    single: Single, name: str, setting: Setting
+) -> None:
+    """What acts in fleet's jobs with servers changes the programs; ``overlap`` holds for every
+    program.  Anything else is refused by its name.
+    """
+    made: list[Any] = []
+    for changed in (False, True):
+        strategy = DistributedStrategy()
+        if name == "a_sync_configs.outer_optimizer":
+            strategy.a_sync_configs = {"k_steps": 3}
+        if changed:
+            special = {"a_sync_configs.modes": {"*": "geo"}, "a_sync_configs.merge": "sum"}
+            value = special.get(name) or other(name, setting)
+            beside = {"k_steps": 3} if name.endswith(("outer_optimizer", "modes")) else {}
+            assign(strategy, name, value)
+            if beside:
+                strategy.a_sync_configs = {**beside, name.rpartition(".")[2]: value}
+        transpiler = DistributeTranspiler()
+        try:
+            transpiler.transpile(0, single[0], TWO, 2, startup_program=single[1], strategy=strategy)
+        except ValueError as error:
+            assert changed and name.rpartition(".")[2] in str(error)
+            assert not setting.modes or name == "a_sync_configs.embeddings", error
+            return
+        made.append((transpiler.get_trainer_program(), transpiler.get_startup_program()))
+
+    assert setting.modes and made[0] != made[1] or name == "a_sync_configs.overlap"

@@ -212,10 +212,11 @@ class PServerRuntime:
         if self.communicator.finish_step() is not None and self._storage.optimizer is not None:
             self._storage.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
 
-    def _sum(self, op: Op, x: Sequence[torch.Tensor], **_: Any) -> list[torch.Tensor]:
+    def _sum(self, op: Op, x: Sequence[torch.Tensor], **_: Any) -> Any:
         allreduce = self.communicator.dense_allreduce
         assert allreduce is not None, "the plan has gradients that trainers average"
-        return allreduce.total(x)
+        totals = allreduce.total(x)
+        return totals[0] if len(totals) == 1 else totals  # as generated code takes results
 
     def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
         return self._storage.tensors[op.outputs[0]]

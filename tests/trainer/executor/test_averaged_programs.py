@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.support.eager_jobs import Servers, batches
-from tests.support.eager_modes import adam, strategy_of
+from tests.support.eager_modes import OUTER_SGD, adam, strategy_of
 from trainer import DistributedEmbedding, Executor, Uniform
 from transpiler import ClipGradByGlobalNorm, DistributeTranspiler, capture
 from transpiler.program import Program
@@ -109,6 +110,45 @@ def test_a_program_of_a_mixed_job_is_printed_saved_and_drawn(servers: Servers) -
     assert not {"send_barrier", "fetch_barrier"} & set(types)
     for program in (main, startup):
         assert Program.from_proto(program.to_proto()) == program
+
+
+def test_a_program_of_every_mode_is_loaded_and_runs(servers: Servers, tmp_path: Path) -> None:
+    """Five modes in one program: it is drawn, and what was saved is the program, fingerprint and
+    all, and computes the same losses.
+    """
+    modes = {"emb": "async", "hidden.weight": "geo", "hidden.bias": "half_async"}
+    configs = {"k_steps": 2, "outer_optimizer": OUTER_SGD, "send_queue_size": 4}
+    strategy = strategy_of(modes={**modes, "out.weight": "collective", "*": "diloco"}, **configs)
+    losses: list[list[torch.Tensor]] = []
+    for loaded in (False, True):
+        model = Net()
+        main, startup = capture(model, step, adam(model), data(1, 4)[0])
+        transpiler = DistributeTranspiler()
+        endpoints = servers(2)
+        transpiler.transpile(0, main, endpoints, 1, startup_program=startup, strategy=strategy)
+        made = [transpiler.get_trainer_program(), transpiler.get_startup_program()]
+        if loaded:
+            for number, program in enumerate(made):
+                program.draw(tmp_path / "drawn.svg")
+                program.save(tmp_path / "saved")
+                made[number] = Program.load(tmp_path / "saved")
+                assert made[number] == program
+                assert made[number].fingerprint() == program.fingerprint()
+        with Executor() as executor:
+            executor.run(made[1])
+            losses.append([])
+            for batch in data(4, 8):
+                losses[-1] += executor.run(made[0], feed=batch, fetch_list=["loss"])
+                executor.flush()
+
+    assert losses[0] == losses[1]
+    lines = str(made[0]).splitlines()
+    said = [line.partition(":")[0].strip() for line in lines[:6]]
+    assert said == [
+        "trainer 0 of 1, mixed, 2 servers",
+        *(f"lane {i}" for i in range(4)),
+        "collective",
+    ]
 
 
 def test_averaged_gradients_are_clipped_on_their_trainer(servers: Servers) -> None:
