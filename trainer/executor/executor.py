@@ -158,7 +158,8 @@ class Executor:
 
         Args:
             path: of the checkpoint, which ``fleet.load`` reads, too, on any number of servers.
-            program: the single-node program, or a trainer's; None: the default main program.
+            program: a trainer's, or the single-node program, also that of a job with servers that
+                this Executor runs; None: the default main program.
             scheduler: of torch.optim.lr_scheduler, whose state is written too.
 
         Raises:
@@ -211,10 +212,12 @@ class Executor:
             raise ValueError("expected a trainer's program, got a server's")
         if program.storage is not None:
             move(program.storage, self._device_of(program))
-        if deployment is None or deployment.plan.collective is not None:
-            return ProgramTraining(program, None)
-        _stored(program)
-        return ProgramTraining(program, self._runtime(program, deployment).communicator)
+        if deployment is not None and deployment.plan.collective is None:
+            _stored(program)
+            return ProgramTraining(program, self._runtime(program, deployment).communicator)
+        # the single-node program of a job with servers, which have the states
+        runtime = next((each for each in self._runtimes if each.trains(program)), None)
+        return ProgramTraining(program, None if runtime is None else runtime.communicator)
 
     def close(self) -> None:
         """Sends what still waits to be sent, leaves the job when every trainer has finished, and

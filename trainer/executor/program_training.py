@@ -45,6 +45,12 @@ class ProgramTraining:
                 "expected a program that was captured in this process, with its optimizer; a "
                 "loaded one has Program.save and Program.load"
             )
+        lost = [name for name, why in storage.unsaved.items() if why.endswith("on the servers")]
+        if lost and communicator is None:
+            raise ValueError(
+                f"{lost[0]!r}: {storage.unsaved[lost[0]]}, and this Executor does not run their "
+                "job: save before it is closed"
+            )
         self._storage: Storage = storage
         self._optimizer: torch.optim.Optimizer = storage.optimizer
         self._communicator = communicator

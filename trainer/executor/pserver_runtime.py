@@ -69,6 +69,10 @@ class PServerRuntime:
         """Whether another program belongs to the same job."""
         return replace(deployment, wait_port=True) == replace(self._deployment, wait_port=True)
 
+    def trains(self, program: Program) -> bool:
+        """Whether this job trains the tensors of a program."""
+        return program.storage is self._storage
+
     def kernels_of(self, program: Program) -> Mapping[str, Kernel]:
         """The kernels of one program's communication ops."""
         return {

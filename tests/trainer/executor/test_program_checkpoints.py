@@ -14,7 +14,7 @@ from torch import nn
 from tests.support import eager_jobs
 from tests.support.eager_jobs import Servers
 from tests.support.eager_modes import strategy_of
-from trainer import DistributedEmbedding, Executor, Uniform, fleet
+from trainer import DistributedEmbedding, Executor, Uniform, fleet, load_program_state
 from transpiler import DistributeTranspiler, capture
 from transpiler.program import Program
 
@@ -168,6 +168,28 @@ def test_a_single_node_program_goes_on_on_servers_and_back(
     assert_same(later, whole)
     by_program(servers(1), Net(), batches(4), None, tmp_path / "at", MODES["sync"])
     assert_same(by_program("", Net(), batches(8)[4:], tmp_path / "at", None, {}), whole)
+
+
+def test_a_job_is_saved_by_its_single_node_program_too(servers: Servers, tmp_path: Path) -> None:
+    """The default main program's states are the servers'; when the job is over they are gone, and
+    saving raises.
+    """
+    model = Net()
+    optimizer = adam(model)
+    main, startup = capture(model, step, optimizer, batches(1)[0])
+    transpiler = DistributeTranspiler()
+    transpiler.transpile(0, main, servers(1), 1, startup_program=startup)
+    with Executor() as executor:
+        executor.run(transpiler.get_startup_program())
+        for batch in batches(2):
+            executor.run(transpiler.get_trainer_program(), feed=batch)
+        executor.save(str(tmp_path / "by default"))
+        executor.save(str(tmp_path / "by trainer"), transpiler.get_trainer_program())
+    one, other = (load_program_state(tmp_path / name) for name in ("by default", "by trainer"))
+    assert_same(one, other)
+    assert "1.weight@exp_avg" in one
+    with Executor() as executor, pytest.raises(ValueError, match="on the servers, and this Exec"):
+        executor.save(str(tmp_path / "late"), main)
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing(servers: Servers, tmp_path: Path) -> None:
