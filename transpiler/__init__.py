@@ -116,6 +116,7 @@ Each room and each file imports only those above it::
     distribute_config.py    DistributeTranspilerConfig
     strategy/               DistributedStrategy: the switches of a job, and its lanes
     formats/                the forms of a program: protobuf, file, text, picture, canonical bytes
+    inference/              a block without what its results do not need, or as it is evaluated
     program.py              Program: blocks and a deployment
     lower.py                blocks as generated code
     tracing/                capture
@@ -179,6 +180,7 @@ Essays
 
 [Note: names]                                 ir/graph.py
 [Note: ops that are not accepted]             ir/aten_ops.py
+[Note: dropout in a program]                  inference/evaluation.py
 [Note: what stays free]                       tracing/trace.py
 [Note: gradients as autograd stores them]     tracing/trace.py
 [Note: one pull]                              passes/trainer_tables.py

@@ -15,7 +15,10 @@ from transpiler.formats import program_file, serialize
 from transpiler.formats.canonical import canonical
 from transpiler.formats.svg import draw
 from transpiler.formats.text import text
-from transpiler.ir.graph import Block, Storage
+from transpiler.inference.evaluation import evaluated
+from transpiler.inference.pruning import pruned, results_and_inputs
+from transpiler.ir.graph import Argument, Block, Storage
+from transpiler.ir.ops import COMMUNICATION
 from transpiler.plan.plan import Deployment
 
 
@@ -61,6 +64,48 @@ class Program:
     def with_blocks(self, *blocks: Block) -> Program:
         """A copy of the program with these blocks."""
         return replace(self, _blocks=blocks)
+
+    def clone(self, for_test: bool = False) -> Program:
+        """The program again, over the same storage.
+
+        Args:
+            for_test: as it is evaluated: dropout is off, batch norm goes by its statistics, there
+                is no backward, no update and no write to a buffer.  In the process that captured
+                the program, the step is captured again, in the module's ``eval()`` mode, so that it
+                equals the eager step to the bit.  Elsewhere the program's ops are rewritten:
+                attention with dropout may then round differently than torch's fused one.  The
+                clone of a trainer's program first receives the servers' parameters, and pulls the
+                servers' rows; in a k-step lane it has the trainer's own.
+
+        Raises:
+            TypeError: ``for_test`` is neither True nor False.
+            ValueError: the program returns nothing, is a server's, or cannot be captured in
+                ``eval()`` mode.
+
+        Example:
+            >>> import torch
+            >>> from transpiler import capture
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Dropout(0.5))
+            >>> def step(model, x):
+            ...     return model(x).mean()
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> main, startup = capture(model, step, optimizer, (torch.ones(4, 3),))
+            >>> [op.type for op in main.clone(for_test=True).main.ops]
+            ['aten.t', 'aten.addmm', 'aten.mean']
+        """
+        if not isinstance(for_test, bool):
+            raise TypeError(f"clone: for_test: expected True or False, got {for_test!r}")
+        if not for_test:
+            return replace(self)
+        if self.deployment is not None and self.deployment.server_index is not None:
+            raise ValueError("clone: for_test: expected no server's program, got one")
+        again = None if self.storage is None else self.storage.evaluation
+        if self.deployment is not None:
+            return _of_trainer(self, self.deployment)
+        if again is None:
+            return replace(self, _blocks=(evaluated(self.main),))
+        wanted, inputs = results_and_inputs(self.main)
+        return replace(self, _blocks=(pruned(again(), wanted, inputs),))
 
     def fingerprint(self) -> str:
         """A digest of what the program means: the same in every process and on every host.
@@ -138,3 +183,15 @@ class Program:
 
     def __str__(self) -> str:
         return text(self._blocks, self.deployment)
+
+
+def _of_trainer(program: Program, deployment: Deployment) -> Program:
+    """The clone for tests of a trainer's program; one that asks no server is a single-node one."""
+    place: dict[str, Argument] = {
+        "endpoints": deployment.endpoints,
+        "trainer_id": deployment.trainer_id,
+    }
+    servers = deployment.plan.collective is None
+    block = evaluated(program.main, place if servers else None)
+    asks = any(op.type in COMMUNICATION for op in block.ops)
+    return replace(program, _blocks=(block,), deployment=deployment if asks else None)

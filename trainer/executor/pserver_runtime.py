@@ -28,6 +28,7 @@ from transpiler.lower import Kernel
 from transpiler.plan.modes import Barrier, Mode
 from transpiler.plan.plan import Deployment, Plan
 from transpiler.program import Program
+from transpiler.verify.evaluation import is_evaluation
 
 if TYPE_CHECKING:
     from trainer.executor.served_tables import ServedTables
@@ -80,7 +81,7 @@ class PServerRuntime:
             "send": partial(self._send, program),
             "send_barrier": self._send_barrier,
             "recv": self._recv,
-            "fetch_barrier": self._fetch_barrier,
+            "fetch_barrier": self._flush if is_evaluation(program) else self._fetch_barrier,
             "concat": self._concat,
             "c_allreduce_sum": lambda op, x, **_: x,  # which c_sync_comm_stream sums
             "c_sync_comm_stream": self._sum,
@@ -210,6 +211,11 @@ class PServerRuntime:
 
     def _fetch_barrier(self, op: Op, **_: Any) -> tuple[()]:
         self._finish()
+        return ()
+
+    def _flush(self, op: Op, **_: Any) -> tuple[()]:
+        """Before a program evaluates: the servers' values, in modes that do not wait for them."""
+        self.communicator.flush()
         return ()
 
     def _finish(self) -> None:

@@ -15,7 +15,7 @@ is an optimizer state.  No code parses these names: a variable's role and its ``
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -198,6 +198,8 @@ class Storage:
             the optimizers that a program's ops are run with go on with these dicts.
         unsaved: what a file could not give back, by the name of a parameter or a table: why not.
         steps: that were taken with these tensors, those before a loaded checkpoint included.
+        evaluation: captures the step again, as the module evaluates it, and gives block 0; None in
+            a process that did not capture it.
     """
 
     def __init__(
@@ -217,6 +219,7 @@ class Storage:
         self.states = dict(states or {})
         self.unsaved: dict[str, str] = {}
         self.steps = 0
+        self.evaluation: Callable[[], Block] | None = None
 
     def states_of(self, parameter: str) -> Mapping[str, torch.Tensor]:
         """The present optimizer states of a parameter, by state; none before its first step."""

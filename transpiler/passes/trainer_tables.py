@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from transpiler.ir.effects import changed
 from transpiler.ir.graph import Argument, Op, Ref, Role, Variable, freeze, refs
 from transpiler.ir.ops import aten_overload
 from transpiler.ir.table_ops import gradient_variable, table_name, updates_rows
@@ -122,7 +123,7 @@ class _Order:
         if moved:
             own = self.sources(ids)
             for op in self.ops[leader : moved[-1]]:
-                if own & self.sources(_changed(op)):
+                if own & self.sources(changed(op)):
                     return None
         return tuple(moved)
 
@@ -130,20 +131,7 @@ class _Order:
 def _movable(op: Op) -> bool:
     if not op.type.startswith("aten."):
         return op.type.startswith("sym.") or op.type in ("assign", "assign_value")
-    return torch.Tag.nondeterministic_seeded not in aten_overload(op.type).tags and not _changed(op)
-
-
-def _changed(op: Op) -> list[str]:
-    """The variables that an op changes in place."""
-    if not op.type.startswith("aten."):
-        return []
-    schema = aten_overload(op.type)._schema
-    written = [
-        argument.name
-        for argument in schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [name for key in written if key in op.arguments for name in refs(op.arguments[key])]
+    return torch.Tag.nondeterministic_seeded not in aten_overload(op.type).tags and not changed(op)
 
 
 def _next_pull(ops: Sequence[Op]) -> _Pull | None:

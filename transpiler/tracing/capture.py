@@ -16,12 +16,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from transpiler.clip import GradClip
+from transpiler.ir.graph import PERSISTENT, Block, freeze
 from transpiler.program import Program
 from transpiler.tracing.capture_arguments import check_arguments, input_names, parameter_groups
 from transpiler.tracing.default_programs import set_defaults
@@ -95,6 +97,9 @@ def capture(
     batch = check_arguments(model, optimizer, example, inputs, grad_clip, scheduler)
     given = made_inputs(input_names(step, batch), batch, inputs)
     program, startup = _captured(model, step, optimizer, given, grad_clip)
+    assert program.storage is not None, "captured in this process"
+    alone = "output" if optimizer is None else "loss"
+    program.storage.evaluation = partial(_evaluation, program.main, model, step, alone, given)
     set_defaults(program, startup)
     return program, startup
 
@@ -127,6 +132,32 @@ def _captured(
     parameters = learnt if optimizer is None else set(groups)
     emitted = emit(found, model, inputs.names, parameters, above_one, tables)
     return single_node_programs(model, optimizer, emitted, groups, grad_clip, tables, own)
+
+
+def _evaluation(main: Block, model: nn.Module, step: Step, alone: str, inputs: Inputs) -> Block:
+    """The step as the module evaluates it: block 0 of a forward program.
+
+    Args:
+        main: of the program that was captured first.
+        alone: the name of the step's result, if that is a tensor.
+    """
+
+    def returning(model: nn.Module, *batch: Tensor) -> Any:
+        result = step(model, *batch)
+        return {alone: result} if isinstance(result, Tensor) else result
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        program, _ = _captured(model, returning, None, inputs)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    kept = {
+        name: main.variables.get(name, variable) if variable.role in PERSISTENT else variable
+        for name, variable in program.main.variables.items()
+    }
+    return replace(program.main, variables=freeze(kept))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from transpiler.plan.modes import CollectiveMode, Payload
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
-from transpiler.verify import averaged, collective, pserver, tables, trainer
+from transpiler.verify import averaged, collective, evaluation, pserver, tables, trainer
 from transpiler.verify.invariants import (
     IllegalProgram,
     Invariant,
@@ -62,6 +62,13 @@ TRAINER: tuple[Invariant, ...] = (
     tables.rows_pulled_once,
     tables.row_gradients_sent_once,
     tables.rows_updated_in_one_place,
+)
+EVALUATION: tuple[Invariant, ...] = (
+    evaluation.changes_nothing,
+    evaluation.received_before_computing,
+    trainer.parameters_received_once,
+    trainer.concatenated_after_arrival,
+    tables.rows_pulled_once,
 )
 TRAINER_STARTUP: tuple[Invariant, ...] = (
     trainer.parameters_received_once,
@@ -116,12 +123,16 @@ def _collective_invariants_of(program: Program, mode: CollectiveMode) -> tuple[I
 
 
 def invariants_of(program: Program) -> tuple[Invariant, ...]:
-    """The invariants of a complete program of a job: a trainer's or a server's, main or startup."""
+    """The invariants of a complete program of a job: a trainer's or a server's; main, startup, or
+    the trainer's clone for tests.
+    """
     plan = None if program.deployment is None else program.deployment.plan
     if plan is not None and plan.collective is not None:
         return _before_any_pass(plan) + _collective_invariants_of(program, plan.collective.kind)
     if program.deployment is not None and program.deployment.server_index is not None:
         return EVERY_PROGRAM + (PSERVER if len(program.blocks) > 1 else PSERVER_STARTUP)
+    if evaluation.is_evaluation(program):
+        return EVERY_PROGRAM + EVALUATION
     return EVERY_PROGRAM + (TRAINER_STARTUP if trainer.is_startup(program) else TRAINER)
 
 

@@ -1,0 +1,9 @@
+"""Programs that only compute: what is left of a training program when it is evaluated or served.
+
+In reading order::
+
+    pruning.py      a block without what its results do not need
+    evaluation.py   a training block as it is evaluated
+
+The room may import ir.
+"""
