@@ -173,6 +173,9 @@ from transpiler.ir.tables import ShowClickEntry as ShowClickEntry
 from transpiler.ir.tables import Uniform as Uniform
 
 if TYPE_CHECKING:
+    from trainer.checkpoint.exported_program import export_program as export_program
+    from trainer.checkpoint.inference_model import load_inference_model as load_inference_model
+    from trainer.checkpoint.inference_model import save_inference_model as save_inference_model
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
     from trainer.executor.executor import Executor as Executor
     from trainer.executor.program_values import deserialize_persistables as deserialize_persistables
@@ -189,6 +192,7 @@ __all__ = [
     "device_guard",
     "DistributedEmbedding",
     "Executor",
+    "export_program",
     "fused_allreduce_gradients",
     "group_sharded_parallel",
     "hybrid_load_state_dict",
@@ -197,6 +201,7 @@ __all__ = [
     "hybrid_parallel",
     "hybrid_state_dict",
     "init_parallel_env",
+    "load_inference_model",
     "load_program_state",
     "new_group",
     "Normal",
@@ -204,6 +209,7 @@ __all__ = [
     "ProbabilityEntry",
     "row_optimizers",
     "save_group_sharded_model",
+    "save_inference_model",
     "serialize_persistables",
     "set_program_state",
     "ShowClickEntry",
@@ -222,8 +228,8 @@ _OF_PROGRAMS = (
 
 def __getattr__(name: str) -> object:
     """Some names are imported when they are first asked for, so that ``import trainer`` stays
-    light: DistributedEmbedding brings numba, the two executors, and what goes with them, the
-    servers' transports.
+    light: DistributedEmbedding brings numba, what runs programs, or goes with them, the servers'
+    transports.
     """
     if name in _OF_PROGRAMS:
         from trainer.executor import program_values
@@ -237,6 +243,14 @@ def __getattr__(name: str) -> object:
         from trainer.executor.executor import Executor
 
         return Executor
+    if name == "export_program":
+        from trainer.checkpoint.exported_program import export_program
+
+        return export_program
+    if name in ("load_inference_model", "save_inference_model"):
+        from trainer.checkpoint import inference_model
+
+        return getattr(inference_model, name)
     if name == "ParallelExecutor":
         from trainer.parallel_executor import ParallelExecutor
 

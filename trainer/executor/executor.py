@@ -19,6 +19,7 @@ from torch import Tensor
 from pserver.checkpoint.checkpoint import Claims
 from pserver.config import ServerConfig
 from pserver.service.server import serve_job
+from trainer.communicator.communicator import Communicator
 from trainer.executor.collective_runtime import CollectiveRuntime
 from trainer.executor.devices import checked_device, move
 from trainer.executor.feed import Feed, check_feed
@@ -294,12 +295,33 @@ class Executor:
             # the server begins with these rows
             self._rows.update(program.storage.rows if program.storage is not None else {})
             return {}, {}
-        tables = (
-            local_tables(program)
-            if deployment is None
-            else self._runtime(program, deployment).tables
-        )
+        if deployment is not None:
+            tables = self._runtime(program, deployment).tables
+        elif any(op.type == "fake_init" for op in program.main.ops):
+            tables = self.served_tables(program)
+        else:
+            tables = local_tables(program)
         return tables, row_kernels(tables) if tables else {}
+
+    def connection_of(self, storage: Storage) -> Communicator | None:
+        """The connection to the servers that train a program's values; None where none do."""
+        found = next((each for each in self._runtimes if each.storage is storage), None)
+        return None if found is None else found.communicator
+
+    def served_tables(self, program: Program) -> Mapping[str, TableHandle]:
+        """The tables of a forward program whose rows are on servers.
+
+        Raises:
+            ValueError: this Executor has joined no job that has them.
+        """
+        names = [op.outputs[0] for op in program.main.ops if op.type == "fake_init"]
+        for runtime in self._runtimes:
+            if set(names) <= set(runtime.tables):
+                return {name: runtime.tables[name] for name in names}
+        raise ValueError(
+            f"the rows of {', '.join(names)} are on servers: expected an Executor that has joined "
+            "a job with these tables"
+        )
 
     def _watch(self, program: Program) -> weakref.ref[Program]:
         """A reference that drops the program's code when the program goes."""

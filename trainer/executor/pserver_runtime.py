@@ -40,13 +40,16 @@ class PServerRuntime:
     Args:
         program: the first of them to run.
         storage: the live tensors, and the optimizer whose schedule moves.
+
+    Attributes:
+        storage: the same.
     """
 
     def __init__(self, program: Program, storage: Storage) -> None:
         assert program.deployment is not None, "a single-node program has no runtime"
         self._deployment = program.deployment
         self._lanes = range(len(program.deployment.plan.lanes))
-        self._storage = storage
+        self.storage = storage
         self._tables: ServedTables | None = None
         _note_what_servers_hold(program.deployment.plan, storage)
         if program.deployment.plan.tables:
@@ -152,8 +155,8 @@ class PServerRuntime:
         hparams: dict[int, Mapping[str, Hparam]] = {
             index: rule.hparams for index, rule in enumerate(groups)
         }
-        if self._storage.optimizer is not None:
-            for index, group in enumerate(self._storage.optimizer.param_groups):
+        if self.storage.optimizer is not None:
+            for index, group in enumerate(self.storage.optimizer.param_groups):
                 hparams[index] = _present(groups[index].type, group)
         return hparams if self._tables is None else hparams | self._tables.hparams()
 
@@ -203,7 +206,7 @@ class PServerRuntime:
             self._close_received()
             if self.communicator.is_closed(placement.lane):
                 self._finish()
-        whole = self._storage.tensors[param]
+        whole = self.storage.tensors[param]
         if len(op.outputs) == 1:
             return [whole]
         flat = whole.detach().reshape(-1)
@@ -219,8 +222,8 @@ class PServerRuntime:
         return ()
 
     def _finish(self) -> None:
-        if self.communicator.finish_step() is not None and self._storage.optimizer is not None:
-            self._storage.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
+        if self.communicator.finish_step() is not None and self.storage.optimizer is not None:
+            self.storage.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
 
     def _sum(self, op: Op, x: Sequence[torch.Tensor], **_: Any) -> Any:
         allreduce = self.communicator.dense_allreduce
@@ -229,7 +232,7 @@ class PServerRuntime:
         return totals[0] if len(totals) == 1 else totals  # as generated code takes results
 
     def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-        return self._storage.tensors[op.outputs[0]]
+        return self.storage.tensors[op.outputs[0]]
 
 
 def _present(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Hparam]:
