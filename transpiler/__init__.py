@@ -206,6 +206,8 @@ from transpiler.plan.placement import SizeBalanced as SizeBalanced
 from transpiler.plan.placement import slice_variable as slice_variable
 from transpiler.program import Program as Program
 from transpiler.strategy.strategy import DistributedStrategy as DistributedStrategy
+from transpiler.tracing.backward import append_backward as append_backward
+from transpiler.tracing.backward import gradients as gradients
 from transpiler.tracing.capture import capture as capture
 from transpiler.tracing.default_programs import default_main_program as default_main_program
 from transpiler.tracing.default_programs import default_startup_program as default_startup_program
@@ -216,6 +218,7 @@ from transpiler.tracing.input_spec import InputSpec as InputSpec
 from transpiler.tracing.input_spec import data as data
 
 __all__ = [
+    "append_backward",
     "Block",
     "capture",
     "ClipGradByGlobalNorm",
@@ -229,6 +232,7 @@ __all__ = [
     "DistributeTranspiler",
     "DistributeTranspilerConfig",
     "Ftrl",
+    "gradients",
     "HashName",
     "InputSpec",
     "name",

@@ -53,6 +53,7 @@ LAZY = {
     "trainer/job/job.py": "the kernels of rows",
     "trainer/job/save_load.py": "the kernels of rows",
     "trainer/sharding/levels.py": "torch's FSDP2",
+    "transpiler/tracing/backward.py": "torch's tracer, for processes that capture nothing",
     "transpiler/tracing/capture.py": "torch's tracer, for processes that capture nothing",
 }
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "core"}

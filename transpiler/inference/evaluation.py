@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from transpiler.inference.pruning import pruned, results_and_inputs
+from transpiler.inference.pruning import pruned, renamed, results_and_inputs
 from transpiler.ir.effects import Memory, changed
 from transpiler.ir.graph import PERSISTENT, Argument, Block, Op, Ref, freeze
 
@@ -59,27 +59,14 @@ def _without_writes(ops: Iterable[Op], main: Block) -> Iterator[Op]:
     given = list(ops)
     memory = Memory(given)
     held = {memory.of(v.name) for v in main.variables.values() if v.role in PERSISTENT}
-    renamed: dict[str, str] = {}
+    other: dict[str, str] = {}
     for op in given:
-        op = _renamed(op, renamed)
+        op = renamed(op, other)
         written = [name for name in changed(op) if memory.of(name) in held]
         if written and len(op.outputs) == 1:
-            renamed[op.outputs[0]] = written[0]
+            other[op.outputs[0]] = written[0]
         elif not written:
             yield op
-
-
-def _renamed(op: Op, renamed: dict[str, str]) -> Op:
-    """The op with other names in place of those of its arguments."""
-    if not renamed or renamed.keys().isdisjoint(op.inputs):
-        return op
-
-    def other(argument: Argument) -> Argument:
-        if isinstance(argument, Ref):
-            return Ref(renamed.get(argument.name, argument.name))
-        return tuple(map(other, argument)) if isinstance(argument, tuple) else argument
-
-    return replace(op, arguments={key: other(each) for key, each in op.arguments.items()})
 
 
 class _Evaluating:
@@ -99,7 +86,7 @@ class _Evaluating:
         for op in self._ops:
             source = self._dropped_out(op)
             if source is None:
-                yield _told(_renamed(op, same))
+                yield _told(renamed(op, same))
                 continue
             same[op.outputs[0]] = kept = same.get(source, source)
             yield Op("assign", {"x": Ref(kept)}, op.outputs[:1], op.location)

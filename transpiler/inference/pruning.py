@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from transpiler.ir.effects import Memory, changed
-from transpiler.ir.graph import Block, Op, Role, freeze
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, freeze
 
 
 def pruned(main: Block, wanted: Iterable[str], inputs: Iterable[str] = ()) -> Block:
@@ -52,3 +52,16 @@ def results_and_inputs(main: Block) -> tuple[list[str], list[str]]:
     if not wanted:
         raise ValueError("expected a program with outputs, got one that returns nothing")
     return wanted, [variable.name for variable in main.variables_of(Role.INPUT)]
+
+
+def renamed(op: Op, names: Mapping[str, str]) -> Op:
+    """The op with other names in place of those of its arguments that are keys of ``names``."""
+    if not names or names.keys().isdisjoint(op.inputs):
+        return op
+
+    def other(argument: Argument) -> Argument:
+        if isinstance(argument, Ref):
+            return Ref(names.get(argument.name, argument.name))
+        return tuple(map(other, argument)) if isinstance(argument, tuple) else argument
+
+    return replace(op, arguments={key: other(each) for key, each in op.arguments.items()})

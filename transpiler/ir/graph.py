@@ -200,6 +200,7 @@ class Storage:
         steps: that were taken with these tensors, those before a loaded checkpoint included.
         evaluation: captures the step again, as the module evaluates it, and gives block 0; None in
             a process that did not capture it.
+        opaque: of a forward program, the functions whose backward is Python code of the user's.
     """
 
     def __init__(
@@ -220,6 +221,7 @@ class Storage:
         self.unsaved: dict[str, str] = {}
         self.steps = 0
         self.evaluation: Callable[[], Block] | None = None
+        self.opaque: tuple[str, ...] = ()
 
     def states_of(self, parameter: str) -> Mapping[str, torch.Tensor]:
         """The present optimizer states of a parameter, by state; none before its first step."""

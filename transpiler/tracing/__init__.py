@@ -17,6 +17,8 @@ In reading order::
     variable_names.py         which variable has which name
     emit_ops.py               which node is which op
     emit_tables.py            the nodes of lookups
+    autograd.py               gradients of results
+    backward.py               adds a backward part to a forward program
     single_node_programs.py   adds clipping and updates
 
 The room may import ir, plan, clip.py, lower.py and program.py.

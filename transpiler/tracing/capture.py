@@ -99,7 +99,7 @@ def capture(
     program, startup = _captured(model, step, optimizer, given, grad_clip)
     assert program.storage is not None, "captured in this process"
     alone = "output" if optimizer is None else "loss"
-    program.storage.evaluation = partial(_evaluation, program.main, model, step, alone, given)
+    program.storage.evaluation = partial(_evaluation, program, model, step, alone, given)
     set_defaults(program, startup)
     return program, startup
 
@@ -131,14 +131,19 @@ def _captured(
     learnt = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     parameters = learnt if optimizer is None else set(groups)
     emitted = emit(found, model, inputs.names, parameters, above_one, tables)
-    return single_node_programs(model, optimizer, emitted, groups, grad_clip, tables, own)
+    made = single_node_programs(model, optimizer, emitted, groups, grad_clip, tables, own)
+    assert made[0].storage is not None, "captured in this process"
+    made[0].storage.opaque = found.opaque
+    return made
 
 
-def _evaluation(main: Block, model: nn.Module, step: Step, alone: str, inputs: Inputs) -> Block:
+def _evaluation(
+    captured: Program, model: nn.Module, step: Step, alone: str, inputs: Inputs
+) -> Block:
     """The step as the module evaluates it: block 0 of a forward program.
 
     Args:
-        main: of the program that was captured first.
+        captured: the program that was captured first.
         alone: the name of the step's result, if that is a tensor.
     """
 
@@ -153,6 +158,9 @@ def _evaluation(main: Block, model: nn.Module, step: Step, alone: str, inputs: I
     finally:
         for module, mode in modes:
             module.training = mode
+    main, storage = captured.main, captured.storage
+    assert storage is not None and program.storage is not None, "captured in this process"
+    storage.opaque = program.storage.opaque
     kept = {
         name: main.variables.get(name, variable) if variable.role in PERSISTENT else variable
         for name, variable in program.main.variables.items()

@@ -15,6 +15,7 @@ import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
 from torch import Tensor, fx, nn
 
+from transpiler.ir.effects import changed
 from transpiler.ir.graph import Argument, Literal, Op, Ref, Role, Variable
 from transpiler.ir.ops import check
 from transpiler.ir.table_ops import gradient_variable
@@ -190,17 +191,56 @@ class _Emitter:
     def _call(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
             return  # defined with the op that has the results
-        if is_alias(node):
+        if is_alias(node) and not self._stops_gradients(node):
             self._variable_of[node] = self._variable_of[node.args[0]]  # type: ignore[index]  # an alias of a tensor
             return
         line = self._found.lines.get(node.name, "")
         try:
             op_type, arguments = self._type_and_arguments(node)
             self._emitted.ops.append(Op(op_type, arguments, self._results(node), line))
+            if self._is_constant(node):
+                self._detach(self._emitted.ops.pop())
         except TypeError as error:
             raise ValueError(
                 f"{line or 'in the backward pass'}: cannot capture this step: {error}"
             ) from error
+
+    def _stops_gradients(self, node: fx.Node) -> bool:
+        """Whether a node of a forward trace is a ``detach()`` of the user's, which stays, for a
+        program that is differentiated later.
+        """
+        if self._found.gradients or schema_name(node) != "aten::detach":
+            return False
+        given = node.args[0]
+        assert isinstance(given, fx.Node), "a tensor"
+        table = self._found.placeholders.get(given.name) in self._tables.proxies
+        return not table and bool(node.meta["val"].is_floating_point())
+
+    def _is_constant(self, node: fx.Node) -> bool:
+        """Whether a node of a forward trace gives what autograd must not follow."""
+        return (
+            not self._found.gradients
+            and node.name in self._found.constant
+            and not kind_of(node)
+            and schema_name(node) != "aten::detach"
+        )
+
+    def _detach(self, op: Op) -> None:
+        """Appends an op whose floating-point results are detached."""
+        if changed(op):
+            self._emitted.ops.append(op)
+            return
+        raw, detached = list(op.outputs), []
+        for index, name in enumerate(op.outputs):
+            variable = self._emitted.variables.get(name)
+            if variable is None or not variable.dtype.startswith(("float", "bfloat", "complex")):
+                continue
+            raw[index] = self._names.fresh(f"{name}_raw")
+            self._emitted.variables[raw[index]] = replace(
+                variable, name=raw[index], role=Role.TEMPORARY
+            )
+            detached.append(Op("aten.detach", {"self": Ref(raw[index])}, (name,), op.location))
+        self._emitted.ops += [replace(op, outputs=tuple(raw)), *detached]
 
     def _type_and_arguments(self, node: fx.Node) -> tuple[str, dict[str, Argument]]:
         if node.target in SIZE_OPS:

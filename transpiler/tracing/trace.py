@@ -45,6 +45,7 @@ from torch.fx.experimental.symbolic_shapes import (  # type: ignore[attr-defined
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transpiler.ir import source_location
+from transpiler.tracing.autograd import gradients_of, python_functions
 from transpiler.tracing.decompositions import as_eager
 from transpiler.tracing.default_programs import recording
 from transpiler.tracing.embedding_lookup import looking_up
@@ -88,6 +89,8 @@ class Trace:
         lines: the line of the step, ``"train.py:12"``, by the node's name.
         sizes: the extents of each input; None where one is fixed.
         free: the names that the user gave to them, as in :class:`Inputs`.
+        constant: the names of the nodes that autograd must not follow.
+        opaque: of a forward trace, the functions whose backward is the user's own Python code.
         guards: the decisions about sizes.
         hints: the example's sizes, by free symbol.
     """
@@ -101,6 +104,8 @@ class Trace:
     lines: Mapping[str, str]
     sizes: list[tuple[sympy.Basic | None, ...]] = field(default_factory=list)
     free: tuple[tuple[str | None, ...], ...] = ()
+    constant: set[str] = field(default_factory=set)
+    opaque: tuple[str, ...] = ()
     guards: list[Guard] = field(default_factory=list)
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
 
@@ -152,11 +157,13 @@ class _Lines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stu
 
     Attributes:
         lines: by the node's name.
+        constant: the names of the nodes of ops that ran without autograd, in the forward pass.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's stubs
         self.lines: dict[str, str] = {}
+        self.constant: set[str] = set()
         self._forward: dict[int, str] = {}
 
     def _line(self) -> str:
@@ -170,7 +177,8 @@ class _Lines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stu
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line, mode = self._line(), get_proxy_mode()
-        if mode is None or not line:
+        constant = not torch.is_grad_enabled() and torch._C._current_autograd_node() is None
+        if mode is None or not (line or constant):
             return func(*args, **(kwargs or {}))
         nodes = mode.tracer.graph.nodes
         before = next(iter(reversed(nodes)), None)
@@ -179,6 +187,8 @@ class _Lines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stu
             if node is before:
                 break
             self.lines[node.name] = line
+            if constant:
+                self.constant.add(node.name)
         return result
 
 
@@ -191,28 +201,43 @@ class _Step(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, step: Step, given: Mapping[str, Tensor], trained: Sequence[str]
+        self,
+        model: nn.Module,
+        step: Step,
+        given: Mapping[str, Tensor],
+        trained: Sequence[str],
+        names: Sequence[str],
+        targets: Sequence[str],
     ) -> None:
         super().__init__()
         self.model = model
         self.step = step
         self.given = dict(given)
         self.trained = trained  # nothing: there is no backward pass
+        self.names = names
+        self.targets = targets
+        self.opaque: tuple[str, ...] = ()
 
     def forward(self, *batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Runs the step: its outputs by name, and the gradients by parameter."""
-        result = source_location.call_step(self.step, self.model, *batch)
-        outputs = outputs_of(result) if self.trained else results_of(result)
+        fed = dict(zip(self.names, batch, strict=True))
+        fed |= {name: fed[name].detach().requires_grad_() for name in self.trained if name in fed}
+        result = source_location.call_step(self.step, self.model, *fed.values())
+        losses = self.trained and not self.targets
+        outputs = outputs_of(result) if losses else results_of(result)
         self._keep_buffers()
         if not self.trained:
+            self.opaque = python_functions(outputs.values())
             return outputs, {}
-        found = torch.autograd.grad(
-            outputs["loss"], [self.given[name] for name in self.trained], allow_unused=True
+        wanted = {**self.given, **fed}
+        found = gradients_of(
+            [outputs[name] for name in self.targets or ("loss",)],
+            [wanted[name] for name in self.trained],
         )
         pairs = [
             (name, grad) for name, grad in zip(self.trained, found, strict=True) if grad is not None
         ]
-        return outputs, {name: _as_stored(grad, self.given[name]) for name, grad in pairs}
+        return outputs, {name: _as_stored(grad, wanted[name]) for name, grad in pairs}
 
     def _keep_buffers(self) -> None:
         """Copies a buffer that the module replaced, instead of changing it, into the tensor that
@@ -262,13 +287,16 @@ def trace(
     trained: Sequence[str],
     inputs: Inputs,
     tables: Mapping[str, list[nn.Module]] = MappingProxyType({}),
+    targets: Sequence[str] = (),
 ) -> Trace:
     """Traces one step.
 
     Args:
-        trained: the parameters whose gradients are wanted; none: forward alone is traced.
+        trained: the parameters, and inputs, whose gradients are wanted; none: forward alone is
+            traced.
         inputs: of two rows or more, and likewise in every other free dimension.
         tables: the modules that look up each table, by the table's name.
+        targets: the outputs whose sum is differentiated; none: the loss.
 
     Raises:
         ValueError: the step cannot be captured; the message names the line of the step.
@@ -285,15 +313,16 @@ def trace(
         for index, (tensor, free) in enumerate(zip(inputs.batch, inputs.free, strict=True))
     ]
     keys: dict[str, list[str]] = {}
-    lines = _Lines()
+    lines, opaque = _Lines(), list[str]()
 
     def run(held: list[Tensor], fed: list[Tensor]) -> list[Tensor]:
         given = dict(zip(state, held, strict=True))
         with as_eager(), recording() as named, lines, torch.enable_grad(), looking_up(tables):
-            wrapped = _Step(model, step, given, trained)
+            wrapped = _Step(model, step, given, trained, inputs.names, targets)
             swapped = {f"model.{key}": value for key, value in given.items()}
             _equate(inputs, fed)
             outputs, grads = torch.func.functional_call(wrapped, swapped, tuple(fed))
+        opaque.extend(wrapped.opaque)
         keys.update(outputs=list(outputs), gradients=list(grads), named=list(named))
         return [*outputs.values(), *grads.values(), *named.values()]
 
@@ -301,6 +330,7 @@ def trace(
         module = make_fx(run, tracing_mode="symbolic")(held, fed)
     made = _collect(module, keys, [*state, *inputs.names], lines.lines)
     _read_sizes(made, environment, fed, inputs)
+    made.constant, made.opaque = lines.constant, tuple(dict.fromkeys(opaque))
     return made
 
 

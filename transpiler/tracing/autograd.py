@@ -1,0 +1,39 @@
+"""What autograd knows of a step's results: their gradients, and whose backward is Python code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transpiler.tracing.embedding_lookup import is_lookup
+
+
+def gradients_of(targets: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of the sum of all targets; None for a tensor that no target depends on.
+
+    Raises:
+        ValueError: no target depends on anything that requires a gradient.
+    """
+    known = [target for target in targets if target.requires_grad]
+    if not known:
+        raise ValueError("expected a target that depends on what is differentiated, got none")
+    ones = [None if not target.dim() else torch.ones_like(target) for target in known]
+    return list(torch.autograd.grad(known, wanted, ones, allow_unused=True))
+
+
+def python_functions(outputs: Iterable[Tensor]) -> tuple[str, ...]:
+    """The names of the user's own autograd functions that results come from."""
+    waiting: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen, found = set(waiting), dict[str, None]()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_lookup(node):
+            found[type(node).__name__.removesuffix("Backward")] = None
+        for other, _ in node.next_functions:
+            if other is not None and other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return tuple(found)
