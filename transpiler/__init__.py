@@ -180,6 +180,7 @@ Essays
 
 [Note: names]                                 ir/graph.py
 [Note: ops that are not accepted]             ir/aten_ops.py
+[Note: running a layer again]                 ir/recurrent.py
 [Note: dropout in a program]                  inference/evaluation.py
 [Note: what stays free]                       tracing/trace.py
 [Note: gradients as autograd stores them]     tracing/trace.py

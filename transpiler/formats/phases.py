@@ -43,7 +43,7 @@ def _last_output(block: Block) -> int:
     )
 
 
-_COMPUTE = frozenset({"assign", "assign_value", "lookup_table", "sparse_table"})
+_COMPUTE = frozenset({"assign", "assign_value", "lookup_table", "recurrent", "sparse_table"})
 
 
 def _computes(op: Op) -> bool:

@@ -144,6 +144,9 @@ def _told(op: Op) -> Op:
     arguments = dict(op.arguments)
     if arguments.get("dropout_p"):
         arguments["dropout_p"] = 0.0
+    if op.type == "recurrent":
+        arguments["train"] = False
+        arguments.pop("tracked", None)
     statistics = isinstance(arguments.get("running_mean"), Ref)
     if arguments.get("training") is True and (statistics or op.type == "aten.rrelu_with_noise"):
         arguments["training"] = False

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from transpiler.ir.aten_ops import aten_overload as aten_overload
 from transpiler.ir.aten_ops import aten_schema
 from transpiler.ir.graph import Argument, Op
+from transpiler.ir.recurrent import SCHEMAS as RECURRENT_SCHEMAS
 from transpiler.ir.rules import ROW_RULES, RULES, Hparam, Rule, state_of
 from transpiler.ir.schema import (
     BOOLEAN,
@@ -126,6 +127,7 @@ _OWN: dict[str, Schema] = {
                               k_steps=COUNT),
     "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
     **TABLE_SCHEMAS,
+    **RECURRENT_SCHEMAS,
 }
 # fmt: on
 
@@ -343,7 +345,7 @@ def _expect_counts(op: Op) -> str:
             return (
                 f"expected the parameter as its result ({describe(param)}), got {op.outputs[0]!r}"
             )
-    if not op.type.startswith("aten.") and "" in op.outputs:
+    if not (op.type.startswith("aten.") or op.type in RECURRENT_SCHEMAS) and "" in op.outputs:
         return "expected results with names, got an empty one"
     return ""
 

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transpiler.tracing.embedding_lookup import is_lookup
-
 
 def gradients_of(targets: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor | None]:
     """The gradients of the sum of all targets; None for a tensor that no target depends on.
@@ -30,10 +28,15 @@ def python_functions(outputs: Iterable[Tensor]) -> tuple[str, ...]:
     seen, found = set(waiting), dict[str, None]()
     while waiting:
         node = waiting.pop()
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_lookup(node):
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not _ours(node):
             found[type(node).__name__.removesuffix("Backward")] = None
         for other, _ in node.next_functions:
             if other is not None and other not in seen:
                 seen.add(other)
                 waiting.append(other)
     return tuple(found)
+
+
+def _ours(node: Any) -> bool:
+    """Whether it is the function of an op of ours, which a program has."""
+    return str(getattr(node, "_forward_cls", type(node)).__module__).startswith("transpiler.")

@@ -4,18 +4,24 @@
   tensor is not row-major.  Without that replacement torch's own composition runs.
 - Recurrent layers with ``dropout`` between them: torch 2.13's decomposition loses the dropout.  Run
   layer by layer they keep it.
+- Recurrent layers over a free time: torch's decomposition loops over the steps, whose number a
+  program does not know; one op takes its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._ops import OpOverload
+
+from transpiler.ir.recurrent import KINDS
+from transpiler.tracing.recurrent import traced
 
 Kernel = Callable[..., Any]
 
@@ -26,8 +32,9 @@ def as_eager() -> Iterator[None]:
     aten = torch.ops.aten
     with ExitStack() as stack:
         stack.enter_context(_replaced(aten.dropout.default, lambda kernel: None))
-        for overload in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input):
-            stack.enter_context(_replaced(overload, _by_layer))
+        for kind in KINDS:
+            overload = getattr(aten, kind).input
+            stack.enter_context(_replaced(overload, partial(_by_layer, kind)))
         yield
 
 
@@ -55,10 +62,48 @@ def _set(overload: OpOverload, kernels: dict[Any, Any]) -> None:
     overload._dispatch_cache.clear()
 
 
-def _by_layer(kernel: Kernel) -> Kernel:
-    """A recurrent op (``torch.lstm``'s arguments) that runs ``kernel`` once per layer where there
-    is dropout in between.
+def _over_free_time(kind: str, kernel: Kernel) -> Kernel:
+    """A recurrent op without dropout, as one op of the trace where time is free."""
+
+    def run(
+        input: Tensor,
+        hx: Tensor | Sequence[Tensor],
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Tensor, ...]:
+        time = input.shape[1 if batch_first else 0]
+        if not isinstance(time, torch.SymInt) or not time.node.expr.free_symbols:
+            return tuple(
+                kernel(
+                    input,
+                    hx,
+                    params,
+                    has_biases,
+                    num_layers,
+                    dropout,
+                    train,
+                    bidirectional,
+                    batch_first,
+                )
+            )
+        states = [hx] if isinstance(hx, Tensor) else list(hx)
+        return traced(
+            kind, input, states, params, has_biases, num_layers, train, bidirectional, batch_first
+        )
+
+    return run
+
+
+def _by_layer(kind: str, unrolled: Kernel) -> Kernel:
+    """A recurrent op (``torch.lstm``'s arguments) that runs once per layer where there is dropout
+    in between.
     """
+    kernel = _over_free_time(kind, unrolled)
 
     def run(
         input: Tensor,

@@ -151,11 +151,6 @@ class _Looked(torch.autograd.Function):
         )
 
 
-def is_lookup(node: Any) -> bool:
-    """Whether a node of autograd's graph is that of a lookup."""
-    return getattr(node, "_forward_cls", None) is _Looked
-
-
 def table_of(module: nn.Module) -> str | None:
     """The table that a module looks up in the step that is being traced; None while nothing is
     traced.

@@ -29,6 +29,7 @@ from transpiler.tracing.emit_ops import (
     schema_name,
 )
 from transpiler.tracing.emit_tables import TableNodes, kind_of
+from transpiler.tracing.recurrent import call_of
 from transpiler.tracing.trace import Trace
 from transpiler.tracing.variable_names import VariableNames
 
@@ -246,6 +247,12 @@ class _Emitter:
         if node.target in SIZE_OPS:
             given = zip("ab", node.args, strict=False)
             return SIZE_OPS[node.target], {key: self._argument(value) for key, value in given}
+        recurrent = call_of(node)
+        if recurrent is not None:
+            op_type, values = recurrent
+            trains = op_type == "recurrent" and (bool(self._found.gradients) or values["train"])
+            tracked: dict[str, Argument] = {"tracked": True} if trains else {}
+            return op_type, {k: self._argument(each) for k, each in values.items()} | tracked
         if kind_of(node):
             return self._tables.lookup(node, self._argument)
         return aten_call(node, self._argument)

@@ -27,7 +27,8 @@ def kind_of(node: fx.Node) -> str:
     """``"lookup_table"`` or ``"lookup_table_grad"`` for such a node; "" for others."""
     if not isinstance(node.target, OpOverload) or node.target.namespace != NAMESPACE:
         return ""
-    return node.target._schema.name.partition("::")[2]
+    name: str = node.target._schema.name.partition("::")[2]
+    return name if name in (LOOKUP, GRADIENT) else ""
 
 
 def _given(node: fx.Node) -> dict[str, Any]:

@@ -168,3 +168,53 @@ def test_a_training_step_still_returns_a_loss():
     model = nn.Linear(3, 2)
     with pytest.raises(ValueError, match="expected a scalar loss"):
         capture(model, lambda m, x: F.relu(m(x)), sgd(model), (torch.ones(4, 3),))
+
+
+RECURRENT = {
+    "lstm": (nn.LSTM, {"num_layers": 2, "dropout": 0.3}),
+    "gru": (nn.GRU, {"bidirectional": True}),
+    "rnn": (nn.RNN, {"num_layers": 2, "batch_first": False}),
+    "projected": (nn.LSTM, {"proj_size": 3, "num_layers": 2, "bidirectional": True}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "lstm" else pytest.mark.slow) for k in RECURRENT]
+)
+def test_a_recurrent_layer_trains_at_every_length(kind: str):
+    """One op runs the layer over all time steps: loss and gradients equal eager training to the
+    bit, with oneDNN as it is by default, at lengths that are not the example's.
+    """
+    torch.manual_seed(5)
+    layer, options = RECURRENT[kind]
+    recurrent = layer(4, 6, **{"batch_first": True, **options})
+    model = nn.ModuleDict({"layer": recurrent, "out": nn.LazyLinear(2)})
+
+    def step(model, x, y):
+        hidden, final = model["layer"](x)
+        last = final[0] if isinstance(final, tuple) else final
+        return F.mse_loss(model["out"](hidden).mean((0, 1)), y) + last.square().mean()
+
+    step(model, torch.ones(2, 2, 4), torch.ones(2))
+    specs = (InputSpec([None, None, 4]), InputSpec([2]))
+    program, _ = capture(model, step, sgd(model), specs)
+    types = [op.type for op in program.main.ops]
+    assert types.count("recurrent") == types.count("recurrent_grad") in (1, 2)
+    gradients = [v.name for v in program.main.variables_of(Role.GRADIENT)]
+    with Executor() as executor:
+        for shape in ((3, 2, 4), (5, 9, 4), (1, 1, 4)):
+            fed, twin = (torch.randn(shape), torch.randn(2)), copy.deepcopy(model)
+            torch.manual_seed(1)
+            loss, *came = executor.run(program, fed, ["loss", *gradients])
+            torch.manual_seed(1)
+            expected = step(twin, *fed)
+            expected.backward()
+            assert torch.equal(loss, expected.detach()), shape
+            for name, gradient in zip(gradients, came, strict=True):
+                parameter = twin.get_parameter(name.removesuffix("@GRAD"))
+                assert torch.equal(gradient, parameter.grad), (shape, name)
+    fed = (torch.randn(4, 7, 4), torch.randn(2))
+    with Executor() as executor, torch.no_grad():
+        (loss,) = executor.run(program.clone(for_test=True), fed, ["loss"])
+        assert torch.equal(loss, step(model.eval(), *fed))
