@@ -265,18 +265,18 @@ class DistributedEmbedding(TableSettings):
         """
         ids = whole_numbers(self.whose(), ids)
         counted = shows_and_clicks(self.whose(), self.entry, ids, statistics)
-        if offsets is not None or (weights is not None and self.pooling is None):
-            which = (
-                "bags of one size, as ids [bags, size]"
-                if self.pooling
-                else "offsets and weights with pooling only"
-            )
+        if self.pooling is None and (offsets is not None or weights is not None):
             raise ValueError(
-                f"{self.whose()}: a captured program has {which}; got offsets or per_sample_weights"
+                f"{self.whose()}: offsets and per_sample_weights are for a table with pooling"
             )
         lookup = TracedLookup(
             table, self.proxy, self.embedding_dim, self.dtype, self.padding_idx, self.padding_idx
         )
+        if self.pooling is not None and offsets is not None:
+            ends = self.include_last_offset
+            return lookup.ragged(ids, offsets, weights, self.pooling, counted, ends).to(
+                self._output
+            )
         if self.pooling is not None:
             return lookup.pooled(ids, weights, self.pooling, counted).to(self._output)
         rows = lookup.rows(ids, counted)

@@ -12,6 +12,7 @@ In reading order::
     decompositions.py         composite ops, decomposed as eager runs them
     trace.py                  the step as an fx graph, with free sizes and guards
     guards.py                 the sizes at which a guard falls otherwise
+    ragged_bags.py            offsets of bags at other sizes
     equivalence_check.py      runs the captured and the eager step, and compares bits
     smallest_batch.py         runs the check at every size that matters
     emit.py                   the graph as variables and ops

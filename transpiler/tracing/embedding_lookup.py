@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transpiler.ir.table_ops import is_sparse
@@ -86,7 +87,7 @@ class Lookup:
     def pooled(
         self, ids: Tensor, weights: Tensor | None, pooling: str, counted: Tensor | None = None
     ) -> Tensor:
-        """The rows of each bag, pooled as :func:`trainer.embedding.bags.pool` does.
+        """The rows of each bag of one size, pooled as :func:`trainer.embedding.bags.pool` does.
 
         Args:
             ids: int64 [bags, size].
@@ -102,8 +103,8 @@ class Lookup:
         """
         if ids.dim() != 2:
             raise ValueError(
-                f"table {self.table!r}: expected bags of one size, as ids [bags, size], got ids "
-                f"{list(ids.shape)}: fill shorter bags up with padding_idx"
+                f"table {self.table!r}: expected ids [bags, size], or [n] with offsets, got ids "
+                f"{list(ids.shape)} and none"
             )
         rows, given = self.rows(ids, counted), None if weights is None else weights.to(self.dtype)
         counts = given
@@ -116,6 +117,57 @@ class Lookup:
         if counts is None:
             return sums / (ids.shape[1] if pooling == "mean" else ids.shape[1] ** 0.5)
         total = counts.sum(1) if pooling == "mean" else counts.square().sum(1)
+        # an empty bag, or one of zeros
+        total = torch.where(total == 0, torch.ones_like(total), total)
+        return sums / (total if pooling == "mean" else total.sqrt()).unsqueeze(1)
+
+    def ragged(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        pooling: str,
+        counted: Tensor | None = None,
+        ends: bool = False,
+    ) -> Tensor:
+        """The rows of each bag of any size, pooled likewise.
+
+        Args:
+            ids: int64 [n].
+            offsets: int64 [bags], where each bag begins.
+            weights: [n], of the ids; None: 1 each.
+            pooling: "sum", "mean" or "sqrtn".
+            counted: float32 [ids, 2], shows and clicks.
+            ends: there is one offset more, the end of the last bag.
+
+        Returns:
+            [bags, dim].
+
+        Raises:
+            ValueError: shapes do not fit.
+        """
+        if ids.dim() != 1 or offsets.dim() != 1:
+            raise ValueError(
+                f"table {self.table!r}: expected ids [n] and offsets [bags], got "
+                f"{list(ids.shape)} and {list(offsets.shape)}"
+            )
+        rows, each = self.rows(ids, counted), torch.arange(ids.shape[0], device=ids.device)
+        offsets = offsets.to(ids.dtype)
+        counts = None if weights is None else weights.to(self.dtype)
+        if self.untrained is not None:
+            stays = (ids != self.untrained).to(self.dtype)
+            counts = stays if counts is None else counts * stays
+        mode = "mean" if pooling == "mean" and counts is None else "sum"
+        sums = F.embedding_bag(
+            each, rows, offsets, mode=mode, per_sample_weights=counts, include_last_offset=ends
+        )
+        if pooling == "sum" or mode == "mean":
+            return sums
+        begins = offsets[:-1] if ends else offsets
+        counts = torch.ones_like(each, dtype=self.dtype) if counts is None else counts
+        bag_of = torch.searchsorted(begins, each, right=True) - 1
+        added = counts if pooling == "mean" else counts.square()
+        total = torch.zeros_like(begins, dtype=self.dtype).index_add(0, bag_of, added)
         # an empty bag, or one of zeros
         total = torch.where(total == 0, torch.ones_like(total), total)
         return sums / (total if pooling == "mean" else total.sqrt()).unsqueeze(1)
@@ -196,7 +248,7 @@ def _of_torch(
     if isinstance(module, nn.Embedding):
         return lookup.rows(ids)
     if offsets is not None:
-        raise ValueError(
-            f"table {table!r}: expected bags of one size, as ids [bags, size], got offsets"
+        return lookup.ragged(
+            ids, offsets, per_sample_weights, module.mode, ends=module.include_last_offset
         )
     return lookup.pooled(ids, per_sample_weights, module.mode)

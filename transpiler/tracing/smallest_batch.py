@@ -22,6 +22,7 @@ from transpiler.tracing.emit import emit
 from transpiler.tracing.equivalence_check import Result, buffers, check_equivalence, eager, resized
 from transpiler.tracing.guards import Variant, branch_error, sizes_at, variants
 from transpiler.tracing.input_spec import Inputs
+from transpiler.tracing.ragged_bags import offsets_of, with_regular_bags
 from transpiler.tracing.trace import Trace
 
 LOG = logging.getLogger(__name__)
@@ -53,18 +54,30 @@ def smallest_batch(
         ValueError: the captured step differs from the eager one; the message names the line of the
             step, or the variable.
     """
+    offsets = offsets_of(found.graph, found.placeholders)
     captured = _captured_step(model, found, inputs.names, tables)
 
+    def sized(variant: Variant) -> list[Tensor] | None:
+        sizes = sizes_at(found, variant.values)
+        if sizes is None:
+            return None
+        batch = resized(inputs.batch, sizes)
+        return with_regular_bags(batch, inputs.names, offsets, variant.values, found.hints)
+
     def run(*of: Variant) -> tuple[str, float]:
-        sizes = [sizes_at(found, variant.values) for variant in of]
-        batches = [resized(inputs.batch, size) for size in sizes if size is not None]
+        batches = [batch for batch in map(sized, of) if batch is not None]
         return check_equivalence(
             model, restore, batches, lambda given: eager(model, step, trained, given), captured
         )
 
     tried = variants(found)
     worst = run(*[variant for variant in tried if variant.guard is None])
-    ruled_out: set[sympy.Symbol] = set()
+    ruled_out = {
+        symbol
+        for name, sizes in zip(inputs.names, found.sizes, strict=True)
+        if name in offsets and offsets[name].ends and sizes[0] is not None
+        for symbol in sizes[0].free_symbols
+    }
     for variant in tried:
         if variant.guard is None:
             continue

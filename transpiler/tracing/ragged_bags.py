@@ -1,0 +1,104 @@
+"""Inputs that say where bags of ids begin: how they change when a batch gets another size.
+
+The equivalence check runs at sizes that are not the example's, and repeats or leaves out rows of
+inputs for that.  Offsets made so would be none: they go down.  So they are made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]  # has no stubs
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+_SAME = ("aten::_to_copy", "aten::alias", "aten::clone", "aten::detach", "aten::view")
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """An input that says where bags begin.
+
+    Attributes:
+        ids: how many ids there are in all bags.
+        ends: the last offset is the end of the last bag, and no bag's begin.
+    """
+
+    ids: sympy.Basic
+    ends: bool
+
+    def regular(self, count: int, values: Mapping[sympy.Symbol, int], like: Tensor) -> Tensor:
+        """Offsets of bags that are as large as each other, but for one.
+
+        Args:
+            count: how many offsets.
+            values: of the free sizes.
+            like: gives dtype and device.
+
+        Raises:
+            ValueError: the one offset would be an end, of no bag: torch does not check that.
+        """
+        if self.ends and count < 2:
+            raise ValueError("offsets that include the last one: expected two or more")
+        ids = int(self.ids.xreplace({key: sympy.Integer(value) for key, value in values.items()}))
+        places = torch.arange(count, device=like.device)
+        bags = max(count - 1 if self.ends else count, 1)
+        return (places * ids // bags).to(like.dtype)
+
+
+def offsets_of(graph: fx.Graph, placeholders: Mapping[str, str]) -> dict[str, Offsets]:
+    """The inputs of a trace that are offsets, by name.
+
+    Args:
+        placeholders: the name of the variable, by the placeholder's name.
+    """
+    found = {}
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload) or node.target._schema.name not in _BAGS:
+            continue
+        arguments = node.target._schema.arguments
+        given: dict[str, Any] = dict(zip((a.name for a in arguments), node.args, strict=False))
+        given |= node.kwargs
+        offsets = _source(given["offsets"])
+        if offsets.op == "placeholder":
+            size = given["indices"].meta["val"].shape[0]
+            ids = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+            ends = bool(given.get("include_last_offset", False))
+            found[placeholders[offsets.name]] = Offsets(ids, ends)
+    return found
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """The node that has the same numbers first."""
+    while isinstance(node.target, OpOverload) and node.target._schema.name in _SAME:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def with_regular_bags(
+    batch: Sequence[Tensor],
+    names: Sequence[str],
+    offsets: Mapping[str, Offsets],
+    values: Mapping[sympy.Symbol, int],
+    example: Mapping[sympy.Symbol, int],
+) -> list[Tensor]:
+    """The batch, with offsets that fit its sizes.
+
+    Args:
+        batch: of these sizes.
+        names: of its tensors.
+        values: of the free sizes; at those of ``example`` the batch is left as it is.
+
+    Raises:
+        ValueError: there are too few offsets.
+    """
+    if not offsets or values == example:
+        return list(batch)
+    return [
+        offsets[name].regular(len(tensor), values, tensor) if name in offsets else tensor
+        for name, tensor in zip(names, batch, strict=True)
+    ]
