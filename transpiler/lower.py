@@ -226,7 +226,7 @@ class _Lowering:
             elif not gap:
                 positional.append(self.argument(op.arguments[argument.name]))
         returns = overload._schema.returns
-        several = len(returns) > 1 or "List" in str(returns[0].type)
+        several = len(returns) > 1 or any("List" in str(each.type) for each in returns)
         self._define(op, self.graph.call_function(overload, tuple(positional), named), several)
 
     def _own(self, op: Op) -> None:

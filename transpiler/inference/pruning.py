@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from transpiler.ir.aten_ops import CHECKS
 from transpiler.ir.effects import Memory, changed
 from transpiler.ir.graph import Argument, Block, Op, Ref, Role, freeze
 
@@ -27,7 +28,7 @@ def pruned(main: Block, wanted: Iterable[str], inputs: Iterable[str] = ()) -> Bl
 
 
 def needed(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
-    """Those ops that give ``wanted`` their values, in their order."""
+    """Those ops that give ``wanted`` their values, in their order, and those that check them."""
     memory, names = Memory(ops), set(wanted)
     touched = {memory.of(name) for name in names}
     kept: list[Op] = []
@@ -39,7 +40,14 @@ def needed(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
         names.difference_update(op.outputs)
         names.update(op.inputs)
         touched.update(map(memory.of, op.inputs))
-    return kept[::-1]
+    left_out = {name for op in ops for name in op.outputs}
+    left_out -= {name for op in kept for name in op.outputs}
+    chosen = {id(op) for op in kept}
+    return [
+        op
+        for op in ops
+        if id(op) in chosen or (op.type in CHECKS and left_out.isdisjoint(op.inputs))
+    ]
 
 
 def results_and_inputs(main: Block) -> tuple[list[str], list[str]]:

@@ -6,7 +6,8 @@ that name, with torch's own schema.
 [Note: ops that are not accepted]  A program may come from a file that someone else wrote, so an op
 must be a function of its arguments: it takes tensors, numbers and words, and gives tensors (or, for
 the ``sym_`` ops, sizes).  An op that takes a storage, stream, generator or untyped value, or gives
-nothing back, has no schema here at all.  Among the other ops these are refused:
+nothing back, has no schema here at all, but for two that only check a tensor (``CHECKS``).  Among
+the other ops these are refused:
 
 - ``from_file`` reads and writes files;
 - ``set_``, ``resize_`` and similar ops swap or grow the memory of a tensor that others hold;
@@ -52,6 +53,8 @@ _REFUSED = re.compile(
     r"|_propagate_xla_data|requires_grad_|_make_dual.*|_nnpack_available"
 )
 _PREFIX = "aten."
+# ops without results, which raise where a tensor is not as it must be
+CHECKS = frozenset({"aten._assert_async", "aten._assert_async.msg", "aten._linalg_check_errors"})
 
 # A tensor argument may be a plain number, which torch wraps; a size stands wherever a number does.
 _TENSOR = either(VARIABLE, SCALAR)
@@ -134,7 +137,7 @@ def aten_schema(op_type: str) -> Schema:
         ValueError: as :func:`aten_overload`, and for an op that gives no tensor.
     """
     overload = aten_overload(op_type)
-    if not _gives_values(overload):
+    if op_type not in CHECKS and not _gives_values(overload):
         raise ValueError(f"op {op_type!r}: a program may not hold it, because it gives no tensor")
     parameters = {
         argument.name: Parameter(

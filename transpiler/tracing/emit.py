@@ -14,6 +14,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 
 from transpiler.ir.effects import changed
 from transpiler.ir.graph import Argument, Literal, Op, Ref, Role, Variable
@@ -262,6 +263,8 @@ class _Emitter:
         reads.
         """
         value = node.meta.get("val")
+        if isinstance(node.target, OpOverload) and not node.target._schema.returns:
+            return ()
         if not isinstance(value, tuple | list):
             name, role = self._names.of(node)
             self._define(node, name, value, role)
