@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trainer.executor.executor import Executor
 from trainer.executor.feed import Feed, close_names
+from trainer.executor.trainer_numbers import check_numbers
 from transpiler.collective import broadcast_program, parallel_program
 from transpiler.ir.graph import Role
 from transpiler.plan.setting import check_flag
@@ -113,27 +114,13 @@ class ParallelExecutor:
 
 
 def _check_numbers(program: Program, num_trainers: int, trainer_id: int) -> None:
-    for what, number in (("num_trainers", num_trainers), ("trainer_id", trainer_id)):
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise TypeError(f"ParallelExecutor: {what}: expected a whole number, got {number!r}")
     deployment = program.deployment
     if deployment is not None and deployment.plan.collective is None:
         raise ValueError(
             "ParallelExecutor: expected a program without servers, got one of mode "
             f"{deployment.plan.mode}"
         )
-    trainers = 1 if deployment is None else deployment.plan.trainers
-    whose = "a program that was not transpiled" if deployment is None else "the program"
-    if num_trainers != trainers:
-        raise ValueError(
-            f"ParallelExecutor: num_trainers: expected that of {whose}, {trainers}, got "
-            f"{num_trainers}"
-        )
-    own = 0 if deployment is None else deployment.trainer_id
-    if trainer_id != own:
-        raise ValueError(
-            f"ParallelExecutor: trainer_id: expected that of {whose}, {own}, got {trainer_id}"
-        )
+    check_numbers("ParallelExecutor", program, num_trainers, trainer_id)
 
 
 def _check_loss(program: Program, loss_name: str | None) -> None:

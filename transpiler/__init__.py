@@ -118,6 +118,7 @@ Each room and each file imports only those above it::
     formats/                the forms of a program: protobuf, file, text, picture, canonical bytes
     inference/              a block without what its results do not need, or as it is evaluated
     program.py              Program: blocks and a deployment
+    memory.py               two names that have nothing to do
     lower.py                blocks as generated code
     tracing/                capture
     verify/                 invariants, and the validation of untrusted programs
@@ -199,6 +200,8 @@ from transpiler.distribute_config import DistributeTranspilerConfig as Distribut
 from transpiler.ir.graph import Block as Block
 from transpiler.ir.graph import Op as Op
 from transpiler.ir.graph import Variable as Variable
+from transpiler.memory import memory_optimize as memory_optimize
+from transpiler.memory import release_memory as release_memory
 from transpiler.optim.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl as Ftrl
 from transpiler.plan.placement import HashName as HashName
@@ -236,11 +239,13 @@ __all__ = [
     "gradients",
     "HashName",
     "InputSpec",
+    "memory_optimize",
     "name",
     "name_scope",
     "Op",
     "Program",
     "program_guard",
+    "release_memory",
     "RoundRobin",
     "SizeBalanced",
     "slice_variable",

@@ -13,11 +13,12 @@ from transpiler import program_pb2
 from transpiler.files.local_path import local_path
 from transpiler.formats import program_file, serialize
 from transpiler.formats.canonical import canonical
+from transpiler.formats.difference import difference
 from transpiler.formats.svg import draw
 from transpiler.formats.text import text
 from transpiler.inference.evaluation import evaluated
 from transpiler.inference.pruning import pruned, results_and_inputs
-from transpiler.ir.graph import Argument, Block, Storage
+from transpiler.ir.graph import Argument, Block, Role, Storage, Variable
 from transpiler.ir.ops import COMMUNICATION
 from transpiler.plan.plan import Deployment
 
@@ -106,6 +107,50 @@ class Program:
             return replace(self, _blocks=(evaluated(self.main),))
         wanted, inputs = results_and_inputs(self.main)
         return replace(self, _blocks=(pruned(again(), wanted, inputs),))
+
+    def list_vars(self) -> list[Variable]:
+        """The variables of all blocks, in the order of their definition."""
+        return [variable for block in self._blocks for variable in block.variables.values()]
+
+    @property
+    def parameters(self) -> list[Variable]:
+        """The variables that are trained."""
+        return self.main.variables_of(Role.PARAMETER)
+
+    def var(self, name: str) -> Variable:
+        """A variable by its name, in block 0 or the first other block that has it.
+
+        Raises:
+            ValueError: there is none.
+
+        Example:
+            >>> from transpiler import Block, Program, Variable
+            >>> program = Program((Block(0, {"x": Variable("x", (2,), "float32")}, ()),))
+            >>> program.var("x").shape
+            (2,)
+        """
+        for block in self._blocks:
+            if name in block.variables:
+                return block.variables[name]
+        raise ValueError(f"var: the program has no variable {name!r}")
+
+    def diff(self, other: Program) -> str:
+        """How another program differs from this one, in words, a line each; "" if they mean the
+        same.  Endpoints, source lines and values do not count.
+
+        Raises:
+            TypeError: it is no program.
+
+        Example:
+            >>> from transpiler import Block, Op, Program, Variable
+            >>> variables = {"x": Variable("x", (2,), "float32")}
+            >>> one = Program((Block(0, variables, (Op("init", {}, ("x",)),)),))
+            >>> print(one.diff(one.with_blocks(Block(0, variables, ()))))
+            block 0, op 0 is gone: x = init()
+        """
+        if not isinstance(other, Program):
+            raise TypeError(f"diff: expected a Program, got {type(other).__name__}")
+        return "\n".join(difference(self._blocks, self.deployment, other._blocks, other.deployment))
 
     def fingerprint(self) -> str:
         """A digest of what the program means: the same in every process and on every host.

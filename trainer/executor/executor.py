@@ -27,6 +27,7 @@ from trainer.executor.fetch import check_fetches, fetched
 from trainer.executor.loaded_program import LoadedProgram
 from trainer.executor.pserver_runtime import PServerRuntime
 from trainer.executor.table_handle import TableHandle
+from trainer.executor.trainer_numbers import check_numbers
 from trainer.role import Connection
 from transpiler.ir.graph import Role, Storage
 from transpiler.lower import Kernel
@@ -86,6 +87,9 @@ class Executor:
         program: Program | None = None,
         feed: Feed = None,
         fetch_list: Sequence[str] | None = None,
+        *,
+        trainer_id: int | None = None,
+        num_trainers: int | None = None,
     ) -> list[Tensor]:
         """Runs a program once.
 
@@ -99,13 +103,15 @@ class Executor:
             feed: the inputs, by position or by name.
             fetch_list: names of variables of block 0: outputs, inputs, gradients, named tensors,
                 parameters, states.
+            trainer_id, num_trainers: what the script takes itself for; checked, if given, against
+                the program's.
 
         Returns:
             The values of ``fetch_list``, as detached tensors.
 
         Raises:
-            TypeError, ValueError: the feed or a name in ``fetch_list`` does not fit the program, or
-                the program has no values.
+            TypeError, ValueError: the feed, a name in ``fetch_list`` or a number does not fit the
+                program, or the program has no values.
             PServerError: the job cannot go on, or (a pserver program) has failed.
             SystemExit: a pserver program was told to stop before its job was done.
         """
@@ -114,6 +120,7 @@ class Executor:
         program = default_main_program() if program is None else program
         if not isinstance(program, Program):
             raise TypeError(f"Executor.run: expected a Program, got {type(program).__name__}")
+        check_numbers("Executor.run", program, num_trainers, trainer_id)
         if id(program) not in self._loaded and any(
             op.type == "listen_and_serv" for op in program.main.ops
         ):

@@ -302,3 +302,19 @@ def test_training_on_a_gpu_equals_training_on_the_cpu():
         assert next(model.parameters()).device == torch.device(device)
         results.append([parameter.detach().cpu() for parameter in model.parameters()])
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*results, strict=True))
+
+
+def test_a_script_may_say_which_trainer_it_takes_itself_for(captured):
+    """Numbers that are not the program's are refused before anything runs."""
+    _, _, program, startup = captured
+    with Executor() as executor:
+        executor.run(startup)
+        executor.run(program, batch(), trainer_id=0, num_trainers=1)
+        with pytest.raises(
+            ValueError, match="num_trainers: expected that of a program .* 1, got 2"
+        ):
+            executor.run(program, batch(), trainer_id=0, num_trainers=2)
+        with pytest.raises(ValueError, match="trainer_id: expected that of a program .* 0, got 1"):
+            executor.run(program, batch(), trainer_id=1)
+        with pytest.raises(TypeError, match="trainer_id: expected a whole number, got '0'"):
+            executor.run(program, batch(), trainer_id="0")

@@ -1,0 +1,56 @@
+"""Two names of the original interface that have nothing to do here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from transpiler.program import Program
+
+_LOG = logging.getLogger("transpiler")
+_WHY = (
+    "torch frees a tensor when nothing refers to it, and a program's code drops each after its use"
+)
+
+
+def memory_optimize(
+    input_program: Program,
+    skip_opt_set: Collection[str] | None = None,
+    print_log: bool = False,
+    level: int = 0,
+    skip_grads: bool = True,
+) -> None:
+    """Does nothing, and logs why: torch frees a tensor when nothing refers to it any more, and the
+    code of a program drops every variable after its last use.
+
+    Args:
+        input_program: stays as it is.
+        skip_opt_set, print_log, level, skip_grads: have nothing to act on.
+
+    Raises:
+        TypeError: the program is none.
+
+    Example:
+        >>> from transpiler import Program, memory_optimize
+        >>> memory_optimize(Program(()))
+    """
+    _tell("memory_optimize", input_program)
+
+
+def release_memory(input_program: Program, skip_opt_set: Collection[str] | None = None) -> None:
+    """Does nothing, and logs why, as :func:`memory_optimize`.
+
+    Raises:
+        TypeError: the program is none.
+
+    Example:
+        >>> from transpiler import Program, release_memory
+        >>> release_memory(Program(()))
+    """
+    _tell("release_memory", input_program)
+
+
+def _tell(what: str, program: Program) -> None:
+    if not isinstance(program, Program):
+        raise TypeError(f"{what}: expected a Program, got {type(program).__name__}")
+    _LOG.info("%s does nothing: %s", what, _WHY)
