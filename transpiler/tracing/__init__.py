@@ -9,6 +9,7 @@ In reading order::
     embedding_tables.py       the tables of a model
     embedding_lookup.py       a lookup as one op of the trace
     recurrent.py              a recurrent layer over a free time as one op
+    ctc.py                    ctc_loss as torch's two ops
     decompositions.py         composite ops, decomposed as eager runs them
     trace.py                  the step as an fx graph, with free sizes and guards
     guards.py                 the sizes at which a guard falls otherwise

@@ -6,6 +6,7 @@
   layer by layer they keep it.
 - Recurrent layers over a free time: torch's decomposition loops over the steps, whose number a
   program does not know; one op takes its place.
+- ``ctc_loss``: what it keeps for its backward has a size that depends on data (ctc.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch._C import DispatchKey
 from torch._ops import OpOverload
 
 from transpiler.ir.recurrent import KINDS
+from transpiler.tracing.ctc import ctc_loss
 from transpiler.tracing.recurrent import traced
 
 Kernel = Callable[..., Any]
@@ -35,6 +37,7 @@ def as_eager() -> Iterator[None]:
         for kind in KINDS:
             overload = getattr(aten, kind).input
             stack.enter_context(_replaced(overload, partial(_by_layer, kind)))
+        stack.enter_context(_given(aten.ctc_loss.Tensor, ctc_loss))
         yield
 
 
@@ -47,6 +50,17 @@ def _replaced(overload: OpOverload, change: Callable[[Kernel], Kernel | None]) -
         overload,
         {key: kernel for key, kernel in {**kernels, **changed}.items() if kernel is not None},
     )
+    try:
+        yield
+    finally:
+        _set(overload, kernels)
+
+
+@contextmanager
+def _given(overload: OpOverload, kernel: Kernel) -> Iterator[None]:
+    """Gives a Python kernel to a composite op that has none."""
+    kernels = dict(overload.py_kernels)
+    _set(overload, {**kernels, DispatchKey.CompositeImplicitAutograd: kernel})
     try:
         yield
     finally:

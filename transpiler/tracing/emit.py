@@ -20,6 +20,7 @@ from transpiler.ir.effects import changed
 from transpiler.ir.graph import Argument, Literal, Op, Ref, Role, Variable
 from transpiler.ir.ops import check
 from transpiler.ir.table_ops import gradient_variable
+from transpiler.tracing.ctc import call_of as ctc_call_of
 from transpiler.tracing.embedding_tables import CapturedTable
 from transpiler.tracing.emit_ops import (
     ALIASES,
@@ -254,6 +255,9 @@ class _Emitter:
             trains = op_type == "recurrent" and (bool(self._found.gradients) or values["train"])
             tracked: dict[str, Argument] = {"tracked": True} if trains else {}
             return op_type, {k: self._argument(each) for k, each in values.items()} | tracked
+        ctc = ctc_call_of(node)
+        if ctc is not None:
+            return ctc[0], {key: self._argument(each) for key, each in ctc[1].items()}
         if kind_of(node):
             return self._tables.lookup(node, self._argument)
         return aten_call(node, self._argument)

@@ -38,6 +38,25 @@ def solve(model, x):
     return torch.linalg.solve(positive(model, x), x).square().mean()
 
 
+def ctc(model, x, targets, lengths, labels):
+    logs = model(x).log_softmax(2).transpose(0, 1)
+    losses = [
+        F.ctc_loss(logs, targets, lengths, labels, reduction=how, zero_infinity=how == "mean")
+        for how in ("mean", "sum", "none")
+    ]
+    return losses[0] + losses[1] + losses[2].square().mean()
+
+
+def speech(size: int) -> tuple[Tensor, ...]:
+    labels = torch.randint(1, 4, (size,))
+    return (
+        torch.randn(size, 7, 3),
+        torch.randint(1, 3, (size, 3)),
+        torch.randint(6, 8, (size,)),
+        labels,
+    )
+
+
 def matrices(size: int) -> tuple[Tensor, ...]:
     return (torch.randn(size, 3, 3),)
 
@@ -47,6 +66,7 @@ def classes(size: int) -> tuple[Tensor, ...]:
 
 
 STEPS = [(one_hot, classes), (cholesky, matrices), (inverse, matrices), (solve, matrices)]
+STEPS.append((ctc, speech))
 
 
 @pytest.mark.parametrize(("step", "batch"), STEPS, ids=lambda each: each.__name__)
