@@ -11,6 +11,7 @@ In reading order::
     recurrent.py              a recurrent layer over a free time as one op
     ctc.py                    ctc_loss as torch's two ops
     decompositions.py         composite ops, decomposed as eager runs them
+    node_lines.py             the line of the step for each node
     trace.py                  the step as an fx graph, with free sizes and guards
     guards.py                 the sizes at which a guard falls otherwise
     ragged_bags.py            offsets of bags at other sizes

@@ -34,7 +34,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (  # type: ignore[attr-defined]  # SLoc is not in __all__
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -42,7 +42,6 @@ from torch.fx.experimental.symbolic_shapes import (  # type: ignore[attr-defined
     SLoc,
     StatelessSymbolicContext,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from transpiler.ir import source_location
 from transpiler.tracing.autograd import gradients_of, python_functions
@@ -51,6 +50,7 @@ from transpiler.tracing.default_programs import recording
 from transpiler.tracing.embedding_lookup import looking_up
 from transpiler.tracing.equivalence_check import outputs_of, results_of
 from transpiler.tracing.input_spec import Inputs
+from transpiler.tracing.node_lines import NodeLines
 
 Step = Callable[..., Any]
 _DATA_DEPENDENT = (
@@ -149,47 +149,6 @@ class _Environment(ShapeEnv):
 def _internal() -> bool:
     file = source_location.deciding_file()
     return source_location.is_torch(file) or not file
-
-
-class _Lines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stubs
-    """Records the line of the step for every node that an op makes; a backward op has the line of
-    its forward op.
-
-    Attributes:
-        lines: by the node's name.
-        constant: the names of the nodes of ops that ran without autograd, in the forward pass.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's stubs
-        self.lines: dict[str, str] = {}
-        self.constant: set[str] = set()
-        self._forward: dict[int, str] = {}
-
-    def _line(self) -> str:
-        backward = torch._C._current_autograd_node()
-        if backward is not None:
-            return self._forward.get(backward._sequence_nr(), "")
-        line = source_location.short()
-        if line and torch.is_grad_enabled():
-            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, line)
-        return line
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        line, mode = self._line(), get_proxy_mode()
-        constant = not torch.is_grad_enabled() and torch._C._current_autograd_node() is None
-        if mode is None or not (line or constant):
-            return func(*args, **(kwargs or {}))
-        nodes = mode.tracer.graph.nodes
-        before = next(iter(reversed(nodes)), None)
-        result = func(*args, **(kwargs or {}))
-        for node in reversed(nodes):
-            if node is before:
-                break
-            self.lines[node.name] = line
-            if constant:
-                self.constant.add(node.name)
-        return result
 
 
 class _Step(nn.Module):
@@ -313,7 +272,7 @@ def trace(
         for index, (tensor, free) in enumerate(zip(inputs.batch, inputs.free, strict=True))
     ]
     keys: dict[str, list[str]] = {}
-    lines, opaque = _Lines(), list[str]()
+    lines, opaque = NodeLines(), list[str]()
 
     def run(held: list[Tensor], fed: list[Tensor]) -> list[Tensor]:
         given = dict(zip(state, held, strict=True))
