@@ -75,7 +75,7 @@ class PServerRuntime:
 
     def trains(self, program: Program) -> bool:
         """Whether this job trains the tensors of a program."""
-        return program.storage is self._storage
+        return program.storage is self.storage
 
     def kernels_of(self, program: Program) -> Mapping[str, Kernel]:
         """The kernels of one program's communication ops."""
