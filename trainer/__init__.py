@@ -174,10 +174,10 @@ from transpiler.ir.tables import Uniform as Uniform
 
 if TYPE_CHECKING:
     from trainer.checkpoint.exported_program import export_program as export_program
-    from trainer.checkpoint.inference_model import load_inference_model as load_inference_model
-    from trainer.checkpoint.inference_model import save_inference_model as save_inference_model
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
     from trainer.executor.executor import Executor as Executor
+    from trainer.executor.inference_model import load_inference_model as load_inference_model
+    from trainer.executor.inference_model import save_inference_model as save_inference_model
     from trainer.executor.program_values import deserialize_persistables as deserialize_persistables
     from trainer.executor.program_values import load_program_state as load_program_state
     from trainer.executor.program_values import serialize_persistables as serialize_persistables
@@ -248,7 +248,7 @@ def __getattr__(name: str) -> object:
 
         return export_program
     if name in ("load_inference_model", "save_inference_model"):
-        from trainer.checkpoint import inference_model
+        from trainer.executor import inference_model
 
         return getattr(inference_model, name)
     if name == "ParallelExecutor":

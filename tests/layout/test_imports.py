@@ -42,7 +42,7 @@ LAZY = {
     "pserver/table/gradient.py": "the kernels of rows, for trainers without tables",
     "trainer/__init__.py": "the kernels of rows, and the Executor",
     "trainer/checkpoint/export.py": "the kernels of rows",
-    "trainer/checkpoint/inference_model.py": "the kernels of rows",
+    "trainer/executor/inference_model.py": "the kernels of rows",
     "trainer/communicator/table_requests.py": "the kernels of rows",
     "trainer/embedding/conversion.py": "the kernels of rows",
     "trainer/executor/executor.py": "the kernels of rows",

@@ -13,6 +13,10 @@ In reading order::
     table_handle         the value of a table's variable
     table_runtime        its kinds, and the kernels of lookups (imports numba)
     served_tables        tables whose rows servers hold (imports numba)
+    program_training     what a program trains, and its checkpoints
+    program_values       values of variables by name: from files, into programs, as bytes
+    inference_model      a forward program and its values as one file
 
-This room imports ``communicator``, ``collective`` and ``embedding``; ``trainer``'s root imports it.
+This room imports ``communicator``, ``collective``, ``embedding`` and ``checkpoint``; ``trainer``'s
+root imports it.
 """
