@@ -10,6 +10,7 @@ No clock: time is an argument.  The caller holds the job's lock but where a meth
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pserver.errors import Busy, Refused
@@ -25,12 +26,14 @@ class Observation:
         last_heard: in seconds of the job's clock.
         session: the secret that its calls and its stream repeat.
         paused: its pause lasts.
+        end_stream: breaks its stream; a later one replaces it.
     """
 
     installed: InstalledProgram
     last_heard: float
     session: str = field(default_factory=lambda: secrets.token_hex(16))
     paused: bool = False
+    end_stream: Callable[[], None] = lambda: None
 
     def set_pause(self, paused: bool) -> None:
         """Begins or ends its pause; waits for the steps that run.  Not under the job's lock."""

@@ -26,11 +26,15 @@ class ReadingService:
         self._installed = observation.installed
 
     def serve(self) -> None:
-        """Answers frames until BYE, or the stream's end.
+        """Answers frames until BYE, or the stream's end; replaces the observer's earlier stream.
 
         Raises:
             PServerError: the error that the peer is to be sent.
         """
+        with self._job.condition:
+            observation = self._observation
+            end_earlier, observation.end_stream = observation.end_stream, self._stream.cancel
+        end_earlier()
         while (received := self._stream.receive()) is not None:
             header, _ = received
             self._observation.last_heard = self._job.now()

@@ -18,7 +18,8 @@ from pserver.transport import shm_ring
 from pserver.transport.codec import PAYLOAD_TAG
 from pserver.transport.frame_socket import PREFIX
 from pserver.transport.grpc_stream import OPTIONS, SERVICE
-from pserver.transport.shm import GREETING, INLINE, PRELUDE
+from pserver.transport.shm import GREETING
+from pserver.transport.shm_stream import INLINE, PRELUDE
 from pserver.transport.tcp_greeting import Greeting
 from pserver.wire_pb2 import Frame, Hello, Kind, ObserveReply, ObserveRequest
 from tests.fuzz.inputs import FrameInput, Inputs
@@ -181,7 +182,7 @@ class Attacker:
                 connection.sendmsg([said or b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
                 connection.recv(10)
                 for frame in frames:
-                    kind = inputs.random.choice((INLINE, INLINE, INLINE, 0, 2, 77))
+                    kind = inputs.random.choice((INLINE, INLINE, INLINE, 0, 2, 3, 4, 5, 77))
                     sizes = [len(frame.header), len(frame.payload)]
                     if inputs.random.random() < 0.05:
                         sizes[inputs.random.randrange(2)] = inputs.random.choice(LENGTHS)

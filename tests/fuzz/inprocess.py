@@ -22,6 +22,7 @@ from tests.fuzz.sandbox import MODES, STATES, Bug, Sandbox
 
 BLOCK = 200  # inputs on one sandbox, at most
 STUCK_SECONDS = 60.0
+SHOWN = 2000  # characters of an input: its seed and number give the whole of it
 # what anybody may do where no key is asked for; see pserver/security
 ANYBODYS = ("Drain", "Reset", "Announce", "Join")
 WRONG = ("", "0" * 32, "x")  # sessions that nobody holds
@@ -57,7 +58,9 @@ class Progress:
             if self.number != before:
                 before, since = self.number, time.monotonic()
             elif time.monotonic() - since > STUCK_SECONDS:
-                print(f"fuzz: stuck at --seed {self.seed} input {self.number}: {self.shown}")
+                print(
+                    f"fuzz: stuck at --seed {self.seed} input {self.number}: {self.shown[:SHOWN]}"
+                )
                 faulthandler.dump_traceback(all_threads=True)
                 sys.stdout.flush()
                 os._exit(1)
@@ -97,7 +100,7 @@ def fuzz(seed: int, seconds: float, first: int = 0, say: Callable[[str], None] =
     except Exception as error:
         raise Bug(
             f"--seed {seed} --first {block * BLOCK}, input {progress.number}: {error}\n"
-            f"{progress.shown}"
+            f"{progress.shown[:SHOWN]}"
         ) from error
     finally:
         progress.close()

@@ -16,7 +16,7 @@ from pserver.control.calls import CALLS
 from pserver.errors import PServerError
 from pserver.job.job import Job
 from pserver.repeated_lines import LimitedLog
-from pserver.service.tensor_service import handle
+from pserver.service.stream_handler import handle
 from pserver.service.working_streams import WorkingStreams
 from pserver.transport import codec
 from pserver.transport.stream import LANDED, Buffer, Land
@@ -89,6 +89,8 @@ class Script:
             return header, payload
         codec.spread(payload, places)
         return header, LANDED
+
+    def offer(self, kind: Kind, segment: object) -> None: ...
 
     def admit(self) -> None: ...
 

@@ -290,6 +290,28 @@ def test_announcements_and_observers_are_bounded() -> None:
         control.close()
 
 
+def test_an_observer_has_one_stream() -> None:
+    """A later one replaces it: otherwise whoever may read could take any number of threads."""
+    with served() as (server, _):
+        control = ControlClient(server.endpoint, SECONDS)
+        reply = control.observe(ObserveRequest(transports=["tcp"]))
+        streams = []
+        for _ in range(3):
+            port = server.job.transports["tcp"]
+            streams.append(connect("tcp", "127.0.0.1", port, timeout_seconds=SECONDS))
+            streams[-1].send(hello_of(reply.session, 0))
+            streams[-1].send(Frame(kind=Kind.PROBE))
+            received = streams[-1].receive()
+            assert received is not None and received[0].kind == Kind.PROBE
+        for earlier in streams[:2]:
+            with suppress(PServerError):
+                assert earlier.receive() is None
+        for stream in streams:
+            stream.cancel()
+        control.observe(ObserveRequest(session=reply.session, end=True))
+        control.close()
+
+
 # ---- the log ----
 
 
