@@ -58,8 +58,8 @@ def append_backward(
         >>> def step(model, x):
         ...     return {"loss": model(x).mean()}
         >>> forward, _ = capture(model, step, example=(torch.ones(4, 3),))
-        >>> [v.name for v in append_backward(forward).main.variables.values() if v.of]
-        ['weight@GRAD', 'bias@GRAD']
+        >>> sorted(v.name for v in append_backward(forward).main.variables.values() if v.of)
+        ['bias@GRAD', 'weight@GRAD']
     """
     _check(program, "append_backward")
     known = {variable.name for variable in program.main.variables_of(Role.PARAMETER)}
