@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.support.captures import line_of
 from tests.support.models import classify, rows, sgd
 from tests.support.unusual_models import bare
-from transpiler import capture
+from transpiler import capture, data
 
 HERE = Path(__file__).name
 
@@ -91,18 +91,21 @@ class TimeFirst(nn.Module):
         self.out = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.recurrent(x)[0][-1])  # the line
+        return self.out(self.recurrent(x)[0][-1])
 
 
 @pytest.mark.slow
-def test_time_in_dimension_0_names_its_line():
-    """A sequence-first layout cannot keep dimension 0 free: a ValueError that names the model's
-    line and the input.
+def test_time_in_dimension_0_leaves_the_batch_fixed():
+    """In a sequence-first layout dimension 0 is time, which is free; then the targets cannot be: a
+    ValueError that names the line and the input.  With the free sizes named it is captured.
     """
     model = TimeFirst()
-    with pytest.raises(ValueError, match="dimension 0 of the input 'x'") as caught:
+    with pytest.raises(ValueError, match="dimension 0 of the input 'y'") as caught:
         capture(model, classify, sgd(model), (torch.randn(5, 2, 4), torch.randint(0, 3, (2,))))
-    assert str(caught.value).startswith(line_of(TimeFirst, "# the line"))
+    assert str(caught.value).startswith(line_of(classify, "cross_entropy"))
+    specs = (data("x", ["time", "rows", 4]), data("y", ["rows"], "int64"))
+    program, _ = capture(model, classify, sgd(model), specs)
+    assert program.var("x").shape == ("time", "rows", 4)
 
 
 def test_checkpointing_with_dropout_is_refused():
