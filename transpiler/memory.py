@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from transpiler.plan.setting import check_flag
 from transpiler.program import Program
 
 _LOG = logging.getLogger("transpiler")
@@ -28,12 +29,14 @@ def memory_optimize(
         skip_opt_set, print_log, level, skip_grads: have nothing to act on.
 
     Raises:
-        TypeError: the program is none.
+        TypeError: the program is none, or a flag neither True nor False.
 
     Example:
         >>> from transpiler import Program, memory_optimize
         >>> memory_optimize(Program(()))
     """
+    check_flag("print_log", print_log)
+    check_flag("skip_grads", skip_grads)
     _tell("memory_optimize", input_program)
 
 

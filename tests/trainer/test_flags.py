@@ -71,6 +71,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "trainer.spawn.join": lambda value: trainer.spawn(alone, nprocs=1, join=value),
     "trainer.fleet.init.is_collective": lambda value: fleet.init(is_collective=value),
     "trainer.fleet.save.delta": saved,
+    "transpiler.Program.clone.for_test": lambda value: transpiler.Program(()).clone(value),
+    "transpiler.memory_optimize.print_log": lambda value: transpiler.memory_optimize(
+        transpiler.Program(()), print_log=value
+    ),
+    "transpiler.memory_optimize.skip_grads": lambda value: transpiler.memory_optimize(
+        transpiler.Program(()), skip_grads=value
+    ),
     **{
         f"transpiler.DistributeTranspilerConfig.{name}": lambda value, name=name: (  # type: ignore[misc]
             transpiler.DistributeTranspilerConfig(**{name: value})

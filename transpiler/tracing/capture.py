@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from transpiler.clip import GradClip
-from transpiler.ir.graph import PERSISTENT, Block, freeze
+from transpiler.ir.graph import PERSISTENT, Block, Storage, freeze
 from transpiler.program import Program
 from transpiler.tracing.capture_arguments import check_arguments, input_names, parameter_groups
 from transpiler.tracing.default_programs import set_defaults
@@ -99,7 +99,9 @@ def capture(
     program, startup = _captured(model, step, optimizer, given, grad_clip)
     assert program.storage is not None, "captured in this process"
     alone = "output" if optimizer is None else "loss"
-    program.storage.evaluation = partial(_evaluation, program, model, step, alone, given)
+    program.storage.evaluation = partial(
+        _evaluation, program.main, program.storage, model, step, alone, given
+    )
     set_defaults(program, startup)
     return program, startup
 
@@ -138,12 +140,12 @@ def _captured(
 
 
 def _evaluation(
-    captured: Program, model: nn.Module, step: Step, alone: str, inputs: Inputs
+    main: Block, storage: Storage, model: nn.Module, step: Step, alone: str, inputs: Inputs
 ) -> Block:
     """The step as the module evaluates it: block 0 of a forward program.
 
     Args:
-        captured: the program that was captured first.
+        main, storage: of the program that was captured first.
         alone: the name of the step's result, if that is a tensor.
     """
 
@@ -158,8 +160,7 @@ def _evaluation(
     finally:
         for module, mode in modes:
             module.training = mode
-    main, storage = captured.main, captured.storage
-    assert storage is not None and program.storage is not None, "captured in this process"
+    assert program.storage is not None, "captured in this process"
     storage.opaque = program.storage.opaque
     kept = {
         name: main.variables.get(name, variable) if variable.role in PERSISTENT else variable
