@@ -50,7 +50,7 @@ demo: .venv/.examples
 
 test: .venv/.dev
 	@echo "== tests, three files at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: .venv/.dev
 	@echo "== fast tests, two files at a time"

@@ -112,8 +112,8 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     command_line/    flags and settings
     security/        who may ask a server for what: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
-    rpc_errors config limits errors finite malloc repeated_lines, and the generated wire_pb2,
-    wire_pb2_grpc
+    config limits errors finite malloc garbage_collector repeated_lines polling, and the generated
+    wire_pb2, wire_pb2_grpc
 
 ``client`` imports no room of the server (service, job, dense), and these do not import ``client``.
 A pure room has no thread, lock, socket, clock or environment.
@@ -257,6 +257,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     dense/slice_optimizer.py      ends of tensors
     dense/slice_update.py         what arrives
     finite.py                     one sum
+    garbage_collector.py          frozen modules
     job/announcements.py          whose end it is
     job/blocking_waits.py         trainers that wait for each other
     job/lane_executor.py          who updates

@@ -18,6 +18,7 @@ from pserver.command_line.operator_access import access_of
 from pserver.command_line.settings import UsageError, checked, server_config
 from pserver.config import check_protected, split_endpoint
 from pserver.errors import PServerError
+from pserver.garbage_collector import frozen_imports
 from pserver.launcher import cluster, launch, plan
 from pserver.malloc import share_heap
 from pserver.security.access import Access
@@ -33,8 +34,11 @@ def run_serve(arguments: argparse.Namespace) -> int:
     # gRPC writes a line for each handshake of a stranger that fails, as fast as they come
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     share_heap()
-    # here, because torch takes a second to import, and --help does not need it
-    from pserver.service import server
+    with frozen_imports():
+        # here, because torch takes a second to import, and --help does not need it
+        from pserver.service import server
+
+        server.warm_up()
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return server.serve(config)

@@ -30,6 +30,8 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from pserver.garbage_collector import freeze_at_exit
+
 STATUS = 128 + signal.SIGTERM
 REASON = "ended by SIGTERM"
 TELL_SECONDS = 0.9  # for all servers together
@@ -63,6 +65,7 @@ class Termination:
         The first call installs the handler, if it comes from the main thread and the script has
         none.
         """
+        freeze_at_exit()  # others wait for this process's end
         with self._lock:
             self._tells.append(tell)
         if not self._installed and threading.current_thread() is threading.main_thread():

@@ -98,7 +98,7 @@ class Server:
             ValueError, Refused: the program is none that a server runs; or the token file is none
                 of an operator.
         """
-        _warm_up()
+        warm_up()
         program = self._program
         if program is None and self.config.program is not None:
             program = Program.load(self.config.program)
@@ -247,7 +247,7 @@ class Server:
                 log.exception("the server's clock thread failed")
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """A process's first optimizer imports torch's compiler, which takes seconds on a busy machine:
     not during Install.
     """

@@ -5,6 +5,7 @@ calls and streams that are made by hand, as a stranger makes them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import grpc
 from google.protobuf.message import Message
@@ -114,17 +115,17 @@ def say_hello(stream: Stream, key: Secret | None, port: int, hello: Hello) -> li
 def answers(stream: Stream, frames: Sequence[Frame]) -> list[Frame]:
     """Sends frames, and then what the server says until the stream ends or PROBE is answered."""
     found: list[Frame] = []
-    try:
+    # it may end the stream at any of them; what it has said before can still be read
+    with suppress(PServerError):
         for frame in (*frames, Frame(kind=Kind.PROBE)):
             if frame.kind:
                 stream.send(frame)
             else:  # no client of ours sends that
                 send_bytes(stream, Frame(step=1).SerializeToString())
+    with suppress(PServerError):
         while (received := stream.receive()) is not None:
             found.append(received[0])
             if received[0].kind == Kind.PROBE:
                 break
-    except PServerError:
-        pass  # it has ended the stream
     stream.cancel()
     return found

@@ -37,16 +37,11 @@ def export_program(program: Program) -> torch.export.ExportedProgram:
         TypeError: the argument is no program.
         ValueError: the program trains, has no values, or reads rows of servers.
 
-    Example:
-        >>> import torch
-        >>> from trainer import export_program
-        >>> from transpiler import InputSpec, capture
-        >>> model = torch.nn.Linear(3, 1)
-        >>> program, _ = capture(model, lambda model, x: model(x), example=[InputSpec([None, 3])])
-        >>> exported = export_program(program)
-        >>> x = torch.ones(5, 3)
-        >>> torch.equal(exported.module()(x)["output"], model(x))
-        True
+    Example::
+
+        program, _ = capture(net, lambda model, x: model(x), example=(torch.ones(3, 4),))
+        exported = export_program(program)
+        output = exported.module()(torch.ones(5, 4))["output"]
     """
     if not isinstance(program, Program):
         raise TypeError(f"export_program: expected a Program, got {type(program).__name__}")

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from pserver.errors import PServerError
+from pserver.garbage_collector import freeze_at_exit
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
 from trainer.role import Connection, World
 
@@ -83,6 +84,7 @@ def init_parallel_env() -> None:
             world_size=world.size,
         )
     sys.excepthook = _Hook(sys.excepthook)
+    freeze_at_exit()
     atexit.register(leave_parallel_env)
 
 

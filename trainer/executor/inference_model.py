@@ -58,11 +58,12 @@ def save_inference_model(
             process has no values for it.
         OSError: the file cannot be written; the one that was there stays.
 
-    ::
+    Example::
 
-        save_inference_model("model.program", ["x"], ["logits"], executor, program)
-        program, feeds, fetches = load_inference_model("model.program")
-        (logits,) = Executor().run(program, {"x": x}, fetches)
+        program, startup = capture(net, lambda model, x: model(x), example=(torch.ones(3, 4),))
+        with Executor() as executor:
+            executor.run(startup)
+            save_inference_model("model.program", ["x"], ["output"], executor, program)
     """
     given = default_main_program() if program is None else program
     if not isinstance(given, Program) or not isinstance(executor, Executor):
@@ -101,7 +102,13 @@ def load_inference_model(
         ValueError: the file holds no program, or an op that is not in the catalogue; or rows are on
             servers, and the executor has joined none that have them.
 
-    For an example see :func:`save_inference_model`.
+    Example::
+
+        program, startup = capture(net, lambda model, x: model(x), example=(torch.ones(3, 4),))
+        with Executor() as executor:
+            save_inference_model("model.program", ["x"], ["output"], executor, program)
+            served, feeds, fetches = load_inference_model("model.program")
+            (output,) = executor.run(served, {"x": torch.ones(5, 4)}, fetches)
     """
     with read(path) as file:
         program = Program.load(file)

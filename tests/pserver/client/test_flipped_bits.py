@@ -21,7 +21,8 @@ ADDRESS = "127.0.0.2"
     [
         (40, 1),
         pytest.param(40, 3, marks=pytest.mark.slow),
-        pytest.param(1000, 1, marks=pytest.mark.slow),
+        pytest.param(200, 1, marks=pytest.mark.slow),
+        pytest.param(1000, 1, marks=pytest.mark.matrix),
     ],
 )
 def test_every_changed_bit_is_noticed(
