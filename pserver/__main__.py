@@ -169,6 +169,16 @@ def run_reset(arguments: argparse.Namespace) -> int:
     return reset(_endpoints(arguments), Console(), _access_of(arguments))
 
 
+def run_drain(arguments: argparse.Namespace) -> int:
+    """``pserver drain``; returns the exit status."""
+    # here, because they import gRPC and rich, and --help does not need them
+    from rich.console import Console
+
+    from pserver.operations.drain import drain
+
+    return drain(_endpoints(arguments), Console(), _access_of(arguments))
+
+
 def _access_of(arguments: argparse.Namespace) -> Callable[[str], Access]:
     return lambda endpoint: access_of(endpoint, os.environ, arguments.keys)
 
@@ -198,6 +208,7 @@ COMMANDS = {
     "status": run_status,
     "save": run_save,
     "reset": run_reset,
+    "drain": run_drain,
     "keys": run_keys,
 }
 

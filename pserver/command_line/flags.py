@@ -14,6 +14,7 @@ from pserver.command_line.key_flags import (
     add_protection,
 )
 from pserver.command_line.texts import (
+    DRAIN,
     ENDPOINTS,
     EXAMPLES,
     KEYS,
@@ -93,9 +94,11 @@ def parser() -> Parser:
     save.add_argument("path", metavar="PATH", help="the checkpoint's directory, or its URL")
     reset = commands.add_parser("reset", help="drop what a failed job has left", description=RESET)
     reset.add_argument("endpoints", metavar=ENDPOINTS)
+    drain = commands.add_parser("drain", help="end servers", description=DRAIN)
+    drain.add_argument("endpoints", metavar=ENDPOINTS)
     keys = commands.add_parser("keys", help="make and manage a cluster's keys", description=KEYS)
     add_keys(keys)
-    for each in (status, save, reset):
+    for each in (status, save, reset, drain):
         each.add_argument("--keys", metavar="DIR", help=KEYS_HELP)
     root.commands = commands.choices
     return root

@@ -19,6 +19,8 @@ EXAMPLES = """examples:
       what a running or a failed job holds, as a checkpoint for fleet.load
   pserver reset a:6174,b:6174
       drops what a failed job has left, so that any job may begin
+  pserver drain a:6174,b:6174
+      ends servers, as SIGTERM does
   pserver keys init keys --hosts a,b
       keys for hosts a and b: copy keys/a and keys/b there, and name them with --keys
 """
@@ -38,6 +40,8 @@ job waits meanwhile, between two of its steps.  The servers do not know everythi
 what it has not found, a scheduler's state for one."""
 RESET = """Drops what a failed job has left on these servers, so that any job may begin.  A server
 whose job runs is left alone: end its trainers first."""
+DRAIN = """Ends servers, as SIGTERM does: each takes no new step, tells its trainers why, sends what
+it has begun to send, and ends.  A job that runs there fails; save it first."""
 KEYS = """Makes the keys with which the processes of a cluster know each other, and manages them.
 The folder stays with the operator; each host gets a copy of its own part."""
 ENDPOINTS = "HOST:PORT[,HOST:PORT...]"

@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from pserver.control.control_client import ControlClient
-from pserver.errors import PServerError
+from pserver.operations.each_server import ask_each
 from pserver.security.access import Access, always_open
-
-ASK_SECONDS = 5.0
 
 
 def reset(
@@ -28,16 +26,9 @@ def reset(
     Returns:
         0 if all of them are empty now; otherwise 1: one does not answer, or has a running job.
     """
-    failed = 0
-    for endpoint in endpoints:
-        control = ControlClient(endpoint, ASK_SECONDS, access=access_of(endpoint))
-        try:
-            before = control.reset().state
-            line = "was empty" if before == "empty" else f"reset (it was {before})"
-            console.print(f"{endpoint}: {line}", markup=False, highlight=False, soft_wrap=True)
-        except PServerError as error:
-            failed = 1
-            console.print(f"not reset: {error}", markup=False, highlight=False, soft_wrap=True)
-        finally:
-            control.close()
-    return failed
+    return ask_each(endpoints, console, access_of, _reset, "not reset")
+
+
+def _reset(control: ControlClient) -> str:
+    before = control.reset().state
+    return "was empty" if before == "empty" else f"reset (it was {before})"
