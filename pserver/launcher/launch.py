@@ -324,29 +324,26 @@ class _Supervisor:
                 raise _Failed
         return True
 
+    def _over(self, processes: Sequence[Process], least: int) -> bool:
+        """Whether so many of them have ended; one that has failed has raised."""
+        return sum(process in self.ended for process in processes) >= least
+
     def _wait_for_trainers(self) -> None:
         """Tells the servers of trainers that have ended while others go on: they would wait until
         the start timeout for one that ended well and had not joined.
         """
-        told = 0
-
-        def ended(least: int) -> bool:
-            return sum(trainer.status is not None for trainer in self.trainers) >= least
-
+        told, ended = 0, partial(self._over, self.trainers)
         while not ended(len(self.trainers)):
             self._until(partial(ended, told + 1), None)
             if not self._until(partial(ended, len(self.trainers)), LEAVE_SECONDS):
-                told = sum(trainer.status is not None for trainer in self.trainers)
+                told = sum(trainer in self.ended for trainer in self.trainers)
                 self._tell_servers(lambda trainer: trainer.status is not None)
 
     def _wait_for_servers(self) -> None:
         """A local cluster's servers end now; those of a larger one go on for other hosts'
         trainers.
         """
-
-        def left() -> bool:
-            return all(server.status is not None for server in self.servers)
-
+        left = partial(self._over, self.servers, len(self.servers))
         if self.cluster.host is None:
             if not self._until(left, LEAVE_SECONDS):
                 self._stop(signal.SIGTERM)
