@@ -102,3 +102,10 @@ def ranks() -> Iterator[StandingRanks]:
 def test_scales_stay_in_step_without_servers(ranks: StandingRanks, kind: str) -> None:
     """By averaged gradients, and by the scaler that ``group_sharded_parallel`` returns."""
     ranks.run(course_on_ranks, kind)
+
+
+@pytest.mark.processes
+def test_a_hybrid_model_and_a_data_parallel_one_do_not_mix(ranks: StandingRanks) -> None:
+    """What ranks say to one another about the one is not taken for what they say of the other."""
+    for kind in ("hybrid", "ddp"):
+        ranks.run(course_on_ranks, kind)

@@ -411,7 +411,8 @@ def _compare(layers: nn.Module, group: dist.ProcessGroup, peers: Peers) -> None:
     """Raises where this trainer's model is not that of the first trainer of the group."""
     ranks = dist.get_process_group_ranks(group)
     _made[group.group_name] += 1
-    topic = f"model {_made[group.group_name]} of group {group.group_name}"
+    # its own word: sharding and hybrid models have counts of their own
+    topic = f"DataParallel {_made[group.group_name]} of group {group.group_name}"
     mine = json.dumps(
         [
             [name, _form(tensor)]
