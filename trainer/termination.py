@@ -5,7 +5,7 @@ timeout.  A handler that the script has installed itself is left alone.
 
 [Note: told within a second]  Python runs a handler between two bytecodes of the main thread, which
 may be in a long backward pass or in a wait inside a library.  So the handler of the C level also
-writes the signal's number into a socket (``signal.set_wakeup_fd``), where a thread of ours reads
+writes the signal's number into a pipe (``signal.set_wakeup_fd``), where a thread of ours reads
 it.  That thread tells the job, whatever the main thread is doing; the handler then raises
 ``SystemExit(143)`` in the main thread, so that ``finally`` and ``atexit`` run.  A main thread that
 does not come to its handler for ``GRACE_SECONDS`` is left behind: the process ends without it.
@@ -13,7 +13,7 @@ does not come to its handler for ``GRACE_SECONDS`` is left behind: the process e
 The interpreter ignores what is raised inside a ``__del__`` or the callback of a weak reference,
 where the handler may happen to run: then the signal is raised once more.
 
-A forked child (a worker of a DataLoader, which is ended with SIGTERM) inherits handler and socket,
+A forked child (a worker of a DataLoader, which is ended with SIGTERM) inherits handler and pipe,
 and gives both back at once.
 """
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -54,7 +53,7 @@ class Termination:
         self._tells: list[Tell] = []
         self._installed = False
         self._exit: SystemExit | None = None  # that the handler has raised last
-        self._read, self._write = socket.socketpair()
+        self._read, self._write = os.pipe()
         self._told = threading.Event()
         self._noticed = threading.Event()
 
@@ -82,8 +81,8 @@ class Termination:
             return
         self._installed = True
         threading.Thread(target=self._watch, name="termination", daemon=True).start()
-        self._write.setblocking(False)
-        before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        os.set_blocking(self._write, False)
+        before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if before != -1:  # an event loop has one already, and the handler alone must do
             signal.set_wakeup_fd(before)
         signal.signal(signal.SIGTERM, self._handle)
@@ -98,7 +97,7 @@ class Termination:
     def _give_back(self) -> None:
         """In a forked child."""
         if signal.getsignal(signal.SIGTERM) == self._handle:
-            if (other := signal.set_wakeup_fd(-1)) not in (-1, self._write.fileno()):
+            if (other := signal.set_wakeup_fd(-1)) not in (-1, self._write):
                 signal.set_wakeup_fd(other)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
@@ -108,7 +107,7 @@ class Termination:
         self.came = True
         self._noticed.set()
         with suppress(OSError):  # where the wakeup descriptor is another's
-            self._write.send(bytes([signal.SIGTERM]))
+            os.write(self._write, bytes([signal.SIGTERM]))
         self._told.wait(TELL_SECONDS)
         self._exit = SystemExit(STATUS)
         raise self._exit
@@ -126,7 +125,7 @@ class Termination:
 
     def _watch(self) -> None:
         """The thread that tells the job."""
-        while signal.SIGTERM not in self._read.recv(64):
+        while signal.SIGTERM not in os.read(self._read, 64):
             pass
         self.came = True
         with self._lock:
