@@ -148,6 +148,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
     job/           part                equal numbers of batches
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from trainer import row_optimizers as row_optimizers
@@ -218,44 +219,28 @@ __all__ = [
     "Uniform",
 ]
 
-_OF_PROGRAMS = (
-    "deserialize_persistables",
-    "load_program_state",
-    "serialize_persistables",
-    "set_program_state",
-)
+# what is imported when it is first asked for, and where it lies
+_LATE = {
+    "deserialize_persistables": "trainer.executor.program_values",
+    "DistributedEmbedding": "trainer.embedding.embedding",
+    "Executor": "trainer.executor.executor",
+    "export_program": "trainer.checkpoint.exported_program",
+    "load_inference_model": "trainer.executor.inference_model",
+    "load_program_state": "trainer.executor.program_values",
+    "ParallelExecutor": "trainer.parallel_executor",
+    "save_inference_model": "trainer.executor.inference_model",
+    "serialize_persistables": "trainer.executor.program_values",
+    "set_program_state": "trainer.executor.program_values",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Some names are imported when they are first asked for, so that ``import trainer`` stays
-    light: DistributedEmbedding brings numba, what runs programs, or goes with them, the servers'
-    transports.
+    """Some names are imported late, so that ``import trainer`` stays light: DistributedEmbedding
+    brings numba, what runs programs, or goes with them, the servers' transports.
     """
-    if name in _OF_PROGRAMS:
-        from trainer.executor import program_values
-
-        return getattr(program_values, name)
-    if name == "DistributedEmbedding":
-        from trainer.embedding.embedding import DistributedEmbedding
-
-        return DistributedEmbedding
-    if name == "Executor":
-        from trainer.executor.executor import Executor
-
-        return Executor
-    if name == "export_program":
-        from trainer.checkpoint.exported_program import export_program
-
-        return export_program
-    if name in ("load_inference_model", "save_inference_model"):
-        from trainer.executor import inference_model
-
-        return getattr(inference_model, name)
-    if name == "ParallelExecutor":
-        from trainer.parallel_executor import ParallelExecutor
-
-        return ParallelExecutor
-    raise AttributeError(f"module 'trainer' has no attribute {name!r}")
+    if name not in _LATE:
+        raise AttributeError(f"module 'trainer' has no attribute {name!r}")
+    return getattr(import_module(_LATE[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -172,7 +172,8 @@ class KeyFolder:
         issued = [each for each in self.issued() if each["host"] == host]
         wanted = [each for each in issued if not roles or each["role"] in roles]
         if not wanted:
-            raise ValueError(f"expected a key of {self.path}, got {host!r} {' '.join(roles)}")
+            asked = " ".join((repr(host), *roles))
+            raise ValueError(f"expected a host with such keys in {self.path}, got {asked}")
         serials = self.revoked | {int(each["serial"], 16) for each in wanted}
         listed = self.authority.revocations(serials, _now())
         found = sorted({each["role"] for each in wanted})

@@ -40,7 +40,6 @@ LAZY = {
     "pserver/__main__.py": "torch, for `pserver --help`",
     "pserver/job/installed_program.py": "the kernels of rows, for jobs without tables",
     "pserver/table/gradient.py": "the kernels of rows, for trainers without tables",
-    "trainer/__init__.py": "the kernels of rows, and the Executor",
     "trainer/checkpoint/export.py": "the kernels of rows",
     "trainer/executor/inference_model.py": "the kernels of rows",
     "trainer/communicator/table_requests.py": "the kernels of rows",
