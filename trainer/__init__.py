@@ -121,8 +121,9 @@ The essays
 Each stands in its file; code that relies on one says ``See [Note: ...]``::
 
     overflow                           whose overflow
-    collective/    process_groups      no timeout on progress
-                   membership          who is lost
+    collective/    gloo_threads        gloo at exit
+                   membership          who is lost; whose frames
+                   process_groups      no timeout on progress
                    data_parallel       errors in backward
                    buckets             the last bucket
                    dense_allreduce     one layout

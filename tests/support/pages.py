@@ -23,7 +23,10 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 FILE = re.compile(r"# (\w+\.py)$")
-CLUSTER = re.compile("TRAINING_ROLE|TRAINER|CURRENT_ENDPOINT|PSERVER_|RANK|WORLD_SIZE|MASTER_")
+# a cluster's variables, and the one that would let two processes mix their lines
+FOREIGN = re.compile(
+    "TRAINING_ROLE|TRAINER|CURRENT_ENDPOINT|PSERVER_|RANK|WORLD_SIZE|MASTER_|PYTHONUNBUFFERED"
+)
 
 # Runs the Python fences of a page in one namespace: a JSON line in and a JSON line out for each.
 SESSION = """
@@ -112,8 +115,8 @@ class Reader:
             self._compare(fence)
 
     def _environment(self) -> dict[str, str]:
-        """This process's variables: without a cluster's, with this checkout and its commands."""
-        kept = {key: value for key, value in os.environ.items() if not CLUSTER.match(key)}
+        """This process's variables: without foreign ones, with this checkout and its commands."""
+        kept = {key: value for key, value in os.environ.items() if not FOREIGN.match(key)}
         commands = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return {**kept, "PATH": commands, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 

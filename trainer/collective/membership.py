@@ -12,10 +12,17 @@ Errors of a collective are then raised anew under the name of the trainer that c
 (:func:`Membership.cause`).  A process whose main thread still waits in the same place GRACE_SECONDS
 after a trainer was lost can't be woken, so it says why, and ends.  Once trainer 0 has left no
 trainer is watched any more, and no collective needs to be.
+
+[Note: whose frames]  To see whether the main thread still waits in the same call, the thread of the
+connections holds that call's frame, and so may be the last to hold the tensors and operations in
+it.  Their destructors give up the interpreter's lock, and a thread that asks for it again while the
+interpreter ends is ended inside a destructor, which aborts the process.  So the main thread takes
+the frame away before it leaves, at the latest at exit.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -103,6 +110,7 @@ class Membership:
         self._events: dict[int, Event] = {}
         self._sending = threading.Lock()  # one line at a time on a connection
         self._closed = False
+        self._guard = Guard(self._serious)
         self._peers = (
             self._accept(size, address, store) if rank == 0 else {0: self._connect(address, store)}
         )
@@ -177,6 +185,7 @@ class Membership:
             self.tell("left", text)
             self._closed = True
             self._wake.close()
+            self._guard.close()
 
     def _serious(self) -> Event | None:
         return next((event for event in self._events.values() if event.kind != "left"), None)
@@ -189,7 +198,7 @@ class Membership:
         selector.register(self._woken, selectors.EVENT_READ)
         for rank, peer in peers.items():
             selector.register(peer.connection, selectors.EVENT_READ, rank)
-        sent, guard = 0.0, Guard(self._serious)
+        sent = 0.0
         while not self._closed:
             for key, _ in selector.select(interval):
                 if key.data is not None and not self._read(key.data):
@@ -201,7 +210,7 @@ class Membership:
             for rank, peer in peers.items():
                 if now - peer.heard > self._timeout:
                     self._note(Event("lost", rank, f"silent for {self._timeout:g} s"))
-            guard.look()
+            self._guard.look()
         for peer in peers.values():
             peer.connection.close()
         self._woken.close()
@@ -266,12 +275,27 @@ class Guard:
         self._serious = serious
         self._since = 0.0
         self._place: tuple[object, ...] | None = None
+        self._looking = threading.Lock()  # while the other thread holds a frame
+        self._closed = False
+        atexit.register(self.close)
 
     def look(self) -> None:
-        """Called every few seconds."""
-        event = self._serious()
-        if event is None:
-            return
+        """Called every few seconds, by a thread that is not the main thread."""
+        with self._looking:
+            event = self._serious()
+            if event is not None and not self._closed:
+                self._look(event)
+
+    def close(self) -> None:
+        """Ends nothing any more, and lets the main thread's frame go.
+
+        See [Note: whose frames].
+        """
+        with self._looking:
+            self._closed, self._place = True, None
+        atexit.unregister(self.close)
+
+    def _look(self, event: Event) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         place = (frame, frame.f_lasti) if frame is not None else None
         if place != self._place:

@@ -38,6 +38,7 @@ from pserver.errors import (
     Unreachable,
 )
 from pserver.polling import poll
+from trainer.collective.gloo_threads import rest_at_exit
 from trainer.collective.membership import Membership
 from trainer.role import Connection
 from transpiler.plan.plan import differences
@@ -174,6 +175,7 @@ def rendezvous(
         TrainerLost: trainer 0, which serves the store, has gone.
         Unreachable: trainer 0 cannot be reached for the membership.
     """
+    rest_at_exit()
     store = PrefixStore(f"pserver/{number}", store)
     limit = connection.start_timeout_seconds
     peers = Peers(rank, tuple(names), store, host, limit, meanwhile=meanwhile)

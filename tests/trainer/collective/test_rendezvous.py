@@ -9,6 +9,7 @@ import re
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -330,3 +331,21 @@ def test_who_waits_in_vain_and_cannot_be_woken_ends(
         in text
     )
     assert "test_who_waits_in_vain" in text
+
+
+def test_what_the_main_thread_left_is_let_go() -> None:
+    """A frame of the main thread is held from look to look, but not once the guard is closed: torch
+    aborts a process that ends while another thread frees the frame's tensors.
+    """
+    guard = Guard(lambda: Event("lost", 1, "silent for 1 s"))
+
+    def waits_in_vain() -> weakref.ref[torch.Tensor]:
+        operand = torch.ones(1)
+        threads = ThreadPoolExecutor(1)
+        threads.submit(guard.look).result(timeout=20)
+        return weakref.ref(operand)
+
+    operand = waits_in_vain()
+    guard.close()
+    guard.look()
+    assert operand() is None

@@ -1,0 +1,66 @@
+"""gloo's own threads, when the process ends.
+
+[Note: gloo at exit]  A thread of gloo's tells the main thread that an operation is done, and frees
+its tensors after that, for which it needs the interpreter's lock.  A script whose last call is a
+collective is at its end by then; a thread that asks an interpreter in its end for the lock is ended
+inside a destructor, which aborts the process (until Python 3.14; 1 run in 8 of a small script).  So
+an interpreter ends after these threads have come to rest.  One that still waits for a peer is at
+rest, too: it is not waited for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from functools import cache
+from pathlib import Path
+
+_NAME = "pt_gloo_runloop"
+_TASKS = Path("/proc/self/task")
+_LOOKS = 3  # in a row: a thread that was given the lock may not have run yet
+_PAUSE_SECONDS = 0.002  # in which this thread leaves the lock to others
+_LONGEST_SECONDS = 2.0
+
+
+@cache
+def rest_at_exit() -> None:
+    """Lets this process end after gloo's threads have let go of their tensors.
+
+    See [Note: gloo at exit].
+    """
+    atexit.register(wait_for_rest)
+
+
+def wait_for_rest(tasks: Path = _TASKS, longest_seconds: float = _LONGEST_SECONDS) -> bool:
+    """Waits until gloo's threads sleep.
+
+    Args:
+        tasks: the folder that Linux describes this process's threads in; elsewhere there is none,
+            and this is one pause.
+        longest_seconds: after which it gives up.
+
+    Returns:
+        They sleep.
+    """
+    end, resting = time.monotonic() + longest_seconds, 0
+    while resting < _LOOKS and time.monotonic() < end:
+        time.sleep(_PAUSE_SECONDS)
+        resting = resting + 1 if _at_rest(tasks) else 0
+    return resting == _LOOKS
+
+
+def _at_rest(tasks: Path) -> bool:
+    """No thread of gloo's runs, or waits for a core."""
+    return all(_state(stat) == "S" for stat in tasks.glob("*/stat"))
+
+
+def _state(stat: Path) -> str:
+    """A thread's state; "S", asleep, of any that is not gloo's or has ended.
+
+    proc(5): ``number (name) state ...``.
+    """
+    try:
+        _, _, rest = stat.read_text().partition(f"({_NAME}) ")
+    except OSError:
+        return "S"
+    return rest[:1] or "S"
