@@ -135,7 +135,7 @@ def describe(lane: Lane, trainers: int) -> str:
         trainers: of the job.
     """
     most = lane.max_merge_var_num
-    return lane.kind.words.format(
+    words = lane.kind.words.format(
         merged="each gradient as it comes" if most == 1 else f"{lane.merge} of up to {most} steps",
         collected="each step" if most == 1 else f"{lane.merge} of {most} own steps",
         bounds=", ".join(_bounds(lane)),
@@ -144,3 +144,4 @@ def describe(lane: Lane, trainers: int) -> str:
         trainers=trainers,
         outer="" if lane.outer is None else _rule(lane.outer),
     )
+    return words + (f", of optimizer {lane.optimizer}" if lane.optimizer else "")

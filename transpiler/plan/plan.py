@@ -18,16 +18,18 @@ from transpiler.plan.modes import CollectiveMode, Mode, collective_mode_of, mode
 
 COMPRESSIONS = ("", "bfloat16", "float16", "int8")
 # Fields of a lane that manifests and messages leave out where they have these values.
-UNSAID: Mapping[str, str] = MappingProxyType({"nonfinite": "auto", "buffers": "trainer0"})
+UNSAID: Mapping[str, str | int] = MappingProxyType(
+    {"nonfinite": "auto", "buffers": "trainer0", "optimizer": 0}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
     """Parameters that share one update mode and one sequence of steps.
 
-    A job has one lane for each combination of a mode and its settings; most jobs have one.  Each
-    lane counts its own steps and sends its own messages, so that a message that waits in one lane
-    never holds up another.
+    A job has one lane for each combination of an optimizer, a mode and its settings; most jobs have
+    one.  Each lane counts its own steps and sends its own messages, so that a message that waits in
+    one lane never holds up another.
 
     Attributes:
         mode: the name of the update mode; ``kind`` is the mode itself, and modes.py says what each
@@ -51,6 +53,7 @@ class Lane:
             "apply" or "stop"; "auto" is as ``on_nonfinite`` says.
         buffers: whose buffers of models all trainers have: "trainer0", "mean" (of the trainers'),
             or "own", where each keeps its own; every lane of a job says the same.
+        optimizer: whose steps it takes: the number of one of the script's optimizers.
     """
 
     mode: str
@@ -67,6 +70,7 @@ class Lane:
     outer: Rule | None = None
     nonfinite: str = "auto"
     buffers: str = "trainer0"
+    optimizer: int = 0
 
     @property
     def on_nonfinite(self) -> str:
@@ -229,6 +233,10 @@ class Plan:
             return self.collective.mode
         modes = {lane.mode for lane in self.lanes}
         return modes.pop() if len(modes) == 1 else "mixed"
+
+    def lanes_of(self, optimizer: int) -> tuple[int, ...]:
+        """The indices of those lanes that take an optimizer's steps."""
+        return tuple(i for i, lane in enumerate(self.lanes) if lane.optimizer == optimizer)
 
     def lane_of(self, placement: Placement) -> Lane:
         """A variable's lane."""

@@ -11,7 +11,7 @@ update rules and the user's choices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -37,6 +37,22 @@ class Named(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     group: int | None
+
+
+class Asked(NamedTuple):
+    """What one of the script's optimizers asks for.
+
+    Attributes:
+        groups: the indices of its update rules.
+        lanes: for its parameters and tables: no other optimizer's are in them.
+        compression: how its gradients travel; see :func:`plan_parameters`.
+        clip: how its gradients are clipped, if they are.
+    """
+
+    groups: Collection[int]
+    lanes: LanePlan
+    compression: Mapping[str, str] | None = None
+    clip: Clip | None = None
 
 
 def _check(listed: Sequence[Named], rules: Sequence[Rule], **counts: int) -> None:
@@ -73,6 +89,7 @@ def plan_parameters(
     graph: str = "",
     compression: Mapping[str, str] | None = None,
     tables: Sequence[Table] = (),
+    optimizers: Sequence[Asked] = (),
 ) -> Plan:
     """The plan for variables and tables.
 
@@ -92,6 +109,8 @@ def plan_parameters(
             gradients travel; see :class:`Placement`.
         tables: sparse ones, whose segments name groups.  Their lanes are found by name, as those of
             parameters are.
+        optimizers: of a script that has several, in place of ``mode``, ``lanes``, ``compression``
+            and ``clip``.  Each has lanes of its own, so that its steps wait for no other's.
 
     Returns:
         The plan: the placements of updated variables first, in the order of ``named``, then those
@@ -103,67 +122,102 @@ def plan_parameters(
     """
     if mode not in MODES:
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
-    lanes = lanes or uniform(Lane(mode, merge=AUTO))
+    whole = Asked(range(len(rules)), lanes or uniform(Lane(mode, merge=AUTO)), compression, clip)
+    asked = list(optimizers) or [whole]
     listed = [Named(name, tuple(shape), dtype, group) for name, shape, dtype, group in named]
     _check(listed, rules, trainers=trainers, servers=servers)
-    averaged = lanes.collective([each.name for each in listed if each.group is not None])
+    averaged = tuple(
+        name
+        for each in asked
+        for name in each.lanes.collective([v.name for v in listed if v.group in each.groups])
+    )
     listed = [each._replace(group=None) if each.name in averaged else each for each in listed]
     listed.sort(key=lambda each: each.group is None)  # stable
-    made, indices, placed_tables = _laned(lanes, listed, rules, tables)
+    made, indices, placed_tables = _laned(asked, listed, rules, tables)
     placed = place(listed, servers, min_block_size, slice_var_up, split_method)
     # a variable that is never updated is in the first lane, and no step has it
     of_each = [*indices, *[0] * (len(listed) - len(indices))]
     placements = tuple(
         replace(placement, lane=lane) for placement, lane in zip(placed, of_each, strict=True)
     )
-    if compression:
-        placements = compressed(placements, made, compression)
-    return Plan(
+    for each in asked:
+        if each.compression:
+            placements = compressed(placements, made, each.compression, each.groups)
+    plan = Plan(
         made,
         trainers,
         servers,
         tuple(rules),
         placements,
-        clip,
-        graph,
-        placed_tables,
+        graph=graph,
+        tables=placed_tables,
         averaged=averaged,
     )
+    return _clipping(plan, [each.clip for each in asked])
+
+
+def _clipping(plan: Plan, clips: Sequence[Clip | None]) -> Plan:
+    """The plan with the rule of clipping of all optimizers; where they differ trainers clip, if
+    they can.
+    """
+    plan = replace(plan, clip=next((clip for clip in clips if clip is not None), None))
+    odd = next((number for number, clip in enumerate(clips) if clip != clips[0]), None)
+    if odd is None:
+        return plan
+    if plan.clips_on_servers:
+        raise ValueError(
+            "grad_clip: expected the same for every optimizer, because servers clip the mean of "
+            f"{plan.trainers} trainers' gradients by the one rule of the plan; got {clips[0]} for "
+            f"optimizer 0 and {clips[odd]} for optimizer {odd}: give both the same"
+        )
+    return replace(plan, clip=None)
 
 
 def _laned(
-    lanes: LanePlan, listed: Sequence[Named], rules: Sequence[Rule], tables: Sequence[Table]
+    asked: Sequence[Asked], listed: Sequence[Named], rules: Sequence[Rule], tables: Sequence[Table]
 ) -> tuple[tuple[Lane, ...], list[int], tuple[Table, ...]]:
     """The lanes in use, the index of each updated variable's, and the tables with theirs."""
     check_unique(
         "variable or table",
         [*{variable.name for variable in listed}, *(table.name for table in tables)],
     )
-    updated = [
-        (variable.name, rules[variable.group]) for variable in listed if variable.group is not None
-    ]
-    wanted = updated + [(table.name, rules_of(table, rules)[0]) for table in tables]
+    wanted = {v.name: (v.group, rules[v.group]) for v in listed if v.group is not None}
+    updated = list(wanted)
+    wanted |= {table.name: (_group(table), rules_of(table, rules)[0]) for table in tables}
     if not wanted:
         raise ValueError(
             "modes: nothing is left for the servers: start the job without them "
             "(is_collective=True)"
         )
-    odd = lanes.collective([table.name for table in tables])
-    if odd:
-        raise ValueError(
-            f"modes: table {odd[0]!r} is in mode collective, which is for dense parameters: name "
-            "another one for it"
-        )
-    made, indices = lanes.assign([name for name, _ in wanted], [rule for _, rule in wanted])
-    in_lanes = zip(tables, indices[len(updated) :], strict=True)
-    placed = tuple(replace(table, lane=index) for table, index in in_lanes)
+    made: list[Lane] = []
+    of_name: dict[str, int] = {}
+    for number, each in enumerate(asked):
+        own = {name: rule for name, (group, rule) in wanted.items() if group in each.groups}
+        if odd := each.lanes.collective([table.name for table in tables if table.name in own]):
+            raise ValueError(
+                f"modes: table {odd[0]!r} is in mode collective, which is for dense parameters: "
+                "name another one for it"
+            )
+        if own:
+            lanes, indices = each.lanes.assign(list(own), list(own.values()))
+            of_name |= {name: len(made) + i for name, i in zip(own, indices, strict=True)}
+            made += [replace(lane, optimizer=number) for lane in lanes]
+    placed = tuple(replace(table, lane=of_name[table.name]) for table in tables)
     for table in placed:
         check_table(table, rules, made)
-    return made, indices[: len(updated)], placed
+    return tuple(made), [of_name[name] for name in updated], placed
+
+
+def _group(table: Table) -> int:
+    """The group whose optimizer has the table: that of its first columns."""
+    return table.segments[0].group
 
 
 def compressed(
-    placements: Sequence[Placement], lanes: Sequence[Lane], patterns: Mapping[str, str]
+    placements: Sequence[Placement],
+    lanes: Sequence[Lane],
+    patterns: Mapping[str, str],
+    groups: Collection[int],
 ) -> tuple[Placement, ...]:
     """The placements with the compression that the first matching pattern asks for.
 
@@ -171,12 +225,13 @@ def compressed(
         placements: without compression.
         lanes: of the plan.
         patterns: pattern of parameter names -> scheme, one of ``COMPRESSIONS``.
+        groups: whose parameters they are for; the others stay as they are.
 
     Raises:
         ValueError: an unknown scheme, a pattern that decides for no parameter, or one for a
             parameter whose gradients do not travel or have no dtype to compress.
     """
-    names = [placement.name for placement in placements if placement.group is not None]
+    names = [placement.name for placement in placements if placement.group in groups]
     chosen = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
     for pattern, scheme in patterns.items():
         if scheme not in COMPRESSIONS:
@@ -191,7 +246,10 @@ def compressed(
             )
     done = []
     for placement in placements:
-        scheme = patterns.get(chosen.get(placement.name) or "", "")
+        if placement.name not in chosen:
+            done.append(placement)
+            continue
+        scheme = patterns.get(chosen[placement.name] or "", "")
         if scheme and lanes[placement.lane].kind.steps_on_trainer:
             raise ValueError(
                 f"compression: {placement.name!r} is in mode {lanes[placement.lane].mode}, where "
