@@ -169,14 +169,16 @@ class FinishReply(_message.Message):
     def __init__(self, over: _Optional[bool] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("session", "failure", "success")
+    __slots__ = ("session", "failure", "success", "returns")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
     session: str
     failure: str
     success: bool
-    def __init__(self, session: _Optional[str] = ..., failure: _Optional[str] = ..., success: _Optional[bool] = ...) -> None: ...
+    returns: bool
+    def __init__(self, session: _Optional[str] = ..., failure: _Optional[str] = ..., success: _Optional[bool] = ..., returns: _Optional[bool] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
     __slots__ = ("failure", "error")

@@ -410,9 +410,12 @@ class Client:
             with suppress(PServerError):
                 self._control.leave(request, timeout)
 
-    def leave(self, failure: str = "") -> PServerError | None:
+    def leave(self, failure: str = "", returns: bool = False) -> PServerError | None:
         """Says goodbye, or why this trainer cannot go on, and ends the threads; never raises, once
         is enough.
+
+        Args:
+            returns: this trainer joins again, with another plan.
 
         Returns:
             What had ended the job before, if the server says so.
@@ -424,9 +427,9 @@ class Client:
             channel.close(abruptly=bool(failure))
         told = None
         try:
-            if self._reply.session:
+            if session := self._reply.session:
                 request = LeaveRequest(
-                    session=self._reply.session, failure=failure, success=not failure
+                    session=session, failure=failure, success=not failure, returns=returns
                 )
                 reply = self._control.leave(request)
                 if reply.failure:

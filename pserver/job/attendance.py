@@ -107,11 +107,12 @@ class Attendance(ABC):
         if self.failure is not None and not self._members.joined():
             self.ended.set()
         elif self.failure is None and self._members.over:
-            version = self.program.version if self.program else 0
-            self.log.say("done", f"the job is done after {version} updates", logging.INFO)
-            self.lifecycle.succeed()
+            if not self._members.returning:
+                version = self.program.version if self.program else 0
+                self.log.say("done", f"the job is done after {version} updates", logging.INFO)
+                self.lifecycle.succeed()
+                self.ended.set()
             self._reset()
-            self.ended.set()
 
     def tick(self) -> None:
         """Applies the heartbeat timeout and the start timeout.
@@ -132,8 +133,7 @@ class Attendance(ABC):
     def _check_missing(self, now: float) -> None:
         """Fails the job where a trainer will not join any more."""
         for trainer in self._members.not_joined():
-            lost = self._lost(trainer, self._members.began)
-            if lost is not None:
+            if (lost := self._lost(trainer, self._members.began)) is not None:
                 self.lifecycle.fail(lost)
         start = self.config.start_timeout_seconds
         names = ", ".join(map(str, self._members.missing(now, start)))
@@ -251,8 +251,7 @@ class Attendance(ABC):
     def _check_trainer_0(self, request: wire.JoinRequest) -> None:
         """Raises what has happened to trainer 0, if it will not come."""
         since = self._announcements.first_heard(request.incarnation, self._clock())
-        lost = self._lost(0, since)
-        if lost is not None:
+        if (lost := self._lost(0, since)) is not None:
             raise lost
 
     def _lost(self, trainer: int, since: float) -> TrainerLost | None:
@@ -368,6 +367,7 @@ class Attendance(ABC):
             reason = self.config.limits.short(request.failure)
             if not reason and not request.success:
                 reason = "it left without saying that it has finished"
+            member.returns = request.returns and not reason
             self._end_membership(member, reason)
             if before is None:
                 return wire.LeaveReply()

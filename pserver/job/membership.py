@@ -135,6 +135,7 @@ class Member:
         waits: what it waits for, by place; see blocking_waits.py.
         leaving: its last step has come, and it leaves when that is applied.
         finished: it takes no further step, and waits for the others to say the same.
+        returns: it has left to join again, with another plan.
     """
 
     trainer: int
@@ -148,6 +149,7 @@ class Member:
     waits: dict[str, Wait] = field(default_factory=dict)
     leaving: bool = False
     finished: bool = False
+    returns: bool = False
 
     @property
     def word(self) -> str:
@@ -310,6 +312,11 @@ class Membership:
     def over(self) -> bool:
         """Whether the job has ended: every expected trainer has joined, and none takes part now."""
         return len(self.by_trainer) >= self.expected and not self.joined()
+
+    @property
+    def returning(self) -> bool:
+        """Whether a trainer has left to join again, with another plan."""
+        return any(member.returns for member in self.by_trainer.values())
 
     @property
     def deserted(self) -> bool:

@@ -78,18 +78,19 @@ class Departure:
         for client in self._clients:
             client.all_finished()
 
-    def leave(self, failure: str) -> PServerError | None:
+    def leave(self, failure: str, returns: bool = False) -> PServerError | None:
         """Leaves every server.
 
         Args:
             failure: "" for a trainer that has done its part.
+            returns: it joins again, with another plan.
 
         Returns:
             What had ended the job before, if a server says so; the other servers are then told.
         """
         told = None
         for client in self._clients:
-            told = client.leave(failure) or told
+            told = client.leave(failure, returns) or told
             failure = failure or (spelled(told) if told is not None else "")
         return told
 

@@ -91,6 +91,19 @@ def test_a_trainer_that_does_not_say_success_fails_the_job(served: Served, failu
     assert state(job) == "failed"
 
 
+def test_a_trainer_that_returns_is_waited_for(served: Served) -> None:
+    """Trainers leave to join with another plan: the server's first job has not ended, and the next
+    Join begins it anew.
+    """
+    job, (first, second) = stepped(served, 2)
+
+    assert leave(job, first, success=True, returns=True) == ""
+    assert not join(job, 0, lr=0.25)  # the other has not left
+    leave(job, second, success=True, returns=True)
+    assert state(job) == "empty" and not job.ended.is_set() and not job.lifecycle.succeeded
+    assert join(job, 0, lr=0.25) and state(job) == "installing"
+
+
 def test_a_finished_trainer_is_not_waited_for_and_is_still_watched(
     served: Served, clock: Clock
 ) -> None:
