@@ -146,7 +146,8 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
     sharding/      reads               reads outside a unit
                    units               units
     hybrid/        mesh                two meshes
-    job/           part                equal numbers of batches
+    job/           joint_plan          several optimizers
+                   part                equal numbers of batches
 """
 
 from importlib import import_module

@@ -231,7 +231,8 @@ def distributed_optimizer(
     """Joins the servers and returns the optimizer whose steps they take.
 
     A scheduler may be made for the given optimizer or for the returned one: the two share their
-    groups.
+    groups.  A script with several optimizers, as for a GAN, calls this for each of them before the
+    first step, in the same order on every trainer; each then steps its own parameters only.
 
     Example::
 
@@ -243,9 +244,10 @@ def distributed_optimizer(
 
     Args:
         optimizer: any element-wise optimizer of torch.optim, over parameters of the registered
-            models.
-        strategy: None takes that of ``init``; without one the job is sync.  What acts earlier
-            ("embeddings", ``hybrid_configs``) belongs into that of ``init``.
+            models; of several optimizers each has parameters of its own.
+        strategy: of this optimizer's parameters; None takes that of ``init``; without one they are
+            sync.  What acts earlier ("embeddings", ``hybrid_configs``) belongs into that of
+            ``init``.
         grad_clip: ``ClipGradByValue``, ``ClipGradByNorm`` or ``ClipGradByGlobalNorm`` of
             ``transpiler``, applied to the merged gradient.
         compression: how gradients travel, by pattern of parameter names, the first that matches:
@@ -257,7 +259,8 @@ def distributed_optimizer(
 
     Raises:
         ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered
-            model, or settings of the strategy cannot act here.
+            model, or parameters of another optimizer; or settings of the strategy cannot act here.
+        RuntimeError: the job has taken a step, or has no servers and an optimizer already.
         PServerError: a server cannot be reached, or refuses the job.
     """
     if grad_clip is not None and not isinstance(grad_clip, GradClip):
@@ -267,23 +270,22 @@ def distributed_optimizer(
             f"got {type(grad_clip).__name__}"
         )
     job = present()
-    if job.optimizer is not None:
-        raise RuntimeError("this job has a distributed optimizer already")
     if isinstance(job, CollectiveJob):
+        if job.optimizers:
+            raise RuntimeError(
+                "this job has a distributed optimizer already, and without servers it takes one: "
+                "gradients are averaged while backward runs, and a backward of the other's loss "
+                "may pass through this one's parameters; start the job with servers"
+            )
         job.strategy = strategy or job.strategy
-        job.optimizer = job.distribute(optimizer, grad_clip, compression)
-        return job.optimizer
+        job.optimizers.append(job.distribute(optimizer, grad_clip, compression))
+        return job.optimizers[0]
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
     _check_late(strategy, job)
-    job.strategy, job.compression = strategy or job.strategy, compression
-    names = {tensor: name for name, tensor in job.tensors().items()}
-    overlap = job.strategy is not None and job.strategy.a_sync_configs["overlap"]
-    job.optimizer = DistributedOptimizer(
-        optimizer, names, job.connect, grad_clip, overlap, job.find_tables()
-    )
+    made = job.join(optimizer, strategy, grad_clip, compression)
     job.passes.ask()
-    return job.optimizer
+    return made
 
 
 def finish() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # which bring the transports, and a job without servers has n
     from trainer.communicator.tables import Tables
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
-Connect = Callable[["DistributedOptimizer"], "Communicator | None"]
+Connect = Callable[["DistributedOptimizer"], None]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -35,7 +35,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: the user's.
         names: every parameter's name in the job.
-        connect: makes the connection to the servers, or gives None for a process that trains alone.
+        connect: joins the servers and calls :meth:`attach`; a process that trains alone joins none.
         grad_clip: applied to the merged gradient, as a single node would.
         overlap: the script promises one backward per step and not to touch ``p.grad`` before
             ``step()``: each gradient leaves as soon as it is complete, while backward goes on.
@@ -71,9 +71,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
         self._changes: GradientChanges | None = None
-        self._communicator = connect(self)
+        self._communicator: Communicator | None = None
+        self.lanes: tuple[int, ...] = ()  # those of the plan that take its steps
+        self._first_group = 0
+        connect(self)
         if overlap:
             self._send_early()
+
+    def attach(self, communicator: Communicator, number: int, first_group: int) -> None:
+        """Takes the connection over which it steps from now on.
+
+        Args:
+            communicator: to the servers, which the job's optimizers share.
+            number: of this optimizer in the plan; its steps are those of its lanes.
+            first_group: the number in the plan of its first parameter group.
+        """
+        self._communicator, self._first_group = communicator, first_group
+        self.lanes = communicator.plan.lanes_of(number)
 
     def _share(self) -> None:
         """One set of groups and states under both optimizers, so that a scheduler made for either
@@ -175,7 +189,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.steps += 1
 
     def _step_together(self, communicator: Communicator, own: bool) -> None:
-        overflow = own
+        overflow, tables = own, _tables_in(communicator.plan, self.lanes)
         if self._left:
             communicator.written.look_again()
         if not overflow:
@@ -187,18 +201,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, gradient in there.items():
                 if parameter not in self._left:
                     communicator.send_whole(self.names[parameter], gradient)
-            self._send_rows(communicator)
+            if self._tables is not None:
+                for name, rows in self._tables.gradients(tables).items():
+                    communicator.send_rows(name, rows)
         elif self._tables is not None:
-            self._tables.discard()
+            self._tables.discard(tables)
         self._left.clear()
-        communicator.close_step(self.hparams(), overflow)
+        communicator.close_step(self.hparams(), overflow, self.lanes)
         if communicator.dense_allreduce is not None:
             overflow = self._step_allreduced(
                 communicator.dense_allreduce, communicator.plan.averaged, overflow
             )
-        done = communicator.finish_step()
-        assert done is not None, "every lane is closed"
-        overflow = overflow or done.overflow
+        done = communicator.finish_step()  # None: the trainers average all of its gradients
+        overflow = overflow or (done is not None and done.overflow)
         if overflow and not own:
             tell_scaler(self)  # see [Note: whose overflow]
         self.steps += 0 if overflow else 1
@@ -209,8 +224,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """While the servers work: steps the parameters whose gradients the trainers average; gives
         whether the step overflowed.
         """
-        by_name = {name: parameter for parameter, name in self.names.items()}
-        parameters = [by_name[name] for name in names]
+        mine = self.trained()
+        parameters = [mine[name] for name in names if name in mine]
         own = {
             parameter: gradient
             for parameter, gradient in self._gradients().items()
@@ -222,10 +237,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 {parameter: parameter.grad for parameter in found if parameter.grad is not None}
             )
         return overflow
-
-    def _send_rows(self, communicator: Communicator) -> None:
-        for name, gradient in ({} if self._tables is None else self._tables.gradients()).items():
-            communicator.send_rows(name, gradient)
 
     def _send_early(self) -> None:
         """Hooks that send each gradient when backward has finished with it."""
@@ -280,10 +291,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 parameter.grad = gradient
 
     def hparams(self) -> dict[int, dict[str, Any]]:
-        """The present hyper-parameters of every group, by group number."""
+        """The present hyper-parameters of every group, by its number in the plan."""
         found: dict[int, Any] = {
             i: hparams_of(rule_of(self._inner, group).type, group)
-            for i, group in enumerate(self.param_groups)
+            for i, group in enumerate(self.param_groups, self._first_group)
         }
         return found if self._tables is None else found | self._tables.hparams()
 
@@ -310,10 +321,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"{self._communicator.step}"
             )
         self._inner.add_param_group(param_group)
-        if self._communicator is not None:
-            self._communicator.barrier("add_param_group")
-            self._communicator.leave()
-            self._communicator = self._connect(self)
+        self._connect(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Groups and states, whole and current on every trainer: the servers give theirs."""
@@ -323,12 +331,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _collect(self) -> None:
         if self._communicator is None:
             return
-        by_name = {name: parameter for parameter, name in self.names.items()}
-        for name, states in self._communicator.states().items():
-            device = by_name[name].device  # where torch keeps all of a state but its count of steps
-            self.state[by_name[name]] = {
-                key: value if key == "step" else value.to(device) for key, value in states.items()
-            }
+        held = self._communicator.states()  # the other optimizers', too
+        for name, parameter in self.trained().items():
+            if name in held:
+                self.state[parameter] = {  # torch keeps all of a state but its count of steps there
+                    key: value if key == "step" else value.to(parameter.device)
+                    for key, value in held[name].items()
+                }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads groups and states.
@@ -338,7 +347,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner.load_state_dict(state_dict)
         self._share()
         if self._communicator is not None:
-            self._communicator.push()
+            self._communicator.push([self._inner])
 
     def flush(self) -> None:
         """Waits until the servers have applied every step sent, and receives their parameters."""
@@ -377,6 +386,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             else f"on {self._communicator.plan.servers} servers"
         )
         return f"DistributedOptimizer {where} of {self._inner!r}"
+
+
+def _tables_in(plan: Plan, lanes: Sequence[int]) -> list[str]:
+    """The tables whose rows the steps of these lanes update."""
+    return [table.name for table in plan.tables if table.lane in lanes]
 
 
 def _divided(

@@ -12,7 +12,6 @@ from torch import nn
 from trainer import Constant, DistributedEmbedding, fleet
 from trainer.embedding.conversion import moved
 from trainer.job.job import Job
-from trainer.optimizer import DistributedOptimizer
 from transpiler import DistributedStrategy
 
 Servers = Callable[[int], str]
@@ -79,11 +78,7 @@ class Trainer:
         self.job = Job(role, strategy)
         self.model: Any = moved(model, ())
         self.job.models.append(self.model)
-        names = {tensor: name for name, tensor in self.job.tensors().items()}
-        tables = self.job.find_tables()
-        self.optimizer = self.job.optimizer = DistributedOptimizer(
-            optimizer(self.model), names, self.job.connect, tables=tables
-        )
+        self.optimizer = self.job.join(optimizer(self.model))
 
     def add(
         self, ids: list[int] | None, change: float, dense: float | None = None, **statistics: Any

@@ -2,13 +2,14 @@
 and step.
 
 Tensors are named ``model/NAME`` and ``state/STATE/NAME``.  They are whole, never slices, so that
-any number of servers can go on.
+any number of servers can go on.  Of several optimizers the parameter groups follow one another, and
+"optimizers" says how many groups and steps each has.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,13 +24,13 @@ log = logging.getLogger(__name__)
 
 
 class Trained(Protocol):
-    """What a job trains, as a checkpoint needs it: a ``DistributedOptimizer``,
+    """What one optimizer of a job trains, as a checkpoint needs it: a ``DistributedOptimizer``,
     or the ``ProgramTraining`` of a program.
 
     Attributes:
-        names: of parameters.
+        names: of parameters, those of other optimizers included.
         param_groups, state: as of any optimizer of torch.
-        steps: taken by the job.
+        steps: that it has taken.
     """
 
     names: Mapping[torch.Tensor, str]
@@ -44,7 +45,7 @@ class Trained(Protocol):
 def save(
     path: str,
     tensors: Mapping[str, torch.Tensor],
-    optimizer: Trained,
+    optimizers: Sequence[Trained],
     scheduler: Any | None = None,
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
@@ -57,7 +58,8 @@ def save(
     Args:
         path: the checkpoint's directory, or its URL.
         tensors: parameters and buffers, by name.
-        scheduler: whose state is written too.
+        optimizers: of the job, in their order.
+        scheduler: whose state is written too, or a list of several.
         tables: of the job, if it has some.
         base: the checkpoint that this one continues: of tables it has what changed since.
         passes: over the data that the job has begun.
@@ -71,30 +73,18 @@ def save(
         OSError: the directory cannot be written; the checkpoint that was there stays.
         ValueError: ``base`` was removed or replaced.
     """
-    states = optimizer.state_dict()["state"]
-    order = [
-        optimizer.names.get(parameter)  # None: a table's proxy parameter, which has no state
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
-    for index, state in states.items():
-        if order[index] is None:
-            continue
-        named.update(
-            {
-                f"state/{key}/{order[index]}": value
-                for key, value in state.items()
-                if torch.is_tensor(value)
-            }
-        )
+    for optimizer in optimizers:
+        named |= _states(optimizer)
     meta: dict[str, Any] = {
-        "step": optimizer.steps,
+        "step": optimizers[0].steps,
         "passes": passes,
-        "groups": [_plain(group) for group in optimizer.param_groups],
+        "groups": [_plain(group) for each in optimizers for group in each.param_groups],
     }
+    if len(optimizers) > 1:
+        meta["optimizers"] = [[len(each.param_groups), each.steps] for each in optimizers]
     if scheduler is not None:
-        meta["scheduler"] = _packed(scheduler.state_dict())
+        meta["scheduler"] = _packed(_state_of(scheduler))
     names = [] if tables is None else tables.names()
     with checkpoint.writing(path, base, claims) as writer:
         writer.tensors(named)
@@ -107,6 +97,29 @@ def save(
         assert tables is not None
         tables.mark_saved(name)
     return saved
+
+
+def _states(optimizer: Trained) -> dict[str, torch.Tensor]:
+    """The states of an optimizer's parameters, by the names that they are written under."""
+    order = [
+        optimizer.names.get(parameter)  # None: a table's proxy parameter, which has no state
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    return {
+        f"state/{key}/{order[index]}": value
+        for index, state in optimizer.state_dict()["state"].items()
+        if order[index] is not None
+        for key, value in state.items()
+        if torch.is_tensor(value)
+    }
+
+
+def _state_of(scheduler: Any) -> Any:
+    """A scheduler's state, or those of a list of schedulers."""
+    if isinstance(scheduler, list | tuple):
+        return [each.state_dict() for each in scheduler]
+    return scheduler.state_dict()
 
 
 def _packed(value: Any) -> Any:
@@ -171,7 +184,7 @@ class Opened:
 def opened(
     path: str,
     tensors: Mapping[str, torch.Tensor],
-    optimizer: Trained,
+    optimizers: Sequence[Trained],
     scheduler: Any | None = None,
     tables: TableStore | None = None,
 ) -> Opened:
@@ -179,16 +192,17 @@ def opened(
 
     Args:
         tensors: parameters and buffers, by name.
+        optimizers: of the job, in their order.
         tables: of the job, if it has some.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is torn, or of another model or optimizer.
+        ValueError: it is torn, or of another model or other optimizers.
     """
     reader = checkpoint.reading(path)
     meta = reader.meta
     if "saved_by" in meta:  # `pserver save`, which also knows the groups of tables' own rules
-        meta = {**meta, "groups": meta["groups"][: len(optimizer.param_groups)]}
+        meta = {**meta, "groups": meta["groups"][: sum(_sizes(optimizers))]}
     found = Opened(reader, {}, {}, meta)
     for name, tensor in reader.tensors().items():
         kind, _, rest = name.partition("/")
@@ -198,9 +212,12 @@ def opened(
             key, _, parameter = rest.partition("/")
             if parameter:  # without a name: a proxy parameter's, as older versions wrote it
                 found.states[parameter, key] = tensor
-    _check(path, tensors, found, optimizer)
+    _check(path, tensors, found)
+    _check_groups(path, found.meta, optimizers)
     _check_tables(path, found.meta, tables)
-    if scheduler is not None and "scheduler" not in found.meta:
+    if scheduler is not None and "scheduler" in found.meta:
+        _check_schedulers(path, _unpacked(found.meta["scheduler"]), scheduler)
+    elif scheduler is not None:
         by = f" by {meta['saved_by']}, which does not know it" if "saved_by" in meta else ""
         raise ValueError(
             f"{path}: expected a scheduler's state, got a checkpoint that was saved without one{by}"
@@ -214,36 +231,54 @@ def opened(
 def load(
     found: Opened,
     tensors: Mapping[str, torch.Tensor],
-    optimizer: Trained,
+    optimizers: Sequence[Trained],
     scheduler: Any | None = None,
     tables: TableStore | None = None,
 ) -> None:
-    """Takes a checkpoint into the live tensors, the optimizer's groups and its state, the
-    scheduler, and the tables.
+    """Takes a checkpoint into the live tensors, the optimizers' groups and states, the scheduler,
+    and the tables.
 
     Args:
         tensors: the live ones, by name.
+        optimizers: of the job, in their order.
         tables: to give their rows; one trainer of all gives servers theirs.
     """
     with torch.no_grad():
         for name, tensor in found.values.items():
             tensors[name].detach().copy_(tensor)
-    for group, plain in zip(optimizer.param_groups, found.meta["groups"], strict=True):
+    groups = [group for each in optimizers for group in each.param_groups]
+    for group, plain in zip(groups, found.meta["groups"], strict=True):
         group.update(
             {
                 key: tuple(value) if isinstance(value, list) else value
                 for key, value in plain.items()
             }
         )
-    for parameter in optimizer.names:  # a proxy parameter keeps what it has
-        optimizer.state.pop(parameter, None)
+    owners = {
+        parameter: each
+        for each in optimizers
+        for group in each.param_groups
+        for parameter in group["params"]
+        if parameter in each.names  # a proxy parameter keeps what it has
+    }
+    for parameter, each in owners.items():
+        each.state.pop(parameter, None)
     for (name, key), tensor in found.states.items():
-        owner = tensors[name]
-        # as torch keeps them
-        optimizer.state[owner][key] = tensor if key == "step" else tensor.to(owner.device)
-    optimizer.steps = int(found.meta["step"])
+        if (owner := owners.get(tensors[name])) is not None:
+            device = tensors[name].device  # as torch keeps them
+            state = tensor if key == "step" else tensor.to(device)
+            owner.state[tensors[name]][key] = state
+    steps = [int(found.meta["step"])] * len(optimizers)
+    if "optimizers" in found.meta:  # `pserver save` counts the steps of the job only
+        steps = [int(count) for _, count in found.meta["optimizers"]]
+    for each, count in zip(optimizers, steps, strict=True):
+        each.steps = count
     if scheduler is not None:
-        scheduler.load_state_dict(_unpacked(found.meta["scheduler"]))
+        several = isinstance(scheduler, list | tuple)
+        states = _unpacked(found.meta["scheduler"])
+        pairs = zip(scheduler, states, strict=True) if several else [(scheduler, states)]
+        for each_scheduler, state in pairs:
+            each_scheduler.load_state_dict(state)
     for name in [] if tables is None else tables.names():
         assert tables is not None, "it has names"
         tables.load(name, found.reader.chunks(name), found.meta["tables"][name])
@@ -263,14 +298,47 @@ def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None)
             raise ValueError(f"{path}: {error}") from None
 
 
+def _check_groups(path: str, meta: Mapping[str, Any], optimizers: Sequence[Trained]) -> None:
+    """Raises ValueError if a checkpoint is of optimizers with other groups."""
+    groups, mine = sum(_sizes(optimizers)), _sizes(optimizers)
+    if len(meta["groups"]) != groups:
+        raise ValueError(f"{path}: expected {groups} parameter groups, got {len(meta['groups'])}")
+    theirs = [count for count, _ in meta.get("optimizers", [])] or [groups]
+    if theirs != mine and "saved_by" not in meta:
+        raise ValueError(
+            f"{path}: expected the checkpoint of {_spelled(mine)}, got one of {_spelled(theirs)}"
+        )
+
+
+def _sizes(optimizers: Sequence[Trained]) -> list[int]:
+    return [len(each.param_groups) for each in optimizers]
+
+
+def _spelled(sizes: Sequence[int]) -> str:
+    if len(sizes) == 1:
+        return "one optimizer"
+    return f"{len(sizes)} optimizers with {', '.join(map(str, sizes))} parameter groups"
+
+
+def _check_schedulers(path: str, states: Any, scheduler: Any) -> None:
+    """Raises ValueError if there are not as many schedulers as a checkpoint has states of."""
+    theirs = len(states) if isinstance(states, list) else 1
+    mine = len(scheduler) if isinstance(scheduler, list | tuple) else 1
+    if theirs != mine or isinstance(states, list) != isinstance(scheduler, list | tuple):
+        raise ValueError(
+            f"{path}: expected the schedulers as they were saved, "
+            f"{f'a list of {theirs}' if isinstance(states, list) else 'one'}, got "
+            f"{f'a list of {mine}' if isinstance(scheduler, list | tuple) else 'one'}"
+        )
+
+
 def _check(
     path: str,
     present: Mapping[str, torch.Tensor],
     found: Opened,
-    optimizer: Trained,
 ) -> None:
     """Raises ValueError if a checkpoint does not fit the job, before anything is changed."""
-    values, meta = found.values, found.meta
+    values = found.values
     if set(present) != set(values):
         odd = sorted(set(present) ^ set(values))
         raise ValueError(
@@ -285,11 +353,6 @@ def _check(
                 f"{tensor.dtype} {list(tensor.shape)}",
             )
             raise ValueError(f"{path}: {name}: expected {expected}, got {got}")
-    if len(meta["groups"]) != len(optimizer.param_groups):
-        raise ValueError(
-            f"{path}: expected {len(optimizer.param_groups)} parameter groups, got "
-            f"{len(meta['groups'])}"
-        )
     for name, key in found.states:
         if name not in present:
             raise ValueError(f"{path}: state {key!r} of {name!r}: the model has no such parameter")

@@ -58,7 +58,7 @@ class Communicator:
         deployment: the plan, the endpoints and this trainer's number.
         tensors: every placed variable by name, the live ones: parameters arrive in them.  Any
             device, any strides.
-        optimizer: whose state, where it has some already, is the servers' initial state.
+        optimizers: whose states, where they have some already, are the servers' initial ones.
         connection: timeouts, and which transports to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
         options: of this trainer alone.
@@ -79,7 +79,7 @@ class Communicator:
         self,
         deployment: Deployment,
         tensors: Mapping[str, torch.Tensor],
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
         connection: Connection | None = None,
         start_rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
         options: SendOptions | None = None,
@@ -101,7 +101,7 @@ class Communicator:
         self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
         self.buffers = buffers_of(self.plan, tensors, self.trainer_id)
         self._transfer = StateTransfer(
-            self.plan, self._programs, self._all, tensors, optimizer, self.buffers
+            self.plan, self._programs, self._all, tensors, optimizers, self.buffers
         )
         self.lanes = senders_of(
             self.plan, tensors, self._options, self.trainer_id, held_back, self.buffers
@@ -207,19 +207,22 @@ class Communicator:
         if not self._left:
             self._end("", agreeing=True)
 
-    def leave(self, failure: str = "") -> None:
+    def leave(self, failure: str = "", returns: bool = False) -> None:
         """Drains the lanes and leaves every server, without waiting for the other trainers; or
         tells the servers why this trainer cannot go on.
 
         A second call does nothing.
 
+        Args:
+            returns: this process joins again, with another plan: the servers wait for it.
+
         Raises:
             PServerError: without a ``failure``: the job has failed.
         """
         if not self._left:
-            self._end(failure, agreeing=False)
+            self._end(failure, agreeing=False, returns=returns)
 
-    def _end(self, failure: str, agreeing: bool) -> None:
+    def _end(self, failure: str, agreeing: bool, returns: bool = False) -> None:
         ended: BaseException | None = None
         if not failure:
             try:
@@ -234,7 +237,7 @@ class Communicator:
         self._departure.forget()
         for lane in self.lanes:
             lane.stop()
-        told = self._departure.leave(failure)
+        told = self._departure.leave(failure, returns)
         if self.dense_allreduce is not None:
             self.dense_allreduce.close(failure)
         if (cause := ended or (None if failure else told)) is not None:
@@ -439,15 +442,18 @@ class Communicator:
         self._transfer.pull()
         self.written.start()
 
-    def push(self) -> None:
+    def push(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
         has the values afterwards.
+
+        Args:
+            optimizers: whose states; None: of all of them.
         """
         drain_for_others(self.lanes, self.drain)
         self.barrier("push")
         if self.trainer_id == 0:
             for client in self.clients:
-                self._transfer.upload(client)
+                self._transfer.upload(client, optimizers)
         self.barrier("pushed")
         self.written.release()
         self._transfer.pull()

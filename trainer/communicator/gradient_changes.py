@@ -14,7 +14,7 @@ change: GradScaler unscales by one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -106,7 +106,11 @@ class GradientChanges:
 
 
 def changes_of(
-    plan: Plan, trainer: int, parameters: Mapping[str, Tensor], tables: Tables | None
+    plan: Plan,
+    trainer: int,
+    parameters: Mapping[str, Tensor],
+    tables: Tables | None,
+    lanes: Collection[int],
 ) -> GradientChanges | None:
     """What notices changes in this trainer, of those gradients that several trainers' are averaged
     with.
@@ -114,6 +118,7 @@ def changes_of(
     Args:
         parameters: the optimizer's, by name.
         tables: the job's.
+        lanes: the optimizer's.
 
     Returns:
         None where there are none, and on every trainer but the first: one warning is enough.
@@ -123,7 +128,7 @@ def changes_of(
     merging = {
         index
         for index, lane in enumerate(plan.lanes)
-        if lane.kind.waits_for_all and not lane.kind.steps_on_trainer
+        if index in lanes and lane.kind.waits_for_all and not lane.kind.steps_on_trainer
     }
     names = {each.name for each in plan.placements if each.lane in merging} | set(plan.averaged)
     watched = {name: parameter for name, parameter in parameters.items() if name in names}

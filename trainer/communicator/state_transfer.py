@@ -7,7 +7,7 @@ arrive in the parameters themselves, optimizer states in new tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -34,7 +34,7 @@ class StateTransfer:
         programs: of its servers, by index.
         slices: all of the plan's.
         tensors: the live variables by name.
-        optimizer: the script's, whose states may be the servers' first ones.
+        optimizers: the script's, whose states may be the servers' first ones.
         buffers: of models, which come with the answers to steps.
     """
 
@@ -44,14 +44,14 @@ class StateTransfer:
         programs: list[Program],
         slices: ParameterSlices,
         tensors: Mapping[str, torch.Tensor],
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer],
         buffers: TravellingBuffers,
     ) -> None:
         self._buffers = buffers
         self._plan = plan
         self._slices = slices
         self._tensors = tensors
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._states = [slice_states(program.blocks) for program in programs]
         # what arrives in new tensors: optimizer states, or values beside the live ones
         self._wanted: frozenset[str] = frozenset()
@@ -84,27 +84,31 @@ class StateTransfer:
 
     # ---- up ----
 
-    def upload(self, client: Client) -> None:
-        """Loads every slice of a server, and the optimizer's state where the script's has some."""
-        held = ((name, self._slices.read(name)) for name in self._slices.held(client.index))
-        with self._lane.turn:
-            first_of([client.channels[0].load(chain(held, self._present_states(client.index)))])
+    def upload(
+        self, client: Client, optimizers: Sequence[torch.optim.Optimizer] | None = None
+    ) -> None:
+        """Loads every slice of a server, and the optimizers' states where the script's have some.
 
-    def _present_states(self, server: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """Those states of the script's optimizer that live on a server, by variable name."""
-        if self._optimizer is None:
-            return
+        Args:
+            optimizers: only these; the servers keep what they have of the others.
+        """
+        held = ((name, self._slices.read(name)) for name in self._slices.held(client.index))
+        chosen = self._optimizers if optimizers is None else optimizers
+        with self._lane.turn:
+            states = self._present_states(client.index, chosen)
+            first_of([client.channels[0].load(chain(held, states))])
+
+    def _present_states(
+        self, server: int, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Iterable[tuple[str, torch.Tensor]]:
+        """Those states of the script's optimizers that live on a server, by variable name."""
         for slice_name, states in self._states[server].items():
             placement, slice_ = self._slices.owner(slice_name)
             parameter = self._tensors[placement.name]
-            if (
-                parameter not in self._optimizer.state
-                or self._plan.lane_of(placement).kind.steps_on_trainer
-            ):
+            owner = next((each for each in optimizers if parameter in each.state), None)
+            if owner is None or self._plan.lane_of(placement).kind.steps_on_trainer:
                 continue
-            for state, tensor in slice_state(
-                self._optimizer, parameter, slice_.begin, slice_.end
-            ).items():
+            for state, tensor in slice_state(owner, parameter, slice_.begin, slice_.end).items():
                 if state in states:
                     yield states[state], tensor.view(slice_.shape) if tensor.dim() else tensor
 

@@ -64,8 +64,12 @@ class Tables:
                 module.known_as = module.name or path
                 self._sharing.setdefault(module.known_as, []).append(module)
                 self._paths.append((path, module))
-        self._own: list[RowOptimizer] = []  # of the plan's groups behind the script's, in order
+        # of the plan's groups behind the script's, in order, with the number of the script's
+        # optimizer whose steps they follow
+        self._own: list[tuple[RowOptimizer, int]] = []
         self._first_own = 0
+        self._start_rows: dict[str, Rows] | None = None
+        self._look_ahead: LookAhead | None = None
         for name, sharing in self._sharing.items():
             for other in sharing[1:]:
                 if (difference := sharing[0].differs(other)) is not None:
@@ -82,11 +86,16 @@ class Tables:
         """All embeddings of all tables."""
         return [module for sharing in self._sharing.values() for module in sharing]
 
-    def described(self, groups: Sequence[Mapping[str, object]]) -> tuple[list[Table], list[Rule]]:
-        """The tables as a plan has them, and the rules of the groups that they add to the script's.
+    def described(
+        self, groups: Sequence[Mapping[str, object]], owners: Sequence[int]
+    ) -> tuple[list[Table], list[tuple[Rule, int]]]:
+        """The tables as a plan has them, and the rules of the groups that they add to the script's,
+        each with the number of the optimizer whose steps it follows: the one that has the table's
+        proxy parameter.
 
         Args:
-            groups: the script's parameter groups.
+            groups: the parameter groups of all of the script's optimizers.
+            owners: the number of each group's optimizer.
 
         Raises:
             ValueError: a table follows the script's optimizer, and its proxy parameter is in no
@@ -107,12 +116,14 @@ class Tables:
                     (0, module.embedding_dim, self._group_of(name, sharing, group_of_proxy))
                 ]
             else:
+                found = [group_of_proxy[m.proxy] for m in sharing if m.proxy in group_of_proxy]
+                owner = owners[found[0]] if found else 0
                 segments = [
-                    (begin, end, self._added(own))
+                    (begin, end, self._added(own, owner))
                     for begin, end, own in module.optimizer.segments(module.embedding_dim)
                 ]
             tables.append(module.table(name, segments))
-        return tables, [own.rule() for own in self._own]
+        return tables, [(own.rule(), owner) for own, owner in self._own]
 
     @staticmethod
     def _group_of(
@@ -127,7 +138,8 @@ class Tables:
             raise ValueError(
                 f"table {name!r} has no optimizer of its own, and its proxy parameter is in no "
                 "group of the script's: make the optimizer with model.parameters(), after "
-                "fleet.distributed_model"
+                "fleet.distributed_model; of several optimizers only the first has such tables, as "
+                "servers hold every table from the first one on: give others optimizer=..."
             )
         if len(found) > 1:
             raise ValueError(
@@ -136,50 +148,59 @@ class Tables:
             )
         return found.pop()
 
-    def _added(self, own: RowOptimizer) -> int:
-        if not any(own is known for known in self._own):
-            self._own.append(own)
-        return self._first_own + next(i for i, known in enumerate(self._own) if known is own)
+    def _added(self, own: RowOptimizer, owner: int) -> int:
+        for index, (known, of) in enumerate(self._own):
+            if own is known and owner == of:
+                return self._first_own + index
+        self._own.append((own, owner))
+        return self._first_own + len(self._own) - 1
 
     def hparams(self) -> dict[int, Mapping[str, Hparam]]:
         """The present hyper-parameters of the tables' own groups, by the group's number in the
         plan.
         """
-        return {self._first_own + index: own.rule().hparams for index, own in enumerate(self._own)}
+        return {
+            self._first_own + index: own.rule().hparams for index, (own, _) in enumerate(self._own)
+        }
 
     def start_rows(self) -> dict[str, Rows]:
         """The rows that tables begin with, where embeddings have some: ids, int64 [n], and values,
-        [n, dim].
+        [n, dim].  Kept until the first step: servers may be installed again, with another plan.
         """
-        found = {
-            name: next((m.initial_rows for m in sharing if m.initial_rows is not None), None)
-            for name, sharing in self._sharing.items()
-        }
-        return {name: rows for name, rows in found.items() if rows is not None}
+        if self._start_rows is None:
+            found = {
+                name: next((m.initial_rows for m in sharing if m.initial_rows is not None), None)
+                for name, sharing in self._sharing.items()
+            }
+            self._start_rows = {name: rows for name, rows in found.items() if rows is not None}
+        return self._start_rows
 
     def connect(self, source: Callable[[str], RowSource], pull_all: PullAll) -> None:
         """Makes embeddings pull their rows from ``source(table)``; this process holds none.
 
         Args:
-            pull_all: gives the servers' rows of unique ids of several tables in one request.
+            pull_all: gives the servers' rows of unique ids of several tables in one request; that
+                of the first call stays.
         """
-        look_ahead = LookAhead(pull_all)
+        first = self._look_ahead is None
+        self._look_ahead = look_ahead = self._look_ahead or LookAhead(pull_all)
         for name, sharing in self._sharing.items():
             rows = source(name)
             for module in sharing:
                 module.connect(rows)
                 module.initial_rows = None
                 module.look_ahead = look_ahead
-        for model in self._models:
+        for model in self._models if first else ():
             look_ahead.watch(model)
 
-    def gradients(self) -> dict[str, RowGradient]:
-        """Takes this step's gradient of each table out of the embeddings, scaled as the script
-        scaled the gradients of their proxy parameters.
+    def gradients(self, names: Iterable[str]) -> dict[str, RowGradient]:
+        """Takes this step's gradient of each of these tables out of the embeddings, scaled as the
+        script scaled the gradients of their proxy parameters.
         """
+        self._start_rows = {}  # the servers have them, and step
         found: dict[str, RowGradient] = {}
-        for name, sharing in self._sharing.items():
-            gradient = sharing[0].gradient()  # of all that share its proxy parameter
+        for name in names:
+            gradient = self._sharing[name][0].gradient()  # of all that share its proxy parameter
             if gradient is not None:
                 found[name] = gradient
         return found
@@ -228,10 +249,11 @@ class Tables:
             if isinstance(rows, LocalRows)
         }
 
-    def discard(self) -> None:
-        """Drops the gradients of a step that overflowed."""
-        for module in self.embeddings():
-            module.discard()
+    def discard(self, names: Iterable[str]) -> None:
+        """Drops the gradients of these tables in a step that overflowed."""
+        for name in names:
+            for module in self._sharing[name]:
+                module.discard()
 
 
 def _parameters(group: Mapping[str, object]) -> list[torch.Tensor]:

@@ -139,18 +139,18 @@ def save(training: ProgramTraining, path: str, scheduler: Any | None, claims: Cl
         if training.first:
             training.flush()  # the others' last steps too
             tensors = {**training.tensors, **training.served()}
-            resume.save(path, tensors, training, scheduler, training.tables, claims=claims)
+            resume.save(path, tensors, [training], scheduler, training.tables, claims=claims)
 
 
 def load(training: ProgramTraining, path: str, scheduler: Any | None) -> int:
     """Reads a checkpoint; every trainer calls this.  See :meth:`Executor.load`."""
     training.flush()
     with jointly(training, "Executor.load", "opened") as part:
-        found = resume.opened(path, training.tensors, training, scheduler, training.tables)
+        found = resume.opened(path, training.tensors, [training], scheduler, training.tables)
         part.fact = f"the checkpoint {found.reader.saved.identity}"
     with jointly(training, "Executor.load", "taken"):
         store = training.tables if training.first else None
-        resume.load(found, training.tensors, training, scheduler, store)
+        resume.load(found, training.tensors, [training], scheduler, store)
     training.push()
     with jointly(training, "Executor.load", "loaded"):
         if training.first and training.tables is not None:

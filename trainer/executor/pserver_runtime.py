@@ -61,7 +61,7 @@ class PServerRuntime:
         self._communicator = Communicator(
             program.deployment,
             storage.tensors,
-            storage.optimizer,
+            () if storage.optimizer is None else (storage.optimizer,),
             start_rows=rows,
             options=SendOptions(
                 program.deployment.runtime_split_send_recv, program.deployment.soft_wait_ms

@@ -25,6 +25,7 @@ from trainer.collective.parallel_env import (
 )
 from trainer.job.data_shard import shard
 from trainer.job.job import Job
+from trainer.job.joint_plan import groups_of
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Role, RoleMaker
 from transpiler.clip import GradClip
@@ -95,7 +96,7 @@ class CollectiveJob(Job):
         check(self.strategy, self.kind)
         names = {tensor: name for name, tensor in self.tensors().items()}
         distributed = CollectiveOptimizer(optimizer, names, grad_clip)
-        self._groups(distributed)
+        groups_of(distributed)
         for model in self.models:
             self._attach(model)
         return distributed

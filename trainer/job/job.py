@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from pserver.checkpoint.checkpoint import Claims, Saved
 from trainer.collective.dense_allreduce import dense_allreduce_of
@@ -17,20 +18,23 @@ from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.served_rows import without_served_rows
 from trainer.job.arrival import Arrival
+from trainer.job.joint_plan import Distributed, first_groups, joint_plan
 from trainer.job.passes import Passes
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
-from transpiler.distribute import plan_parameters
-from transpiler.ir.rules import rule_of
+from transpiler.clip import GradClip
 from transpiler.plan.lanes import describe
 from transpiler.plan.plan import Deployment, Plan
-from transpiler.strategy.from_strategy import lanes_of
 from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
     from trainer.communicator.tables import Tables
 
 log = logging.getLogger(__name__)
+
+# keys of a_sync_configs that say something of the whole job
+ALIKE = ("buffers", "launch_barrier", "runtime_split_send_recv", "soft_wait_ms")
+_SYNC = DistributedStrategy()
 
 
 class Job:
@@ -41,9 +45,10 @@ class Job:
 
     Attributes:
         divided: whether no trainer has a whole model.
-        compression: how gradients travel, by pattern of parameter names; None: as they are.
         models: that were registered, in order.
-        optimizer: once it is distributed.
+        optimizers: once they are distributed, in order.
+        communicator: the connection to the servers; None before there is one, and in a process that
+            trains alone.
         passes: over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
         claims: the paths that it writes checkpoints to.
@@ -55,14 +60,16 @@ class Job:
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
         self.role = role
         self.strategy = strategy
-        self.compression: Mapping[str, str] | None = None
         self.models: list[nn.Module] = []
-        self.optimizer: DistributedOptimizer | None = None
+        self.optimizers: list[DistributedOptimizer] = []
+        self.communicator: Communicator | None = None
         self.saved: Saved | None = None
         self.claims = Claims()
         self.tables: Tables | None = None
         self.passes = Passes(role.trainer_id, self.agree)
         self._arrival: Arrival | None = None
+        self._distributed: list[Distributed] = []
+        self._hooks: list[RemovableHandle] = []  # that refresh at the entry of a forward
 
     def announce(self) -> None:
         """Says to the servers that this trainer has started; nothing in other roles."""
@@ -76,8 +83,10 @@ class Job:
             PServerError: the job has failed.
         """
         self._arrived()
-        if self.optimizer is not None:
-            self.optimizer.finish()
+        for each in self.optimizers:
+            each.watch(None)
+        if self.communicator is not None:
+            self.communicator.finish()
 
     def _arrived(self) -> None:
         arrival, self._arrival = self._arrival, None
@@ -89,13 +98,6 @@ class Job:
         if self.role.trainers == 1:
             return text
         return None if self.communicator is None else self.communicator.agree(topic, text)
-
-    @property
-    def communicator(self) -> Communicator | None:
-        """The connection to the servers; None before there is one, and in a process that trains
-        alone.
-        """
-        return None if self.optimizer is None else self.optimizer.communicator
 
     @property
     def transport(self) -> str:
@@ -166,32 +168,102 @@ class Job:
             found.update({prefix + name: b for name, b in model.named_buffers()})
         return found
 
-    def connect(self, distributed: DistributedOptimizer) -> Communicator | None:
-        """Joins the servers, with the plan for the optimizer as it is now.
+    # ---- the optimizers ----
 
-        Returns:
-            The connection; None in a process that trains alone.
+    @property
+    def optimizer(self) -> DistributedOptimizer | None:
+        """The first optimizer; None before it is distributed."""
+        return self.optimizers[0] if self.optimizers else None
+
+    def join(
+        self,
+        optimizer: torch.optim.Optimizer,
+        strategy: DistributedStrategy | None = None,
+        grad_clip: GradClip | None = None,
+        compression: Mapping[str, str] | None = None,
+    ) -> DistributedOptimizer:
+        """Joins the servers with one more optimizer.  See [Note: several optimizers] in
+        joint_plan.py.
 
         Raises:
+            ValueError: a parameter is another optimizer's, or the two do not go together.
+            RuntimeError: the job has taken a step already.
             PServerError: a server cannot be reached, or says no.
         """
-        plan = self._plan(distributed)
+        strategy = strategy or self.strategy
+        names = {tensor: name for name, tensor in self.tensors().items()}
+        if self.optimizers:
+            self._check_further(strategy)
+        tables = self.tables if self.optimizers else self.find_tables()
+        number = len(self.optimizers)
+
+        def connect(made: DistributedOptimizer) -> None:
+            distributed = list(self._distributed)
+            distributed[number : number + 1] = [Distributed(made, strategy, compression)]
+            self._connect(distributed)
+
+        overlap = _overlap(strategy)
+        made = DistributedOptimizer(optimizer, names, connect, grad_clip, overlap, tables)
+        self.optimizers.append(made)
+        return made
+
+    def _check_further(self, strategy: DistributedStrategy | None) -> None:
+        """Raises where a further optimizer comes too late, or does not go with the others."""
+        steps = max(each.steps for each in self.optimizers)
+        if steps or (self.communicator is not None and self.communicator.step):
+            raise RuntimeError(
+                "fleet.distributed_optimizer: expected every optimizer before the first step, got "
+                f"a further one after step {steps}: the servers' plan is made for all of them"
+            )
+        first = self._distributed[0].strategy
+        if _overlap(strategy) or _overlap(first):
+            raise ValueError(
+                "overlap: expected one optimizer, got a further one: a backward of its loss may "
+                "pass through the other's parameters, and their gradients would leave as those of "
+                "the other's step; leave overlap off"
+            )
+        for key in ALIKE:
+            one, other = ((s or _SYNC).a_sync_configs[key] for s in (first, strategy))
+            if one != other:
+                raise ValueError(
+                    f"a_sync_configs[{key!r}]: expected the same for every optimizer of a job, got "
+                    f"{one!r} for optimizer 0 and {other!r} for optimizer {len(self.optimizers)}"
+                )
+
+    def _connect(self, distributed: list[Distributed]) -> None:
+        """Joins the servers, with the plan for the optimizers as they are now; where it has joined
+        with another plan, all trainers leave first.
+        """
+        plan = joint_plan(self.role, self.tensors(), distributed, self.tables)
+        self._distributed = distributed
         if self.role.role is Role.SINGLE:
-            return None
-        strategy = self.strategy
+            return
+        strategy = distributed[0].strategy
         for lane in plan.lanes:
             note = "" if strategy is not None else " (no strategy given)"
             log.info("training %s: %s%s", lane.mode, describe(lane, plan.trainers), note)
+        if self.communicator is not None:
+            self.announce()
+            self.communicator.barrier("another plan")
+            self.communicator.leave(returns=True)
+        self.communicator = self._joined(plan, distributed)
+        firsts = first_groups(distributed)
+        for number, (each, first) in enumerate(zip(distributed, firsts, strict=True)):
+            each.optimizer.attach(self.communicator, number, first)
+            self._watch(each.optimizer, plan)
+
+    def _joined(self, plan: Plan, distributed: Sequence[Distributed]) -> Communicator:
+        """The connection with a plan, when every server has let this trainer in."""
+        strategy = distributed[0].strategy
         wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
         deployment = Deployment(
             plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait
         )
-        start_rows = None if self.tables is None else self.tables.start_rows()
         communicator = Communicator(
             deployment,
             self.tensors(),
-            distributed.inner,
-            start_rows=start_rows,
+            [each.optimizer.inner for each in distributed],
+            start_rows=None if self.tables is None else self.tables.start_rows(),
             options=options_of(strategy),
             incarnation="" if self._arrival is None else self._arrival.incarnation,
         )
@@ -200,64 +272,34 @@ class Job:
         communicator.dense_allreduce = dense_allreduce_of(
             plan, communicator.clients, self.role.trainer_id
         )
-        if self.tables is not None and communicator.lookups is not None:
-            self.tables.connect(communicator.rows_of, communicator.lookups.pull_all)
-        if strategy is None or not strategy.a_sync_configs["overlap"]:
-            trained = distributed.trained()
-            distributed.watch(changes_of(plan, self.role.trainer_id, trained, self.tables))
-        if any(lane.independent_recv_thread for lane in plan.lanes):
-            for model in self.models:
-                model.register_forward_pre_hook(lambda *_: _refresh(communicator))
+        if self.tables is not None:
+            self.tables.connect(communicator.rows_of, self._pull_all)
+        for hook in self._hooks:
+            hook.remove()
+        fetches = any(lane.independent_recv_thread for lane in plan.lanes)
+        # of several optimizers values land at step(): the forward of one model may stand between
+        # another's and its backward
+        self._hooks = [
+            model.register_forward_pre_hook(lambda *_: _refresh(communicator))
+            for model in self.models
+            if fetches and len(distributed) == 1
+        ]
         return communicator
 
-    def _plan(self, distributed: DistributedOptimizer) -> Plan:
-        tensors, groups = self.tensors(), self._groups(distributed)
-        tables, own_rules = (
-            ([], []) if self.tables is None else self.tables.described(distributed.param_groups)
-        )
-        listed = [
-            (
-                name,
-                tuple(tensors[name].shape),
-                str(tensors[name].dtype).removeprefix("torch."),
-                groups.get(name),
-            )
-            for name in (*groups, *(name for name in tensors if name not in groups))
-        ]
-        return plan_parameters(
-            listed,
-            [rule_of(distributed.inner, group) for group in distributed.param_groups] + own_rules,
-            lanes=lanes_of(self.strategy),
-            trainers=self.role.trainers,
-            servers=max(1, len(self.role.server_endpoints)),
-            clip=None if distributed.grad_clip is None else distributed.grad_clip.to_clip(),
-            compression=self.compression,
-            tables=tables,
-        )
+    def _pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The servers' rows, by table, of the present connection."""
+        assert self.communicator is not None, "a lookup of served rows"
+        assert self.communicator.lookups is not None, "the plan has tables"
+        return self.communicator.lookups.pull_all(asked)
 
-    @staticmethod
-    def _groups(distributed: DistributedOptimizer) -> dict[str, int]:
-        """The index of each parameter's group, by name, in the optimizer's order.
+    def _watch(self, optimizer: DistributedOptimizer, plan: Plan) -> None:
+        if not _overlap(self._distributed[0].strategy):
+            trained, lanes = optimizer.trained(), optimizer.lanes
+            optimizer.watch(changes_of(plan, self.role.trainer_id, trained, self.tables, lanes))
 
-        Raises:
-            ValueError: a parameter is in no registered model.
-        """
-        groups: dict[str, int] = {}
-        for index, group in enumerate(distributed.param_groups):
-            for number, parameter in enumerate(group["params"]):
-                name = distributed.names.get(parameter)
-                if isinstance(parameter, ProxyParameter):
-                    continue
-                if name is None:
-                    raise ValueError(
-                        f"parameter {number} of group {index}, of shape {list(parameter.shape)}, "
-                        "is in no registered model "
-                        "(where an embedding has moved, make the optimizer after "
-                        "fleet.distributed_model): "
-                        "pass every model to fleet.distributed_model first"
-                    )
-                groups[name] = index
-        return groups
+
+def _overlap(strategy: DistributedStrategy | None) -> bool:
+    return strategy is not None and bool(strategy.a_sync_configs["overlap"])
 
 
 def _refresh(communicator: Communicator) -> None:

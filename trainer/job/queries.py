@@ -111,7 +111,7 @@ def metrics() -> dict[str, float]:
     job = present()
     if job.communicator is not None:
         return job.communicator.metrics()
-    return {"steps": float(job.optimizer.steps if job.optimizer is not None else 0)}
+    return {"steps": float(sum(each.steps for each in job.optimizers))}
 
 
 def variable_bytes() -> dict[str, dict[str, int]]:

@@ -30,7 +30,7 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     hold: of DiLoCo's parameters, the values of the last exchange.
 
     Args:
-        scheduler: of torch.optim.lr_scheduler, whose state is written too.
+        scheduler: of torch.optim.lr_scheduler, whose state is written too; or a list of several.
         delta: of tables, only what changed since the last save or load of this job, whose
             checkpoint must stay where it is relative to this one: ``load`` reads the whole chain.
             Without an earlier one everything is written.
@@ -62,7 +62,7 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
             job.saved = resume.save(
                 path,
                 tensors,
-                optimizer,
+                job.optimizers,
                 scheduler,
                 _store(job),
                 base,
@@ -78,10 +78,10 @@ def load(path: str, scheduler: Any | None = None) -> int:
     :func:`save`.
 
     Args:
-        scheduler: takes up the state that was saved with it.
+        scheduler: takes up the state that was saved with it; a list where a list was.
 
     Returns:
-        The step at which it was saved.
+        The step at which it was saved; of several optimizers that of the first.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -96,10 +96,10 @@ def load(path: str, scheduler: Any | None = None) -> int:
     optimizer.barrier("load")
     store, first = _store(job), job.role.trainer_id == 0
     with jointly(optimizer, "fleet.load", "opened") as part:
-        found = resume.opened(path, job.tensors(), optimizer, scheduler, store)
+        found = resume.opened(path, job.tensors(), job.optimizers, scheduler, store)
         part.fact = f"the checkpoint {found.reader.saved.identity}"
     with jointly(optimizer, "fleet.load", "taken"):
-        resume.load(found, job.tensors(), optimizer, scheduler, store if first else None)
+        resume.load(found, job.tensors(), job.optimizers, scheduler, store if first else None)
         job.passes.count = found.passes
         if job.tables is not None:
             job.tables.invalidate_caches()

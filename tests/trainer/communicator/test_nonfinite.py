@@ -235,18 +235,13 @@ def test_a_clipped_sync_step_is_refused_too(servers: Servers) -> None:
     endpoints = servers(2).split(",")
 
     def joined(number: int) -> Any:
-        from trainer import optimizer as optimizers
         from trainer.job.job import Job
         from transpiler import ClipGradByGlobalNorm
 
         role = fleet.UserDefinedRoleMaker(number, worker_num=2, server_endpoints=endpoints)
         job = Job(role, strategy_of(modes={"*": "sync"}, nonfinite="refuse"))
         job.models.append(models[number])
-        names = {p: name for name, p in job.tensors().items()}
-        job.optimizer = optimizers.DistributedOptimizer(
-            sgd(models[number]), names, job.connect, ClipGradByGlobalNorm(1.0)
-        )
-        return job.optimizer
+        return job.join(sgd(models[number]), grad_clip=ClipGradByGlobalNorm(1.0))
 
     def step(number: int, value: float) -> None:
         models[number].zero_grad()

@@ -72,10 +72,7 @@ def distributed(model: Model, endpoints: str, rank: int, trainers: int) -> Distr
     """The optimizer of one trainer, whose job is not the one of this process."""
     job = Job(RoleMaker(Role.TRAINER, rank, trainers, tuple(endpoints.split(","))), strategy(MODES))
     job.models.append(model)
-    names = {tensor: name for name, tensor in job.tensors().items()}
-    return DistributedOptimizer(
-        torch.optim.Adam(model.parameters(), lr=0.05), names, job.connect, tables=job.find_tables()
-    )
+    return job.join(torch.optim.Adam(model.parameters(), lr=0.05))
 
 
 def trainer(model: Model, endpoints: str, rank: int, trainers: int, share: Any) -> Model:
