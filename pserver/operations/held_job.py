@@ -154,6 +154,8 @@ class HeldJob:
         if self.plan.averaged:
             names = ", ".join(self.plan.averaged)
             found.append(f"{names}: the trainers average these, and the file has initial values")
+        if any(lane.optimizer for lane in self.plan.lanes):
+            found.append("each optimizer's own count of steps: all begin with the largest")
         local = [p.name for p in self.plan.placements if self.plan.lane_of(p).kind.steps_on_trainer]
         if local:
             found.append(f"the optimizer states of {', '.join(local)}: the trainers have them")
