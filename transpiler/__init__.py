@@ -126,6 +126,7 @@ Each room and each file imports only those above it::
     program_planner.py      the plan of a single-node program
     cluster_programs.py     the programs of a job with servers
     collective.py           the programs of a job without servers
+    given_programs.py       what transpile is given: one program, or several over one module
     distribute.py           DistributeTranspiler
 
 

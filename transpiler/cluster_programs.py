@@ -33,7 +33,7 @@ def trainer_program(program: Program, deployment: Deployment) -> Program:
     """
     return run(
         replace(program, deployment=deployment),
-        deployment.plan,
+        deployment.own_plan,
         trainer_passes(deployment.runtime_split_send_recv),
     )
 

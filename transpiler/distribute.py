@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 from transpiler.cluster_programs import (
     pserver_program,
@@ -32,20 +33,17 @@ from transpiler.collective import (
     deployment_of,
 )
 from transpiler.distribute_config import DistributeTranspilerConfig
-from transpiler.ir.graph import Block, Op, Role, Storage, freeze
+from transpiler.given_programs import Given, given_programs, startup_programs, values_of
+from transpiler.ir.graph import Role
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Deployment, Plan
 from transpiler.plan.planner import plan_parameters
 from transpiler.plan.setting import check_flag
 from transpiler.program import Program
-from transpiler.program_planner import plan_program
+from transpiler.program_planner import plan_program, plan_programs
 from transpiler.strategy.from_config import Choices, choices_of
 from transpiler.strategy.strategy import DistributedStrategy
-from transpiler.tracing.default_programs import (
-    default_main_program,
-    default_startup_program,
-    set_default_trainer,
-)
+from transpiler.tracing.default_programs import set_default_trainer
 from transpiler.verify.verify import verify_servers
 
 __all__ = [
@@ -131,40 +129,25 @@ def _check_belongs(plan: Plan, startup: Program) -> None:
             )
 
 
-def _programs(program: Program | None, startup: Program | None) -> tuple[Program, Program]:
-    """The single-node programs that ``transpile`` was given; for None the default ones.
-
-    A main program that is given without a startup program gets a new one, because the default
-    startup program may be another model's.
-    """
-    for what, given in (("program", program), ("startup_program", startup)):
-        if given is not None and not isinstance(given, Program):
-            raise TypeError(f"{what}: expected a Program, got {type(given).__name__}")
-    if program is None:
-        return default_main_program(), default_startup_program() if startup is None else startup
-    if startup is not None:
-        return program, startup
-    held = {
-        variable.name: variable
-        for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.TABLE)
-    }
-    block = Block(0, freeze(held), tuple(Op("init", {}, (name,)) for name in held))
-    return program, Program((block,), None, program.storage)
-
-
 @dataclass(frozen=True)
 class _Transpiled:
     """What one call of ``transpile`` made.
 
     Attributes:
         deployment: this trainer's.
-        main: the trainer's main program.
-        startup: the single-node startup program.
+        mains: the trainer's main program of each optimizer.
+        startups: the single-node startup program of each.
+        listed: whether a list of programs was given.
     """
 
     deployment: Deployment
-    main: Program
-    startup: Program
+    mains: tuple[Program, ...]
+    startups: tuple[Program, ...]
+    listed: bool = False
+
+    def as_given(self, made: list[Program]) -> Any:
+        """What was made of each program: a list where a list was given."""
+        return made if self.listed else made[0]
 
     @property
     def servers(self) -> Deployment:
@@ -179,6 +162,14 @@ class _Transpiled:
                 "no server programs"
             )
         return self.deployment
+
+
+def _trainer_programs(programs: tuple[Program, ...], deployment: Deployment) -> tuple[Program, ...]:
+    """A trainer's main program of each optimizer."""
+    return tuple(
+        trainer_program(program, replace(deployment, optimizer=number))
+        for number, program in enumerate(programs)
+    )
 
 
 class DistributeTranspiler:
@@ -223,11 +214,11 @@ class DistributeTranspiler:
     def transpile(
         self,
         trainer_id: int,
-        program: Program | None = None,
+        program: Given = None,
         pservers: str = ENDPOINT,
         trainers: int | str = 1,
         sync_mode: bool | None = None,
-        startup_program: Program | None = None,
+        startup_program: Given = None,
         current_endpoint: str = ENDPOINT,
         strategy: DistributedStrategy | None = None,
     ) -> None:
@@ -236,13 +227,15 @@ class DistributeTranspiler:
         Args:
             trainer_id: this trainer, from 0 to below ``trainers``; any of them in a server's
                 process.
-            program: the single-node main program; None is the default one.
+            program: the single-node main program; None is the default one.  A list is one for each
+                of several optimizers, as for a GAN, captured from one module: the job has one plan,
+                and the getters of a trainer's programs give lists.
             pservers: the servers' control endpoints, comma-separated.
             trainers: the number of trainers; in a mode without servers the endpoint of each,
                 comma-separated.
             sync_mode: None is as the configuration says.
-            startup_program: the single-node startup program; None is the one that belongs to
-                ``program``.
+            startup_program: the single-node startup program, or a list of as many; None is the one
+                that belongs to ``program``.
             current_endpoint: this trainer's endpoint, in a mode without servers; other modes ignore
                 it.
             strategy: says the modes, as in ``fleet``, and leads to the same plan; None: the
@@ -275,9 +268,10 @@ class DistributeTranspiler:
         parse_endpoints(current_endpoint, "current_endpoint")
         trainers = _whole_number("trainers", trainers, 1)
         trainer_id = _whole_number("trainer_id", trainer_id, 0, trainers)
-        program, startup = _programs(program, startup_program)
-        plan = self._plan(program, chosen, trainers, len(endpoints))
-        _check_belongs(plan, startup)
+        mains, startups = zip(*given_programs(program, startup_program), strict=True)
+        plan = self._plan(mains, chosen, trainers, len(endpoints))
+        for startup in startups:
+            _check_belongs(plan, startup)
         deployment = Deployment(
             plan,
             endpoints,
@@ -287,23 +281,29 @@ class DistributeTranspiler:
             chosen.runtime_split_send_recv,
             chosen.soft_wait_ms,
         )
-        main = trainer_program(program, deployment)
+        made = _trainer_programs(mains, deployment)
         verify_servers(
             [pserver_program(deployment.of_server(index)) for index in range(plan.servers)], plan
         )
-        self._made = _Transpiled(deployment, main, startup)
+        self._made = _Transpiled(deployment, made, startups, isinstance(program, list | tuple))
 
     def _collective(
         self,
         trainer_id: int,
-        program: Program | None,
+        program: Given,
         pservers: str,
         trainers: int | str,
         sync_mode: bool | None,
-        startup: Program | None,
+        startup: Given,
         current_endpoint: str,
     ) -> _Transpiled:
         """The same in a mode without servers."""
+        if isinstance(program, list | tuple):
+            raise ValueError(
+                f"program: expected one with mode={self.config.mode!r}, got a list of "
+                f"{len(program)}: without servers each program shares its own gradients, so "
+                "transpile each by a DistributeTranspiler of its own"
+            )
         if not isinstance(trainers, str):
             raise TypeError(
                 "trainers: expected the trainers' endpoints, HOST:PORT,HOST:PORT,..., with "
@@ -315,30 +315,34 @@ class DistributeTranspiler:
         check_arguments(
             self.config.mode, pservers, sync_mode, endpoints, trainer_id, current_endpoint
         )
-        single, startup = _programs(program, startup)
+        ((single, startup),) = given_programs(program, startup)
         deployment = deployment_of(
             single, collective_of(self.config, endpoints), endpoints, trainer_id
         )
         _check_belongs(deployment.plan, startup)
         self._log(deployment.plan)
-        made = _Transpiled(deployment, collective_program(single, deployment), startup)
+        made = _Transpiled(deployment, (collective_program(single, deployment),), (startup,))
         collective_startup(startup, deployment)  # raises now if it violates an invariant
         if program is None:
-            set_default_trainer(made.main)
+            set_default_trainer(made.mains[0])
         return made
 
-    def _plan(self, program: Program, chosen: Choices, trainers: int, servers: int) -> Plan:
-        config = self.config
-        plan = plan_program(
-            program,
-            lanes=chosen.lanes,
-            trainers=trainers,
-            servers=servers,
-            min_block_size=config.min_block_size,
-            slice_var_up=config.slice_var_up,
-            split_method=config.split_method,
-            compression=config.compression,
-        )
+    def _plan(
+        self, programs: tuple[Program, ...], chosen: Choices, trainers: int, servers: int
+    ) -> Plan:
+        settings: dict[str, Any] = {
+            "lanes": chosen.lanes,
+            "trainers": trainers,
+            "servers": servers,
+            "min_block_size": self.config.min_block_size,
+            "slice_var_up": self.config.slice_var_up,
+            "split_method": self.config.split_method,
+            "compression": self.config.compression,
+        }
+        if len(programs) > 1:
+            plan = plan_programs(programs, **settings)
+        else:
+            plan = plan_program(programs[0], **settings)
         if chosen.overlap and plan.clip is not None and plan.clip.kind != "value":
             if not plan.clips_on_servers:
                 raise ValueError(
@@ -366,7 +370,7 @@ class DistributeTranspiler:
             )
         return deployment.of_server(deployment.endpoints.index(endpoint))
 
-    def get_trainer_program(self, wait_port: bool = True) -> Program:
+    def get_trainer_program(self, wait_port: bool = True) -> Any:
         """The trainer's main program.
 
         Args:
@@ -374,16 +378,22 @@ class DistributeTranspiler:
                 the servers (or the other trainers) answer; with False they must answer at once.
 
         Returns:
-            The program, with this trainer's deployment.
+            The program, with this trainer's deployment; of a list of programs the list of theirs.
 
         Raises:
             TypeError: ``wait_port`` is neither True nor False.
             ValueError: ``transpile`` has not been called.
         """
         made, waits = self._transpiled(), check_flag("wait_port", wait_port)
-        return replace(
-            made.main,
-            deployment=replace(made.deployment, wait_port=waits and made.deployment.wait_port),
+        waits = waits and made.deployment.wait_port
+        return made.as_given(
+            [
+                replace(
+                    main,
+                    deployment=replace(made.deployment, wait_port=waits, optimizer=number),
+                )
+                for number, main in enumerate(made.mains)
+            ]
         )
 
     def get_pserver_program(self, endpoint: str) -> Program:
@@ -412,33 +422,37 @@ class DistributeTranspiler:
         self,
         endpoint: str | None = None,
         pserver_program: Program | None = None,
-        startup_program: Program | None = None,
-    ) -> Program:
+        startup_program: Given = None,
+    ) -> Any:
         """The trainer's startup program; with an endpoint or a server's main program, the server's.
+        Of a list of programs the list of the trainer's; a server has one.
 
         Args:
             endpoint: a server's.
             pserver_program: a server's main program, which tells its endpoint.
-            startup_program: the single-node startup program; None is the one that ``transpile``
-                used.
+            startup_program: the single-node startup program, or a list of as many as there are
+                programs; None is what ``transpile`` used.
 
         Raises:
             ValueError: ``transpile`` has not been called, no server has this endpoint, the program
                 is another server's, or the startup program does not belong to the main program.
         """
         made = self._transpiled()
-        startup = made.startup if startup_program is None else startup_program
-        _check_belongs(made.deployment.plan, startup)
+        startups = startup_programs(startup_program, made.startups)
+        for startup in startups:
+            _check_belongs(made.deployment.plan, startup)
         if pserver_program is not None:
             endpoint = self._endpoint_of(pserver_program, endpoint)
-        if endpoint is None and made.deployment.plan.collective is not None:
-            return collective_startup(startup, made.deployment)
-        if endpoint is None:
-            return trainer_startup(startup, made.deployment)
-        return pserver_startup(self._server(endpoint), self._storage(startup))
-
-    def _storage(self, startup: Program) -> Storage | None:
-        return startup.storage if startup.storage is not None else self._transpiled().main.storage
+        if endpoint is not None:
+            return pserver_startup(self._server(endpoint), values_of([*startups, *made.mains]))
+        if made.deployment.plan.collective is not None:
+            return collective_startup(startups[0], made.deployment)
+        return made.as_given(
+            [
+                trainer_startup(startup, replace(made.deployment, optimizer=number))
+                for number, startup in enumerate(startups)
+            ]
+        )
 
     def _endpoint_of(self, program: Program, endpoint: str | None) -> str:
         """The endpoint of a server's main program, which must be ``endpoint`` if that is given."""

@@ -140,7 +140,7 @@ class Literal(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("plan", "endpoints", "trainer_id", "server_index", "wait_port", "runtime_split_send_recv", "soft_wait_ms")
+    __slots__ = ("plan", "endpoints", "trainer_id", "server_index", "wait_port", "runtime_split_send_recv", "soft_wait_ms", "optimizer")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class Deployment(_message.Message):
     WAIT_PORT_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_SPLIT_SEND_RECV_FIELD_NUMBER: _ClassVar[int]
     SOFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     trainer_id: int
@@ -155,7 +156,8 @@ class Deployment(_message.Message):
     wait_port: bool
     runtime_split_send_recv: bool
     soft_wait_ms: int
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., trainer_id: _Optional[int] = ..., server_index: _Optional[int] = ..., wait_port: _Optional[bool] = ..., runtime_split_send_recv: _Optional[bool] = ..., soft_wait_ms: _Optional[int] = ...) -> None: ...
+    optimizer: int
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., trainer_id: _Optional[int] = ..., server_index: _Optional[int] = ..., wait_port: _Optional[bool] = ..., runtime_split_send_recv: _Optional[bool] = ..., soft_wait_ms: _Optional[int] = ..., optimizer: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("lanes", "trainers", "servers", "groups", "placements", "clip", "graph", "tables", "collective", "averaged")

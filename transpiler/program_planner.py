@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from transpiler.ir.graph import Role
 from transpiler.ir.rules import Rule
@@ -18,7 +19,7 @@ from transpiler.ir.updates import (
 from transpiler.plan.lane_plan import LanePlan
 from transpiler.plan.placement import Dispatcher, RoundRobin
 from transpiler.plan.plan import Collective, Placement, Plan
-from transpiler.plan.planner import Named, plan_parameters
+from transpiler.plan.planner import Asked, Named, plan_parameters
 from transpiler.program import Program
 
 
@@ -94,6 +95,118 @@ def plan_program(
         compression=compression,
         tables=tables_of(program.main, trained=True),
     )
+
+
+def plan_programs(
+    programs: Sequence[Program],
+    *,
+    lanes: LanePlan,
+    trainers: int,
+    servers: int,
+    min_block_size: int = 8192,
+    slice_var_up: bool = True,
+    split_method: type[Dispatcher] = RoundRobin,
+    compression: Mapping[str, str] | None = None,
+) -> Plan:
+    """The plan of a job for several programs over the same variables, which train different ones:
+    each program's optimizer has lanes of its own.
+
+    Args:
+        programs: single-node main programs, captured from one module.
+        lanes: whose patterns are of the parameters of all programs; so are those of
+            ``compression``.
+        trainers, servers, min_block_size, slice_var_up, split_method, compression: as in
+            :func:`plan_parameters`.
+
+    Raises:
+        ValueError: as :func:`plan_program`; or a parameter is trained by two programs, a variable
+            is another one in each, or a program has a table or gradients that trainers average.
+    """
+    for program in programs:
+        _check_together(program)
+    rules, asked, found = list[Rule](), list[Asked](), dict[str, Named]()
+    for number, program in enumerate(programs):
+        own = _rules(program)
+        groups = range(len(rules), len(rules) + len(own))
+        rules += own
+        trained = []
+        for variable in _variables(program):
+            if variable.group is not None:
+                trained.append(variable.name)
+                variable = variable._replace(group=variable.group + groups.start)
+            found[variable.name] = _merged(found.get(variable.name), variable, number)
+        patterns = _deciding(compression or {}, trained)
+        asked.append(Asked(groups, lanes.of(trained), patterns, clip_of(program.main)))
+    updated = {v.name: rules[v.group] for v in found.values() if v.group is not None}
+    _check_patterns(updated, lanes, compression or {}, asked)
+    return plan_parameters(
+        found.values(),
+        rules,
+        trainers=trainers,
+        servers=servers,
+        min_block_size=min_block_size,
+        slice_var_up=slice_var_up,
+        split_method=split_method,
+        graph="+".join(program.fingerprint() for program in programs),
+        optimizers=asked,
+    )
+
+
+def _check_patterns(
+    updated: Mapping[str, Rule],
+    lanes: LanePlan,
+    compression: Mapping[str, str],
+    asked: Sequence[Asked],
+) -> None:
+    """Raises ValueError for a pattern that decides for no parameter of any program, or that lets
+    trainers average one.
+    """
+    lanes.assign(list(updated), list(updated.values()))
+    if averaged := lanes.collective(list(updated)):
+        raise ValueError(
+            f"modes: {averaged[0]!r} is in mode collective: expected one program, because a plan "
+            "does not say which program's trainers average it: name another mode for it"
+        )
+    for pattern in compression:
+        if not any(pattern in (each.compression or {}) for each in asked):
+            raise ValueError(
+                "compression: expected patterns that match a parameter which none before them "
+                f"matches, got {pattern!r}"
+            )
+
+
+def _check_together(program: Program) -> None:
+    _check_single_node(program)
+    if tables := program.main.variables_of(Role.TABLE):
+        raise ValueError(
+            f"transpile: expected programs without tables in a list of programs, got table "
+            f"{tables[0].name!r}: every program that looks rows up would pull them, and only one "
+            "trains them; train it by fleet, which takes several optimizers"
+        )
+
+
+def _merged(known: Named | None, variable: Named, number: int) -> Named:
+    """A variable as the programs so far have it, and as one more has it."""
+    if known is None:
+        return variable
+    if (known.shape, known.dtype) != (variable.shape, variable.dtype):
+        raise ValueError(
+            f"transpile: {variable.name}: expected one variable in all programs, got "
+            f"{known.dtype}{list(known.shape)} and, in program {number}, "
+            f"{variable.dtype}{list(variable.shape)}: capture them from one module"
+        )
+    if known.group is not None and variable.group is not None:
+        raise ValueError(
+            f"transpile: {variable.name}: expected a parameter that one program trains, got a "
+            f"second one that does, program {number}: give each optimizer parameters of its own"
+        )
+    return known if variable.group is None else variable
+
+
+def _deciding(patterns: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Those of the patterns that decide for one of the names."""
+    first = {next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
+    return {pattern: value for pattern, value in patterns.items() if pattern in first}
 
 
 def plan_collective(program: Program, collective: Collective, trainers: int) -> Plan:

@@ -39,6 +39,8 @@ from transpiler.tracing.default_programs import default_main_program
 if TYPE_CHECKING:
     from trainer.executor.program_training import ProgramTraining
 
+Programs = Program | Sequence[Program] | None
+
 
 class Executor:
     """Runs programs on one device.  One thread uses it.
@@ -157,7 +159,7 @@ class Executor:
         for runtime in self._runtimes:
             runtime.flush()
 
-    def save(self, path: str, program: Program | None = None, scheduler: Any | None = None) -> None:
+    def save(self, path: str, program: Programs = None, scheduler: Any | None = None) -> None:
         """Writes what a program trains to the directory ``path``, as ``fleet.save`` does, whole or
         not at all: parameters, buffers, tables, optimizer state and step.
 
@@ -167,8 +169,9 @@ class Executor:
         Args:
             path: of the checkpoint, which ``fleet.load`` reads, too, on any number of servers.
             program: a trainer's, or the single-node program, also that of a job with servers that
-                this Executor runs; None: the default main program.
-            scheduler: of torch.optim.lr_scheduler, whose state is written too.
+                this Executor runs; None: the default main program.  Of several optimizers the list
+                of their programs.
+            scheduler: of torch.optim.lr_scheduler, whose state is written too; or a list.
 
         Raises:
             OSError: the directory cannot be written, or another job writes there (InUse).
@@ -183,9 +186,9 @@ class Executor:
         """
         from trainer.executor import program_training
 
-        program_training.save(self._training(program), path, scheduler, self._claims)
+        program_training.save(self._trainings(program), path, scheduler, self._claims)
 
-    def load(self, path: str, program: Program | None = None, scheduler: Any | None = None) -> int:
+    def load(self, path: str, program: Programs = None, scheduler: Any | None = None) -> int:
         """Reads what :meth:`save`, or ``fleet.save``, wrote; the program goes on from there.
 
         Every trainer of a job calls this, between steps, and must be able to read ``path``.
@@ -195,7 +198,7 @@ class Executor:
             scheduler: takes up the state that was saved with it.
 
         Returns:
-            The step at which it was saved.
+            The step at which it was saved; of several optimizers that of the first.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
@@ -204,17 +207,25 @@ class Executor:
         """
         from trainer.executor import program_training
 
-        steps = program_training.load(self._training(program), path, scheduler)
+        steps = program_training.load(self._trainings(program), path, scheduler)
         for runtime in self._runtimes:
             runtime.invalidate_caches()
         return steps
 
-    def _training(self, program: Program | None) -> ProgramTraining:
-        from trainer.executor.program_training import ProgramTraining
+    def _trainings(self, program: Programs) -> list[ProgramTraining]:
+        from trainer.executor.program_training import trainings_of
 
         if self._closed:
             raise ValueError("Executor: this Executor is closed")
-        program = default_main_program() if program is None else program
+        if program is None:
+            program = default_main_program()
+        programs = [program] if isinstance(program, Program) else list(program)
+        return trainings_of(programs, [self._communicator_of(each) for each in programs])
+
+    def _communicator_of(self, program: Program) -> Communicator | None:
+        """The connection to the servers that hold what a program trains; None: this process
+        does.
+        """
         deployment = program.deployment
         if deployment is not None and deployment.server_index is not None:
             raise ValueError("expected a trainer's program, got a server's")
@@ -222,10 +233,10 @@ class Executor:
             move(program.storage, self._device_of(program))
         if deployment is not None and deployment.plan.collective is None:
             _stored(program)
-            return ProgramTraining(program, self._runtime(program, deployment).communicator)
+            return self._runtime(program, deployment).communicator
         # the single-node program of a job with servers, which have the states
-        runtime = next((each for each in self._runtimes if each.trains(program)), None)
-        return ProgramTraining(program, None if runtime is None else runtime.communicator)
+        runtime = next((each for each in self._runtimes if each.trains(program.storage)), None)
+        return None if runtime is None else runtime.communicator
 
     def close(self) -> None:
         """Sends what still waits to be sent, leaves the job when every trainer has finished, and
@@ -312,7 +323,7 @@ class Executor:
 
     def connection_of(self, storage: Storage) -> Communicator | None:
         """The connection to the servers that train a program's values; None where none do."""
-        found = next((each for each in self._runtimes if each.storage is storage), None)
+        found = next((each for each in self._runtimes if each.trains(storage)), None)
         return None if found is None else found.communicator
 
     def served_tables(self, program: Program) -> Mapping[str, TableHandle]:
@@ -372,6 +383,13 @@ class Executor:
         if runtime is None:
             runtime = PServerRuntime(program, _stored(program))
             self._runtimes.append(runtime)
+        several = any(lane.optimizer for lane in deployment.plan.lanes)
+        if several and not runtime.trains(program.storage):
+            raise ValueError(
+                "Executor.run: expected the programs of several optimizers as one transpile made "
+                "them, which share their tensors, got one with tensors of its own: a program "
+                "that was loaded from a file cannot train beside others"
+            )
         return runtime
 
     def _collective(self, program: Program, deployment: Deployment) -> CollectiveRuntime:

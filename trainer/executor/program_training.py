@@ -5,7 +5,7 @@ A trainer's program asks its servers for states and rows; the others have them h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +67,11 @@ class ProgramTraining:
         return self._communicator is None or self._communicator.trainer_id == 0
 
     @property
+    def together(self) -> tuple[Storage, ...]:
+        """The storages of the programs that were transpiled together, this one's included."""
+        return self._storage.together
+
+    @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Parameters and buffers by name, the live ones."""
         return self._storage.tensors
@@ -101,12 +106,13 @@ class ProgramTraining:
     def state_dict(self) -> dict[str, Any]:
         """Groups and states, whole and current: the servers give theirs."""
         held = {} if self._communicator is None else self._communicator.states()
-        for name, states in held.items():
-            owner = self._storage.tensors[name]
-            self.state[owner] = {
-                key: value if key == "step" else value.to(owner.device)
-                for key, value in states.items()
-            }
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            states = held.get(self.names.get(parameter, ""))  # not those of other optimizers
+            if states is not None:
+                self.state[parameter] = {
+                    key: value if key == "step" else value.to(parameter.device)
+                    for key, value in states.items()
+                }
         return self._optimizer.state_dict()
 
     def served(self) -> Mapping[str, Tensor]:
@@ -130,30 +136,63 @@ class ProgramTraining:
         return {0: text} if text else {}
 
 
-def save(training: ProgramTraining, path: str, scheduler: Any | None, claims: Claims) -> None:
+def trainings_of(
+    programs: Sequence[Program], communicators: Sequence[Communicator | None]
+) -> list[ProgramTraining]:
+    """What these programs train, of which each steps one optimizer of a job.
+
+    Raises:
+        ValueError: as :class:`ProgramTraining`; or the programs are not all that were transpiled
+            together, in their order.
+    """
+    found = [
+        ProgramTraining(program, communicator)
+        for program, communicator in zip(programs, communicators, strict=True)
+    ]
+    storages = [program.storage for program in programs]
+    together = list(found[0].together)
+    if len(storages) != len(together) or any(
+        one is not other for one, other in zip(storages, together, strict=True)
+    ):
+        raise ValueError(
+            f"expected the programs of all {len(together)} optimizers of the job, as a list in the "
+            f"order in which they were transpiled, got {len(programs)} of them or another order"
+        )
+    return found
+
+
+def save(
+    trainings: Sequence[ProgramTraining], path: str, scheduler: Any | None, claims: Claims
+) -> None:
     """Writes a checkpoint; every trainer calls this.  See :meth:`Executor.save`."""
-    training.flush()
-    with jointly(training, "Executor.save", "save") as part:
+    first = trainings[0]
+    first.flush()
+    with jointly(first, "Executor.save", "save") as part:
         part.fact = f"the path {str(path)!r}"
-    with jointly(training, "Executor.save", "saved"):
-        if training.first:
-            training.flush()  # the others' last steps too
-            tensors = {**training.tensors, **training.served()}
-            resume.save(path, tensors, [training], scheduler, training.tables, claims=claims)
+    with jointly(first, "Executor.save", "saved"):
+        if first.first:
+            first.flush()  # the others' last steps too
+            tensors = {**_tensors(trainings), **first.served()}
+            resume.save(path, tensors, trainings, scheduler, first.tables, claims=claims)
 
 
-def load(training: ProgramTraining, path: str, scheduler: Any | None) -> int:
+def load(trainings: Sequence[ProgramTraining], path: str, scheduler: Any | None) -> int:
     """Reads a checkpoint; every trainer calls this.  See :meth:`Executor.load`."""
-    training.flush()
-    with jointly(training, "Executor.load", "opened") as part:
-        found = resume.opened(path, training.tensors, [training], scheduler, training.tables)
+    first, tensors = trainings[0], _tensors(trainings)
+    first.flush()
+    with jointly(first, "Executor.load", "opened") as part:
+        found = resume.opened(path, tensors, trainings, scheduler, first.tables)
         part.fact = f"the checkpoint {found.reader.saved.identity}"
-    with jointly(training, "Executor.load", "taken"):
-        store = training.tables if training.first else None
-        resume.load(found, training.tensors, [training], scheduler, store)
-    training.push()
-    with jointly(training, "Executor.load", "loaded"):
-        if training.first and training.tables is not None:
-            for name in training.tables.names():
-                training.tables.mark_saved(name)
-    return training.steps
+    with jointly(first, "Executor.load", "taken"):
+        store = first.tables if first.first else None
+        resume.load(found, tensors, trainings, scheduler, store)
+    first.push()
+    with jointly(first, "Executor.load", "loaded"):
+        if first.first and first.tables is not None:
+            for name in first.tables.names():
+                first.tables.mark_saved(name)
+    return first.steps
+
+
+def _tensors(trainings: Sequence[ProgramTraining]) -> dict[str, Tensor]:
+    return {name: tensor for each in trainings for name, tensor in each.tensors.items()}

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,29 +40,31 @@ class PServerRuntime:
 
     Args:
         program: the first of them to run.
-        storage: the live tensors, and the optimizer whose schedule moves.
-
-    Attributes:
-        storage: the same.
+        storage: the live tensors, and the optimizer whose schedule moves; it knows those of the
+            programs that step the job's other optimizers.
     """
 
     def __init__(self, program: Program, storage: Storage) -> None:
         assert program.deployment is not None, "a single-node program has no runtime"
         self._deployment = program.deployment
         self._lanes = range(len(program.deployment.plan.lanes))
-        self.storage = storage
+        self._storages = storage.together
         self._tables: ServedTables | None = None
-        _note_what_servers_hold(program.deployment.plan, storage)
+        for each in self._storages:
+            _note_what_servers_hold(program.deployment.plan, each)
         if program.deployment.plan.tables:
             # imports numba
             from trainer.executor.served_tables import ServedTables
 
             self._tables = ServedTables(program.deployment.plan, storage, lambda: self.communicator)
         rows = None if self._tables is None else self._tables.start_rows()
+        self._tensors = {
+            name: tensor for each in self._storages for name, tensor in each.tensors.items()
+        }
         self._communicator = Communicator(
             program.deployment,
-            storage.tensors,
-            () if storage.optimizer is None else (storage.optimizer,),
+            self._tensors,
+            [each.optimizer for each in self._storages if each.optimizer is not None],
             start_rows=rows,
             options=SendOptions(
                 program.deployment.runtime_split_send_recv, program.deployment.soft_wait_ms
@@ -71,20 +74,25 @@ class PServerRuntime:
 
     def serves(self, deployment: Deployment) -> bool:
         """Whether another program belongs to the same job."""
-        return replace(deployment, wait_port=True) == replace(self._deployment, wait_port=True)
+        one, other = (
+            replace(each, wait_port=True, optimizer=0) for each in (deployment, self._deployment)
+        )
+        return one == other
 
-    def trains(self, program: Program) -> bool:
-        """Whether this job trains the tensors of a program."""
-        return program.storage is self.storage
+    def trains(self, storage: Storage | None) -> bool:
+        """Whether this job trains these tensors."""
+        return any(storage is each for each in self._storages)
 
     def kernels_of(self, program: Program) -> Mapping[str, Kernel]:
         """The kernels of one program's communication ops."""
         return {
             **({} if self._tables is None else self._tables.kernels()),
             "send": partial(self._send, program),
-            "send_barrier": self._send_barrier,
-            "recv": self._recv,
-            "fetch_barrier": self._flush if is_evaluation(program) else self._fetch_barrier,
+            "send_barrier": partial(self._send_barrier, _lanes(program)),
+            "recv": partial(self._recv, program),
+            "fetch_barrier": self._flush
+            if is_evaluation(program)
+            else partial(self._fetch_barrier, program.storage),
             "concat": self._concat,
             "c_allreduce_sum": lambda op, x, **_: x,  # which c_sync_comm_stream sums
             "c_sync_comm_stream": self._sum,
@@ -129,9 +137,9 @@ class PServerRuntime:
         parameters: it has no ``recv`` that would end the step.
         """
         if self._started:
-            self._close_received()
+            self._close_received(self._lanes)
             if any(map(self.communicator.is_closed, self._lanes)):
-                self._finish()
+                self._finish(self._storages[0])
 
     def pull_weights(self) -> None:
         """Copies the servers' rows back into the weights that they came from."""
@@ -155,9 +163,11 @@ class PServerRuntime:
         hparams: dict[int, Mapping[str, Hparam]] = {
             index: rule.hparams for index, rule in enumerate(groups)
         }
-        if self.storage.optimizer is not None:
-            for index, group in enumerate(self.storage.optimizer.param_groups):
-                hparams[index] = _present(groups[index].type, group)
+        live = [
+            each.optimizer.param_groups for each in self._storages if each.optimizer is not None
+        ]
+        for index, group in enumerate(chain.from_iterable(live)):
+            hparams[index] = _present(groups[index].type, group)
         return hparams if self._tables is None else hparams | self._tables.hparams()
 
     def _send(self, program: Program, op: Op, x: Sequence[Any], **_: Any) -> tuple[()]:
@@ -168,8 +178,8 @@ class PServerRuntime:
         if "delta" in op.arguments:  # the optimizer ops before it have stepped
             held = plan.table(first) if first in self.tables else plan.placement(first)
             self._close([held.lane])
-            if all(map(self.communicator.is_closed, self._lanes)):
-                self._finish()  # nothing is received that would end the step
+            if all(map(self.communicator.is_closed, _lanes(program))):
+                self._finish(program.storage)  # nothing is received that would end the step
             return ()
         placement = plan.placement(program.main.variables[first].of or first)
         if len(x) < len(placement.slices):  # split here, at run time
@@ -187,33 +197,33 @@ class PServerRuntime:
         if chosen := list(lanes):
             self.communicator.close_step(self._hparams(), lanes=chosen)
 
-    def _close_received(self) -> None:
-        """Closes the step in every lane that has sent something and that ends at a recv."""
+    def _close_received(self, lanes: Iterable[int]) -> None:
+        """Closes the step in those lanes that have sent something and that end at a recv."""
         self._close(
             index
-            for index in self._lanes
+            for index in lanes
             if self._kind(index).ends_at_recv and self.communicator.has_sent(index)
         )
 
-    def _send_barrier(self, op: Op, **_: Any) -> tuple[()]:
+    def _send_barrier(self, lanes: Sequence[int], op: Op, **_: Any) -> tuple[()]:
         barrier = Barrier.LOCAL if op.arguments.get("half_async") else Barrier.ALL
-        self._close(index for index in self._lanes if self._kind(index).send_barrier is barrier)
+        self._close(index for index in lanes if self._kind(index).send_barrier is barrier)
         return ()
 
-    def _recv(self, op: Op, param: str, **_: Any) -> Any:
+    def _recv(self, program: Program, op: Op, param: str, **_: Any) -> Any:
         placement = self._deployment.plan.placement(param)
         if self._kind(placement.lane).ends_at_recv:
-            self._close_received()
+            self._close_received(_lanes(program))
             if self.communicator.is_closed(placement.lane):
-                self._finish()
-        whole = self.storage.tensors[param]
+                self._finish(program.storage)
+        whole = self._tensors[param]
         if len(op.outputs) == 1:
             return [whole]
         flat = whole.detach().reshape(-1)
         return [flat[slice_.begin : slice_.end].view(slice_.shape) for slice_ in placement.slices]
 
-    def _fetch_barrier(self, op: Op, **_: Any) -> tuple[()]:
-        self._finish()
+    def _fetch_barrier(self, storage: Storage | None, op: Op, **_: Any) -> tuple[()]:
+        self._finish(storage)
         return ()
 
     def _flush(self, op: Op, **_: Any) -> tuple[()]:
@@ -221,9 +231,11 @@ class PServerRuntime:
         self.communicator.flush()
         return ()
 
-    def _finish(self) -> None:
-        if self.communicator.finish_step() is not None and self.storage.optimizer is not None:
-            self.storage.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
+    def _finish(self, storage: Storage | None) -> None:
+        """Finishes the step of a program with this storage."""
+        optimizer = None if storage is None else storage.optimizer
+        if self.communicator.finish_step() is not None and optimizer is not None:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
 
     def _sum(self, op: Op, x: Sequence[torch.Tensor], **_: Any) -> Any:
         allreduce = self.communicator.dense_allreduce
@@ -232,7 +244,13 @@ class PServerRuntime:
         return totals[0] if len(totals) == 1 else totals  # as generated code takes results
 
     def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-        return self.storage.tensors[op.outputs[0]]
+        return self._tensors[op.outputs[0]]
+
+
+def _lanes(program: Program) -> tuple[int, ...]:
+    """The lanes that a trainer's program steps."""
+    assert program.deployment is not None, "a trainer's program"
+    return program.deployment.plan.lanes_of(program.deployment.optimizer)
 
 
 def _present(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Hparam]:

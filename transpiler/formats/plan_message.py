@@ -166,6 +166,7 @@ def deployment_to_proto(deployment: Deployment) -> pb.Deployment:
         wait_port=deployment.wait_port,
         runtime_split_send_recv=deployment.runtime_split_send_recv,
         soft_wait_ms=None if deployment.soft_wait_ms == SOFT_WAIT else deployment.soft_wait_ms,
+        optimizer=deployment.optimizer,
     )
 
 
@@ -188,4 +189,5 @@ def deployment_from_proto(message: pb.Deployment) -> Deployment:
         message.wait_port,
         message.runtime_split_send_recv,
         message.soft_wait_ms if message.HasField("soft_wait_ms") else SOFT_WAIT,
+        message.optimizer,
     )

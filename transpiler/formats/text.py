@@ -386,8 +386,10 @@ def header(deployment: Deployment | None, kind: str = "single-node program") -> 
             f"({deployment.endpoints[deployment.server_index]})"
         )
         return f"{where}, {plan.mode}, {_count(plan.trainers, 'trainer')}{merged}"
+    several = any(lane.optimizer for lane in plan.lanes)
+    which = f"optimizer {deployment.optimizer}, " if several else ""
     return (
-        f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, "
+        f"trainer {deployment.trainer_id} of {plan.trainers}, {which}{plan.mode}, "
         f"{_count(plan.servers, 'server')}{merged}"
     )
 

@@ -201,6 +201,8 @@ class Storage:
         evaluation: captures the step again, as the module evaluates it, and gives block 0; None in
             a process that did not capture it.
         opaque: of a forward program, the functions whose backward is Python code of the user's.
+        together: those of the programs that were transpiled into one job, by the numbers of their
+            optimizers; itself alone otherwise.
     """
 
     def __init__(
@@ -222,6 +224,7 @@ class Storage:
         self.steps = 0
         self.evaluation: Callable[[], Block] | None = None
         self.opaque: tuple[str, ...] = ()
+        self.together: tuple[Storage, ...] = (self,)
 
     def states_of(self, parameter: str) -> Mapping[str, torch.Tensor]:
         """The present optimizer states of a parameter, by state; none before its first step."""

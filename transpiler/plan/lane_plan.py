@@ -45,6 +45,19 @@ class LanePlan:
         }
         return tuple(name for name, lane in first.items() if lane.kind.among_trainers)
 
+    def of(self, names: Sequence[str]) -> LanePlan:
+        """The same for some of the parameters: without the patterns that decide for none of
+        them.
+        """
+        deciding = {
+            next(i for i, (pattern, _) in enumerate(self.choices) if fnmatchcase(name, pattern))
+            for name in names
+        }
+        last = len(self.choices) - 1
+        return LanePlan(
+            tuple(each for i, each in enumerate(self.choices) if i in deciding or i == last)
+        )
+
     def assign(
         self, names: Sequence[str], rules: Sequence[Rule]
     ) -> tuple[tuple[Lane, ...], list[int]]:

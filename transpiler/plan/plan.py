@@ -238,6 +238,23 @@ class Plan:
         """The indices of those lanes that take an optimizer's steps."""
         return tuple(i for i, lane in enumerate(self.lanes) if lane.optimizer == optimizer)
 
+    def of_optimizer(self, number: int) -> Plan:
+        """What a trainer's program that steps one optimizer does of the plan: the lanes of the
+        others are left out, and their parameters are ones that it does not update.
+        """
+        own = {index: place for place, index in enumerate(self.lanes_of(number))}
+        if len(own) == len(self.lanes):
+            return self
+        placements = tuple(
+            replace(p, lane=own[p.lane])
+            if p.group is not None and p.lane in own
+            else replace(p, group=None, lane=0)
+            for p in self.placements
+        )
+        clip = self.clip if self.clips_on_servers else None
+        lanes = tuple(self.lanes[index] for index in own)
+        return replace(self, lanes=lanes, placements=placements, clip=clip)
+
     def lane_of(self, placement: Placement) -> Lane:
         """A variable's lane."""
         return self.lanes[placement.lane]
@@ -378,6 +395,7 @@ class Deployment:
             cut into slices when they leave.
         soft_wait_ms: of a trainer: milliseconds for which a step of an async lane waits for the
             answer to the one before.
+        optimizer: of a trainer's program: the number of the one whose steps it takes.
     """
 
     plan: Plan
@@ -387,6 +405,12 @@ class Deployment:
     wait_port: bool = True
     runtime_split_send_recv: bool = False
     soft_wait_ms: int = A_SYNC_CONFIGS["soft_wait_ms"].default
+    optimizer: int = 0
+
+    @property
+    def own_plan(self) -> Plan:
+        """What a trainer's program does of the plan."""
+        return self.plan.of_optimizer(self.optimizer)
 
     def of_server(self, index: int) -> Deployment:
         """The same deployment as the program of server ``index`` has it: without what concerns
