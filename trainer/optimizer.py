@@ -12,7 +12,7 @@ import torch
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.overflow import tell_scaler
 from transpiler.clip import ClipGradByValue, GradClip, apply
-from transpiler.ir.rules import hparams_of, rule_of
+from transpiler.ir.rules import rule_of
 from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
@@ -293,7 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def hparams(self) -> dict[int, dict[str, Any]]:
         """The present hyper-parameters of every group, by its number in the plan."""
         found: dict[int, Any] = {
-            i: hparams_of(rule_of(self._inner, group).type, group)
+            i: dict(rule_of(self._inner, group).hparams)
             for i, group in enumerate(self.param_groups, self._first_group)
         }
         return found if self._tables is None else found | self._tables.hparams()

@@ -164,6 +164,7 @@ plan            everything that transpiling decides about who holds what; frozen
 program         a list of blocks and, once transpiled, a deployment; data, never code
 proxy parameter the scalar parameter that takes a table's place in the optimizer
 ring            a process group over trainers (jobs without servers)
+registered rule an update rule that a user wrote, which travels as a block of ops
 role            what a variable is: INPUT, PARAMETER, BUFFER, GRADIENT, STATE, DELTA, TABLE, ...
 section         the number of elements of one slice, in an op that splits or receives slices
 segment         columns of a table's rows that share one update rule
@@ -180,12 +181,15 @@ violation       one place in a program where an invariant does not hold
 Essays
 ======
 
-[Note: names]                                 ir/graph.py
+[Note: names]                                 ir/block.py
 [Note: ops that are not accepted]             ir/aten_ops.py
+[Note: rules as data]                         ir/update_block.py
+[Note: every element alike]                   ir/rule_optimizer.py
 [Note: running a layer again]                 ir/recurrent.py
 [Note: dropout in a program]                  inference/evaluation.py
 [Note: what stays free]                       tracing/trace.py
 [Note: gradients as autograd stores them]     tracing/trace.py
+[Note: tracing a rule]                        tracing/trace_rule.py
 [Note: one pull]                              passes/trainer_tables.py
 [Note: backups]                               passes/pserver.py
 [Note: the shape of a pserver's program]      verify/untrusted_program.py
@@ -221,6 +225,7 @@ from transpiler.tracing.default_programs import name_scope as name_scope
 from transpiler.tracing.default_programs import program_guard as program_guard
 from transpiler.tracing.input_spec import InputSpec as InputSpec
 from transpiler.tracing.input_spec import data as data
+from transpiler.tracing.register_rule import register_rule as register_rule
 
 __all__ = [
     "append_backward",
@@ -246,6 +251,7 @@ __all__ = [
     "Op",
     "Program",
     "program_guard",
+    "register_rule",
     "release_memory",
     "RoundRobin",
     "SizeBalanced",

@@ -90,7 +90,7 @@ class Op(_message.Message):
     def __init__(self, type: _Optional[str] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., outputs: _Optional[_Iterable[str]] = ..., location: _Optional[str] = ...) -> None: ...
 
 class Argument(_message.Message):
-    __slots__ = ("none", "boolean", "integer", "real", "text", "variable", "symbol", "tensor", "list")
+    __slots__ = ("none", "boolean", "integer", "real", "text", "variable", "symbol", "tensor", "list", "block")
     NONE_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class Argument(_message.Message):
     SYMBOL_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
     none: Nothing
     boolean: bool
     integer: int
@@ -109,7 +110,8 @@ class Argument(_message.Message):
     symbol: Symbol
     tensor: Literal
     list: Arguments
-    def __init__(self, none: _Optional[_Union[Nothing, _Mapping]] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., variable: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., tensor: _Optional[_Union[Literal, _Mapping]] = ..., list: _Optional[_Union[Arguments, _Mapping]] = ...) -> None: ...
+    block: Block
+    def __init__(self, none: _Optional[_Union[Nothing, _Mapping]] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., variable: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., tensor: _Optional[_Union[Literal, _Mapping]] = ..., list: _Optional[_Union[Arguments, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ...) -> None: ...
 
 class Nothing(_message.Message):
     __slots__ = ()
@@ -318,7 +320,7 @@ class Lane(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., merge: _Optional[str] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., thread_pool_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., min_send_grad_num_before_recv: _Optional[int] = ..., k_steps: _Optional[int] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer: _Optional[_Union[Rule, _Mapping]] = ..., nonfinite: _Optional[str] = ..., buffers: _Optional[str] = ..., optimizer: _Optional[int] = ...) -> None: ...
 
 class Rule(_message.Message):
-    __slots__ = ("type", "hparams", "flags")
+    __slots__ = ("type", "hparams", "flags", "update")
     class HparamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -336,10 +338,12 @@ class Rule(_message.Message):
     TYPE_FIELD_NUMBER: _ClassVar[int]
     HPARAMS_FIELD_NUMBER: _ClassVar[int]
     FLAGS_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
     type: str
     hparams: _containers.MessageMap[str, Hparam]
     flags: _containers.ScalarMap[str, bool]
-    def __init__(self, type: _Optional[str] = ..., hparams: _Optional[_Mapping[str, Hparam]] = ..., flags: _Optional[_Mapping[str, bool]] = ...) -> None: ...
+    update: Block
+    def __init__(self, type: _Optional[str] = ..., hparams: _Optional[_Mapping[str, Hparam]] = ..., flags: _Optional[_Mapping[str, bool]] = ..., update: _Optional[_Union[Block, _Mapping]] = ...) -> None: ...
 
 class Hparam(_message.Message):
     __slots__ = ("values", "pair")

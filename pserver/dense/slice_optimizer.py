@@ -21,6 +21,7 @@ threads, and each thread's part has such an end; the slices reproduce a run with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -44,6 +45,8 @@ def _spans(
     See [Note: ends of tensors].
     """
     count, unit = values.numel(), _unit(rule, values.dtype)
+    if rule.update is not None:
+        return [(0, count)], None  # a RuleOptimizer cuts by itself, so that ends never matter
     fused, half = rule.flags.get("fused", False), values.dtype in (torch.bfloat16, torch.float16)
     one_pass = fused or (rule.type == "sgd" and not rule.hparams.get("weight_decay"))
     longest = GRAIN if half and not fused else max(count, 1) if one_pass else CHUNK
@@ -105,7 +108,7 @@ class SliceUpdater:
         ASGD take initial state from that step's hparams.
         """
         if self._optimizer is None:
-            rule = Rule(self.rule.type, {**self.rule.hparams, **hparams}, self.rule.flags)
+            rule = replace(self.rule, hparams={**self.rule.hparams, **hparams})
             self._optimizer = make(rule, self._chunks)
         else:
             set_hparams(self._optimizer, hparams)
@@ -243,7 +246,7 @@ class SmallSlices:
             self._own = [updater._made(hparams) for updater in self._updaters]
             chunks = [updater._chunks[0] for updater in self._updaters]
             rule = self._updaters[0].rule
-            self._common = make(Rule(rule.type, {**rule.hparams, **hparams}, rule.flags), chunks)
+            self._common = make(replace(rule, hparams={**rule.hparams, **hparams}), chunks)
             for chunk, optimizer in zip(chunks, self._own, strict=True):
                 self._common.state[chunk] = optimizer.state[chunk]
         set_hparams(self._common, hparams)

@@ -21,7 +21,7 @@ from pserver.transport.codec import DTYPES, NAMES
 from pserver.transport.segment import ZONE_BYTES, Segment
 from transpiler.ir.graph import Block, Op, Ref, Role, Variable
 from transpiler.ir.ops import rule_of_op, states_of_op
-from transpiler.ir.rules import RULES
+from transpiler.ir.rules import is_dense
 from transpiler.program import Program
 from transpiler.verify.invariants import table_of_block
 
@@ -80,7 +80,7 @@ class SliceStore:
         """The update of one optimize block; None for the empty block of a server that updates
         nothing.
         """
-        op = next((op for op in block.ops if op.type in RULES), None)
+        op = next((op for op in block.ops if is_dense(op.type)), None)
         if op is None:
             return self._addition_of(block)
         name = _variable(op, "param")

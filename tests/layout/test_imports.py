@@ -54,6 +54,7 @@ LAZY = {
     "trainer/sharding/levels.py": "torch's FSDP2",
     "transpiler/tracing/backward.py": "torch's tracer, for processes that capture nothing",
     "transpiler/tracing/capture.py": "torch's tracer, for processes that capture nothing",
+    "transpiler/tracing/register_rule.py": "torch's tracer, for processes without such a rule",
 }
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "core"}
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,7 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import SendOptions
 from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Storage, refs
-from transpiler.ir.rules import ROW_RULES, RULES, Hparam, hparams_of
+from transpiler.ir.rules import ROW_RULES, Hparam, is_dense, rule_of
 from transpiler.lower import Kernel
 from transpiler.plan.modes import Barrier, Mode
 from transpiler.plan.plan import Deployment, Plan
@@ -164,10 +163,13 @@ class PServerRuntime:
             index: rule.hparams for index, rule in enumerate(groups)
         }
         live = [
-            each.optimizer.param_groups for each in self._storages if each.optimizer is not None
+            (each.optimizer, group)
+            for each in self._storages
+            if each.optimizer is not None
+            for group in each.optimizer.param_groups
         ]
-        for index, group in enumerate(chain.from_iterable(live)):
-            hparams[index] = _present(groups[index].type, group)
+        for index, (optimizer, group) in enumerate(live):
+            hparams[index] = _present(optimizer, groups[index].type, group)
         return hparams if self._tables is None else hparams | self._tables.hparams()
 
     def _send(self, program: Program, op: Op, x: Sequence[Any], **_: Any) -> tuple[()]:
@@ -253,11 +255,13 @@ def _lanes(program: Program) -> tuple[int, ...]:
     return program.deployment.plan.lanes_of(program.deployment.optimizer)
 
 
-def _present(op_type: str, group: Mapping[str, Any]) -> Mapping[str, Hparam]:
+def _present(
+    optimizer: torch.optim.Optimizer, op_type: str, group: Mapping[str, Any]
+) -> Mapping[str, Hparam]:
     """The present hyper-parameters of a parameter group."""
     return (
-        hparams_of(op_type, group)
-        if op_type in RULES
+        rule_of(optimizer, group).hparams
+        if is_dense(op_type)
         else {name: group[name] for name in ROW_RULES[op_type].hparams}
     )
 

@@ -33,7 +33,7 @@ from trainer.hybrid.tensor import cut_tensors, planned
 from trainer.sharding.agreement import agree, metadata_of
 from trainer.sharding.optimizer import ShardedOptimizer
 from transpiler.clip import GradClip
-from transpiler.ir.rules import rule_of
+from transpiler.ir.rules import element_wise
 from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def hybrid_optimizer(
     if model not in _made:
         raise ValueError("model: expected the one that hybrid_parallel returned")
     for group in optimizer.param_groups:
-        rule_of(optimizer, group)
+        element_wise(optimizer, group)
     mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     strange = mine.difference(model.parameters())
     if strange:

@@ -39,7 +39,7 @@ from trainer.sharding.agreement import agree, metadata_of
 from trainer.sharding.optimizer import ShardedOptimizer
 from trainer.sharding.shards import FlatShards, Shards
 from transpiler.clip import GradClip
-from transpiler.ir.rules import rule_of
+from transpiler.ir.rules import element_wise
 
 LEVELS = ("os", "os_g", "p_g_os")
 SEGMENT_SIZE = 2**20
@@ -223,7 +223,7 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer,
             )
         optimizer = optimizer.inner
     for group in optimizer.param_groups:
-        rule_of(optimizer, group)  # or says why its rule cannot be cut
+        element_wise(optimizer, group)  # or says why its rule cannot be cut
     return optimizer, clip
 
 

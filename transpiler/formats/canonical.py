@@ -36,6 +36,8 @@ def _plain(value: Argument) -> object:
         return {"variable": value.name}
     if isinstance(value, Symbol):
         return {"symbol": [value.kind, value.value]}
+    if isinstance(value, Block):
+        return {"block": _plain_block(value)}
     return {
         "tensor": [value.dtype, list(value.shape), blake2b(value.data, digest_size=16).hexdigest()]
     }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 
 from transpiler import program_pb2 as pb
+from transpiler.formats.block_message import block_to_proto, update_from_proto
 from transpiler.formats.table_message import table_from_proto, table_to_proto
 from transpiler.ir.rules import Clip, Hparam, Rule
 from transpiler.plan.lane_settings import A_SYNC_CONFIGS
@@ -61,12 +62,20 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
 
 
 def _rule_to_proto(rule: Rule) -> pb.Rule:
-    return pb.Rule(type=rule.type, hparams=hparams_to_proto(rule.hparams), flags=rule.flags)
+    return pb.Rule(
+        type=rule.type,
+        hparams=hparams_to_proto(rule.hparams),
+        flags=rule.flags,
+        update=None if rule.update is None else block_to_proto(rule.update),
+    )
 
 
 def _rule_from_proto(message: pb.Rule) -> Rule:
     return Rule(
-        message.type, hparams_from_proto(message.hparams), dict(sorted(message.flags.items()))
+        message.type,
+        hparams_from_proto(message.hparams),
+        dict(sorted(message.flags.items())),
+        update_from_proto(message.update) if message.HasField("update") else None,
     )
 
 

@@ -26,7 +26,7 @@ from transpiler.formats.phases import BACKWARD, UPDATE, kind_of, phases
 from transpiler.ir.aten_ops import aten_overload
 from transpiler.ir.graph import Argument, Block, Literal, Op, Ref, Role, Symbol, Variable, refs
 from transpiler.ir.ops import COLLECTIVE, check, is_optimizer, rule_of_op
-from transpiler.ir.rules import ROW_RULES, RULES
+from transpiler.ir.rules import RULES
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
 from transpiler.plan.lanes import describe_plan
 from transpiler.plan.plan import Deployment
@@ -54,6 +54,8 @@ def value(argument: Argument) -> str:
         return argument.value
     if isinstance(argument, Literal):
         return f"<{argument.dtype}{list(argument.shape)}>"
+    if isinstance(argument, Block):
+        return f"<{_count(len(argument.ops), 'op')}>"
     if isinstance(argument, tuple):
         return "[" + ", ".join(map(value, argument)) + "]"
     return (
@@ -184,7 +186,7 @@ def _defaults(op_type: str) -> dict[str, object]:
             for argument in arguments
             if argument.has_default_value()
         }
-    if op_type in ROW_RULES and op_type not in RULES:
+    if is_optimizer(op_type) and op_type not in RULES:  # of rows, or registered
         return {"group": 0}
     if is_optimizer(op_type):
         parameters = inspect.signature(RULES[op_type].cls).parameters.items()

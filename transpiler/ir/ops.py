@@ -2,7 +2,8 @@
 
 There are three families.  ``aten.*`` ops are torch's own, with torch's schemas (``aten_ops.py``).
 Optimizer ops (``adam``) are those of ``rules.RULES``: a parameter, its gradient, its states, the
-group's hyper-parameters and flags.  All other ops are ours: the table below and ``table_ops.py``.
+group's hyper-parameters and flags.  So are registered ones (``registered.lion``), whose argument
+``update`` is the rule's block.  All other ops are ours: the table below and ``table_ops.py``.
 ``check`` checks one op against its schema.  The invariants of whole programs are in ``verify/``.
 """
 
@@ -15,9 +16,9 @@ from types import MappingProxyType
 
 from transpiler.ir.aten_ops import aten_overload as aten_overload
 from transpiler.ir.aten_ops import aten_schema
-from transpiler.ir.graph import Argument, Op
+from transpiler.ir.graph import Argument, Block, Op
 from transpiler.ir.recurrent import SCHEMAS as RECURRENT_SCHEMAS
-from transpiler.ir.rules import ROW_RULES, RULES, Hparam, Rule, state_of
+from transpiler.ir.rules import ROW_RULES, RULES, Hparam, Rule, check_registered, state_of
 from transpiler.ir.schema import (
     BOOLEAN,
     BOUND,
@@ -51,6 +52,9 @@ from transpiler.ir.table_ops import (
     updates_rows,
 )
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
+from transpiler.ir.update_block import hparams_of as hparams_of_block
+from transpiler.ir.update_block import is_registered, registered_schema
+from transpiler.ir.update_block import states_of as states_of_block
 
 
 def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:
@@ -180,7 +184,7 @@ def _hparam_parameter(default: object) -> Parameter:
 
 def is_optimizer(op_type: str) -> bool:
     """Whether the op is an update rule, of parameters or of rows."""
-    return op_type in _rules() or op_type in ROW_RULES
+    return op_type in _rules() or op_type in ROW_RULES or is_registered(op_type)
 
 
 def allowed_on_server(op_type: str) -> bool:
@@ -210,6 +214,10 @@ def rule_of_op(op: Op) -> Rule:
     """The rule of an optimizer op: its hyper-parameters and flags."""
     if updates_rows(op):
         return row_rule_of_op(op)
+    update = op.arguments.get("update")
+    if isinstance(update, Block):
+        own = {name: _hparam(op.arguments[name]) for name in hparams_of_block(update)}
+        return Rule(op.type, own, {}, update)
     spec = RULES[op.type]
     hparams = {
         name: _hparam(op.arguments[name])
@@ -240,9 +248,11 @@ def states_of_op(op: Op) -> dict[str, bool]:
     Raises:
         ValueError: torch refuses the hyper-parameters or flags.
     """
-    rule = rule_of_op(op)
     if updates_rows(op):
         return {}
+    rule = rule_of_op(op)
+    if rule.update is not None:
+        return states_of_block(rule.update)
     try:
         return dict(_states(rule.type, tuple(rule.hparams.items()), tuple(rule.flags.items())))
     except (ValueError, TypeError, RuntimeError) as error:
@@ -258,6 +268,9 @@ def check_rule(rule: Rule) -> None:
     Raises:
         ValueError: naming the rule, the hyper-parameter or flag, what was expected and what came.
     """
+    if rule.update is not None or is_registered(rule.type):
+        check_registered(rule)
+        return
     if rule.type not in _rules():
         raise ValueError(f"rule {rule.type!r}: expected one of {', '.join(_rules())}")
     _optimizer_schema(Op(rule.type, {**rule.hparams, **rule.flags, "group": 0}))
@@ -266,6 +279,8 @@ def check_rule(rule: Rule) -> None:
 def _optimizer_schema(op: Op) -> Schema:
     if updates_rows(op):
         return update_schema(op.type)
+    if is_registered(op.type):
+        return registered_schema(op)
     if op.type not in _rules():
         raise ValueError(
             f"{where(op)}, argument 'columns': expected columns for a rule of rows, got none"
@@ -374,8 +389,10 @@ def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argum
         order = list(_OWN[op_type].parameters)
     elif op_type in ROW_RULES and ("columns" in arguments or op_type not in _rules()):
         order = list(update_schema(op_type).parameters)
-    elif op_type in _rules():
-        attributes = ["group", *_rules()[op_type]]
+    elif op_type in _rules() or is_registered(op_type):
+        update = arguments.get("update")
+        own = hparams_of_block(update) if isinstance(update, Block) else {}
+        attributes = ["group", *_rules().get(op_type, {}), *own, "update"]
         order = [
             "param",
             "grad",

@@ -8,6 +8,9 @@ such a rule does to one element must depend on that element's own parameter, gra
 on hparams common to all): only then may a parameter be cut anywhere.  The table lists the classes
 of which we know that.
 
+Rules that users register are no part of the table: such a :class:`Rule` brings its own arithmetic,
+a block of ops (``update_block.py``).
+
 Rows: the table holds everything about the rule that is data.  The arithmetic is a kernel in
 ``pserver/table/update_kernels.py`` (and one in ``deferred_updates.py`` where a step also moves rows
 that it does not touch), the class that users name is in ``trainer/row_optimizers.py``.  Both are
@@ -17,6 +20,7 @@ found by the rule's name.  So a new rule for rows is a spec here, a kernel and a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -25,6 +29,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from transpiler.ir.block import Argument, Block
+from transpiler.ir.rule_optimizer import RuleOptimizer, check_runs
+from transpiler.ir.update_block import (
+    check,
+    expect,
+    is_registered,
+    needs_norms,
+    states_of,
+)
+from transpiler.ir.update_block import hparams_of as hparams_of_block
 from transpiler.optim.decayed_adagrad import DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl
 
@@ -40,11 +54,24 @@ class Rule:
         hparams: name -> value; a schedule may move them.  Those of a plan are the values at the
             time of transpiling, and each step carries its own.
         flags: name -> value; they never change.
+        update: the ops of a rule that a user registered; None for a rule of the table.
     """
 
     type: str
     hparams: Mapping[str, Hparam]
     flags: Mapping[str, bool] = field(default_factory=dict)
+    update: Block | None = None
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """The hparams, the flags and the block, as an optimizer op has them."""
+        block = {} if self.update is None else {"update": self.update}
+        return {**self.hparams, **self.flags, **block}
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rule makes a number of a whole tensor, so that no parameter may be cut."""
+        return self.update is not None and needs_norms(self.update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +273,28 @@ ROW_RULES: Mapping[str, RowSpec] = MappingProxyType(
 """The rules for rows of tables: name -> spec."""
 
 
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What a user registered for an optimizer class.
+
+    Attributes:
+        type: the optimizer op's type: "registered.Lion".
+        update: its ops.
+    """
+
+    type: str
+    update: Block
+
+
+registered: dict[type[torch.optim.Optimizer], Registered] = {}
+"""The rules that users registered in this process, by optimizer class."""
+
+
+def is_dense(op_type: str) -> bool:
+    """Whether the op updates dense parameters, by a rule of the table or a registered one."""
+    return op_type in RULES or is_registered(op_type)
+
+
 # ---- rules of optimizers, and optimizers of rules ----
 
 _REFUSED = {
@@ -265,6 +314,8 @@ def _type_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     Exact classes only: a subclass may step differently.
     """
     cls = type(optimizer)
+    if cls in registered:
+        return registered[cls].type
     for op_type, spec in RULES.items():
         if spec.cls is cls:
             return "momentum" if op_type == "sgd" and group["momentum"] != 0 else op_type
@@ -279,7 +330,7 @@ def _type_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     )
     raise ValueError(
         f"optimizer {cls.__module__}.{cls.__qualname__} {why}. Rules that can be cut into slices: "
-        f"{known}"
+        f"{known}; register_rule gives servers the update of another one"
     )
 
 
@@ -316,6 +367,10 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
                 f"{type(optimizer).__name__}({key}=True): a parameter server's step does not "
                 f"support {why}"
             )
+    own = registered.get(type(optimizer))
+    if own is not None:
+        names = hparams_of_block(own.update)
+        return Rule(op_type, {key: _hparam(key, group[key]) for key in names}, {}, own.update)
     flags = {key: bool(group[key]) for key in RULES[op_type].flags if group.get(key) is not None}
     return Rule(op_type, hparams_of(op_type, group), flags)
 
@@ -353,6 +408,8 @@ def state_of(rule: Rule) -> dict[str, bool]:
     Returns:
         Name -> True where the state has the parameter's shape, False for a scalar.
     """
+    if rule.update is not None:
+        return states_of(rule.update)
     probe = torch.zeros(2)
     probe.grad = torch.zeros(2)
     optimizer = make(rule, [probe])
@@ -377,10 +434,60 @@ def make(rule: Rule, params: list[Tensor]) -> torch.optim.Optimizer:
     Raises:
         ValueError: the rule's type is unknown, or torch refuses one of its hparams.
     """
+    if rule.update is not None:
+        return RuleOptimizer(params, rule.update, rule.hparams)
     if rule.type not in RULES:
         raise ValueError(f"expected an optimizer op among {', '.join(RULES)}, got {rule.type!r}")
     cls: Callable[..., torch.optim.Optimizer] = RULES[rule.type].cls
     return cls(params, **rule.hparams, **rule.flags)
+
+
+def check_registered(rule: Rule, dtype: torch.dtype = torch.float32) -> None:
+    """Checks a registered rule: its block, and that a step of it runs.
+
+    Args:
+        rule: also one from the network.
+        dtype: of a parameter.
+
+    Raises:
+        ValueError: naming the op or the hparam, what was expected and what came.
+    """
+    what = f"rule {rule.type!r}"
+    expect(is_registered(rule.type), f"{what}: expected registered.NAME of a rule with a block")
+    expect(rule.update is not None, f"{what}: expected its block of ops, got none")
+    expect(not rule.flags, f"{what}: expected no flags, got {', '.join(rule.flags)}")
+    assert rule.update is not None
+    try:
+        check(rule.update)
+        for name, count in hparams_of_block(rule.update).items():
+            value = rule.hparams.get(name)
+            expect(value is not None, f"expected a number for {name!r}, got none")
+            numbers = value if isinstance(value, tuple) else (value,)
+            finite = all(isinstance(each, float) and math.isfinite(each) for each in numbers)
+            expect(finite, f"expected finite numbers for {name!r}, got {value!r}")
+            got = len(value) if isinstance(value, tuple) else None
+            items = "one number" if count is None else f"{count} numbers"
+            expect(got == count, f"expected {items} for {name!r}, got {value!r}")
+        odd = sorted(set(rule.hparams) - set(hparams_of_block(rule.update)))
+        expect(not odd, f"expected hparams that its block has, got {odd[:3]}")
+        check_runs(rule.update, rule.hparams, dtype)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def element_wise(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
+    """As :func:`rule_of`, of a rule that may be cut anywhere.
+
+    Raises:
+        ValueError: as :func:`rule_of`; or it needs numbers of whole tensors.
+    """
+    rule = rule_of(optimizer, group)
+    if rule.whole:
+        raise ValueError(
+            f"optimizer {type(optimizer).__qualname__} needs norms of whole tensors, so a slice "
+            "cannot be updated alone"
+        )
+    return rule
 
 
 def set_hparams(optimizer: torch.optim.Optimizer, hparams: Mapping[str, Hparam]) -> None:

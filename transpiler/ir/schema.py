@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import torch
 
-from transpiler.ir.graph import Argument, Literal, Op, Ref, Symbol
+from transpiler.ir.block import Argument, Block, Literal, Op, Ref, Symbol
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -174,6 +174,8 @@ def describe(value: Argument) -> str:
     """An argument in a message: short, with its type."""
     if isinstance(value, Literal):
         return f"a constant {value.dtype}{list(value.shape)} of {len(value.data)} bytes"
+    if isinstance(value, Block):
+        return f"a block of {len(value.ops)} ops"
     if isinstance(value, tuple) and len(value) > 8:
         return f"a list of {len(value)}, beginning with {', '.join(map(describe, value[:3]))}"
     shown = repr(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transpiler.ir.graph import Block, Ref
-from transpiler.ir.rules import RULES
+from transpiler.ir.rules import is_dense
 from transpiler.ir.table_ops import updates_rows
 
 
@@ -20,7 +20,7 @@ def slice_states(blocks: Sequence[Block]) -> dict[str, dict[str, str]]:
     """
     found: dict[str, dict[str, str]] = {}
     for op in (
-        op for block in blocks[1:] for op in block.ops if op.type in RULES and not updates_rows(op)
+        op for block in blocks[1:] for op in block.ops if is_dense(op.type) and not updates_rows(op)
     ):
         refs = {key: value.name for key, value in op.arguments.items() if isinstance(value, Ref)}
         param = refs.pop("param")

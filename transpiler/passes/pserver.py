@@ -154,7 +154,7 @@ def _optimizer_op(placement: Placement, slice_: Slice, plan: Plan, grad: str) ->
     arguments.update(
         {state: Ref(name_beside(placement, slice_, state)) for state in sorted(state_of(rule))}
     )
-    arguments.update({"group": group, **rule.hparams, **rule.flags})
+    arguments.update({"group": group, **rule.arguments})
     return Op(rule.type, arguments, (slice_.name,))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -188,6 +188,7 @@ def place(
     min_block_size: int = 8192,
     slice_var_up: bool = True,
     method: type[Dispatcher] = RoundRobin,
+    whole: Collection[str] = (),
 ) -> tuple[Placement, ...]:
     """Cuts variables into slices and chooses their servers.
 
@@ -198,6 +199,7 @@ def place(
         min_block_size: elements.
         slice_var_up: False leaves every variable whole.
         method: the split method.
+        whole: the names of variables that stay whole all the same.
 
     Returns:
         One placement for each variable, in their order.
@@ -208,7 +210,7 @@ def place(
     """
     listed = [(name, tuple(shape), dtype, group) for name, shape, dtype, group in variables]
     cuts = [
-        _cut(name, shape, servers if slice_var_up else 1, min_block_size)
+        _cut(name, shape, servers if slice_var_up and name not in whole else 1, min_block_size)
         for name, shape, _, _ in listed
     ]
     flat = [(s, dtype) for cut, (_, _, dtype, _) in zip(cuts, listed, strict=True) for s in cut]

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Table
+from transpiler.ir.update_block import digest
 from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.modes import CollectiveMode, Mode, collective_mode_of, mode_of
 
@@ -293,6 +294,8 @@ class Plan:
             facts[f"group {index}: optimizer"] = rule.type
             for key, value in {**rule.hparams, **rule.flags}.items():
                 facts[f"group {index}: {key}"] = repr(value)
+            if rule.update is not None:
+                facts[f"group {index}: update"] = digest(rule.update)
         if self.collective is not None:
             facts |= _facts("collective: ", self.collective)
         for order, placement in enumerate(self.placements):
@@ -375,7 +378,8 @@ def _table_fact(table: Table) -> str:
 def _fact(value: object) -> str:
     """A value in words that do not depend on the order of a mapping."""
     if isinstance(value, Rule):
-        return f"{value.type} {sorted(value.hparams.items())} {sorted(value.flags.items())}"
+        own = "" if value.update is None else f" {digest(value.update)}"
+        return f"{value.type} {sorted(value.hparams.items())} {sorted(value.flags.items())}{own}"
     return repr(value)
 
 

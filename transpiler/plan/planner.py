@@ -5,6 +5,7 @@ update rules and the user's choices.
 
     plan_parameters   checks, then
       _laned          the lane of each updated variable and each table     (lane_plan.py)
+      _whole          what is not cut, because its rule needs norms
       place           slices and their servers                             (placement.py)
       compressed      how each parameter's gradients travel
 """
@@ -16,7 +17,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from transpiler.ir.rules import ROW_RULES, RULES, Clip, Rule
+from transpiler.ir.rules import ROW_RULES, RULES, Clip, Rule, is_dense
 from transpiler.ir.tables import Table
 from transpiler.plan.lane_plan import AUTO, LanePlan, uniform
 from transpiler.plan.modes import MODES
@@ -61,7 +62,7 @@ def _check(listed: Sequence[Named], rules: Sequence[Rule], **counts: int) -> Non
         if count < 1:
             raise ValueError(f"{what}: expected 1 or more, got {count}")
     for index, rule in enumerate(rules):
-        if rule.type not in RULES and rule.type not in ROW_RULES:
+        if not is_dense(rule.type) and rule.type not in ROW_RULES:
             raise ValueError(
                 f"group {index}: expected an optimizer op among {', '.join(RULES)}, got "
                 f"{rule.type!r}"
@@ -134,7 +135,8 @@ def plan_parameters(
     listed = [each._replace(group=None) if each.name in averaged else each for each in listed]
     listed.sort(key=lambda each: each.group is None)  # stable
     made, indices, placed_tables = _laned(asked, listed, rules, tables)
-    placed = place(listed, servers, min_block_size, slice_var_up, split_method)
+    undivided = _undivided(listed, rules, [made[index] for index in indices])
+    placed = place(listed, servers, min_block_size, slice_var_up, split_method, undivided)
     # a variable that is never updated is in the first lane, and no step has it
     of_each = [*indices, *[0] * (len(listed) - len(indices))]
     placements = tuple(
@@ -171,6 +173,21 @@ def _clipping(plan: Plan, clips: Sequence[Clip | None]) -> Plan:
             f"optimizer 0 and {clips[odd]} for optimizer {odd}: give both the same"
         )
     return replace(plan, clip=None)
+
+
+def _undivided(
+    listed: Sequence[Named], rules: Sequence[Rule], lanes: Sequence[Lane]
+) -> frozenset[str]:
+    """The variables whose rule, on the servers, makes numbers of whole tensors.
+
+    Args:
+        lanes: of the updated variables, which come first.
+    """
+    return frozenset(
+        each.name
+        for each, lane in zip(listed, lanes, strict=False)
+        if each.group is not None and rules[each.group].whole and not lane.kind.steps_on_trainer
+    )
 
 
 def _laned(

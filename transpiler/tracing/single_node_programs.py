@@ -119,4 +119,4 @@ def _update(
             full, param.shape if like else (), param.dtype if like else "float32", Role.STATE, name
         )
         arguments[state] = Ref(full)
-    return Op(rule.type, {**arguments, "group": index, **rule.hparams, **rule.flags}, (name,))
+    return Op(rule.type, {**arguments, "group": index, **rule.arguments}, (name,))

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable
 
 from transpiler.ir.ops import check_rule
-from transpiler.ir.rules import RULES
+from transpiler.ir.rules import check_registered, is_dense
 from transpiler.ir.schema import DTYPES
-from transpiler.plan.lanes import check_lane
+from transpiler.plan.lanes import applied, check_lane
 from transpiler.plan.plan import COMPRESSIONS, Deployment, Placement, Plan, Slice, check_unique
 from transpiler.plan.table_planner import check_table, row_rule
 
@@ -84,7 +84,7 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
         )
         rule = plan.groups[placement.group].type
         expect(
-            rule in RULES,
+            is_dense(rule),
             f"{what}: expected a group with a rule for dense parameters, got {rule!r}",
         )
         trainable = DTYPES[placement.dtype].is_floating_point or DTYPES[placement.dtype].is_complex
@@ -96,6 +96,7 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
         0 <= placement.lane < len(plan.lanes),
         f"{what}: expected a lane below {len(plan.lanes)}, got {placement.lane}",
     )
+    _check_update(what, placement, plan)
     begin = 0
     for slice_ in placement.slices:
         _check_slice(what, placement, slice_, begin, plan.servers)
@@ -104,6 +105,24 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
     expect(
         len(placement.slices) > 0 and begin == total,
         f"{what}: expected slices of all {total} elements, got {begin}",
+    )
+
+
+def _check_update(what: str, placement: Placement, plan: Plan) -> None:
+    """Whether a registered rule fits the variable: its dtype, and a whole tensor where the rule
+    makes a number of it.
+    """
+    found = applied(plan, placement)
+    if found is None or found[1].update is None:
+        return
+    try:
+        check_registered(found[1], DTYPES[placement.dtype])
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+    expect(
+        not found[1].whole or len(placement.slices) == 1,
+        f"{what}: expected one slice, because the rule {found[1].type!r} makes a number of the "
+        f"whole tensor, got {len(placement.slices)}",
     )
 
 
