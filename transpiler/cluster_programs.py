@@ -11,13 +11,19 @@ from dataclasses import replace
 
 import torch
 
-from transpiler.ir.graph import Block, Op, Storage, freeze
+from transpiler.ir.graph import Block, Op, Role, Storage, freeze
 from transpiler.ir.table_ops import table_variable
-from transpiler.passes import PSERVER_PASSES, trainer_passes, trainer_startup_passes
+from transpiler.passes import (
+    PSERVER_PASSES,
+    forward_passes,
+    trainer_passes,
+    trainer_startup_passes,
+)
 from transpiler.passes.pserver import held, server_of, value_variable
 from transpiler.passes.pserver_tables import rows_at_start
-from transpiler.plan.plan import Deployment, Placement, Slice
+from transpiler.plan.plan import Deployment, Placement, Plan, Slice
 from transpiler.program import Program
+from transpiler.verify.evaluation import changes_nothing
 from transpiler.verify.verify import run, verify
 
 
@@ -36,6 +42,80 @@ def trainer_program(program: Program, deployment: Deployment) -> Program:
         deployment.own_plan,
         trainer_passes(deployment.runtime_split_send_recv),
     )
+
+
+def forward_program(program: Program, deployment: Deployment, trained: Program) -> Program:
+    """A forward program as a trainer runs it: against the servers' values and tables.
+
+    Args:
+        program: single-node, without updates.
+        deployment: this trainer's.
+        trained: the trainer's main program, whose values it computes with.
+
+    Raises:
+        IllegalProgram: the program violates an invariant.
+        ValueError: it has a parameter, buffer or table that the trained program has not, or it
+            changes one.
+    """
+    if program.main.variables_of(Role.GRADIENT):
+        raise ValueError(
+            "transpile: expected a program that evaluates or has optimizer ops, got one with "
+            "gradients that nothing uses"
+        )
+    known = trained.main.variables
+    for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.TABLE):
+        mine, own = known.get(variable.name), (variable.shape, variable.dtype)
+        if mine is None or (mine.shape, mine.dtype) != own:
+            got = "none" if mine is None else f"{mine.dtype}{list(mine.shape)}"
+            raise ValueError(
+                f"transpile: the forward program has {variable.name} {variable.dtype}"
+                f"{list(variable.shape)}: expected it in the program that the job trains, got "
+                f"{got}; capture both from the same module"
+            )
+    found = replace(program, deployment=deployment, storage=trained.storage or program.storage)
+    for violation in changes_nothing(found):
+        raise ValueError(
+            f"transpile: the forward program changes {violation.variable or 'a variable'} "
+            f"({violation.op}): give it in eval() mode, or its clone(for_test=True)"
+        )
+    passes = forward_passes(deployment.runtime_split_send_recv)
+    made = run(found, deployment.plan, passes)
+    verify(made, deployment.plan)
+    return made
+
+
+def check_belongs(plan: Plan, startup: Program) -> None:
+    """Checks that this is a single-node startup program, of the program that the plan is for.
+
+    Raises:
+        ValueError: it has other ops than init, or lacks a variable.
+    """
+    odd = next((op.type for op in startup.main.ops if op.type not in ("init", "fake_init")), None)
+    if odd is not None:
+        raise ValueError(
+            "startup_program: expected a single-node startup program, of init ops only, got the "
+            f"op {odd!r}"
+        )
+    held = {
+        variable.name: variable
+        for variable in startup.main.variables_of(Role.PARAMETER, Role.BUFFER)
+    }
+    for placement in plan.placements:
+        found = held.get(placement.name)
+        if found is None or found.shape != placement.shape or found.dtype != placement.dtype:
+            got = "none" if found is None else f"{found.dtype}{list(found.shape)}"
+            raise ValueError(
+                "startup_program: expected the one that belongs to the main program, with "
+                f"{placement.name} "
+                f"{placement.dtype}{list(placement.shape)}; got {got}"
+            )
+
+    for table in plan.tables:
+        if table.name not in startup.main.variables:
+            raise ValueError(
+                "startup_program: expected the one that belongs to the main program, with "
+                f"{table.name}; got none"
+            )
 
 
 def trainer_startup(startup: Program, deployment: Deployment) -> Program:

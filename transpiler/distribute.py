@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transpiler.cluster_programs import (
+    check_belongs,
+    forward_program,
     pserver_program,
     pserver_startup,
     trainer_program,
@@ -35,6 +37,7 @@ from transpiler.collective import (
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.given_programs import Given, given_programs, startup_programs, values_of
 from transpiler.ir.graph import Role
+from transpiler.ir.updates import updates
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Deployment, Plan
 from transpiler.plan.planner import plan_parameters
@@ -43,7 +46,7 @@ from transpiler.program import Program
 from transpiler.program_planner import plan_program, plan_programs
 from transpiler.strategy.from_config import Choices, choices_of
 from transpiler.strategy.strategy import DistributedStrategy
-from transpiler.tracing.default_programs import set_default_trainer
+from transpiler.tracing.default_programs import default_main_program, set_default_trainer
 from transpiler.verify.verify import verify_servers
 
 __all__ = [
@@ -99,36 +102,6 @@ def _whole_number(what: str, value: object, least: int, below: int | None = None
     return value
 
 
-def _check_belongs(plan: Plan, startup: Program) -> None:
-    """Checks that this is a single-node startup program, of the program that the plan is for."""
-    odd = next((op.type for op in startup.main.ops if op.type not in ("init", "fake_init")), None)
-    if odd is not None:
-        raise ValueError(
-            "startup_program: expected a single-node startup program, of init ops only, got the "
-            f"op {odd!r}"
-        )
-    held = {
-        variable.name: variable
-        for variable in startup.main.variables_of(Role.PARAMETER, Role.BUFFER)
-    }
-    for placement in plan.placements:
-        found = held.get(placement.name)
-        if found is None or found.shape != placement.shape or found.dtype != placement.dtype:
-            got = "none" if found is None else f"{found.dtype}{list(found.shape)}"
-            raise ValueError(
-                "startup_program: expected the one that belongs to the main program, with "
-                f"{placement.name} "
-                f"{placement.dtype}{list(placement.shape)}; got {got}"
-            )
-
-    for table in plan.tables:
-        if table.name not in startup.main.variables:
-            raise ValueError(
-                "startup_program: expected the one that belongs to the main program, with "
-                f"{table.name}; got none"
-            )
-
-
 @dataclass(frozen=True)
 class _Transpiled:
     """What one call of ``transpile`` made.
@@ -138,16 +111,24 @@ class _Transpiled:
         mains: the trainer's main program of each optimizer.
         startups: the single-node startup program of each.
         listed: whether a list of programs was given.
+        forward: the trainer's program that evaluates, where a forward program was given since.
     """
 
     deployment: Deployment
     mains: tuple[Program, ...]
     startups: tuple[Program, ...]
     listed: bool = False
+    forward: Program | None = None
 
     def as_given(self, made: list[Program]) -> Any:
         """What was made of each program: a list where a list was given."""
         return made if self.listed else made[0]
+
+    def trains(self, program: Program) -> Program:
+        """The main program that has a forward program's variables."""
+        used = program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.TABLE)
+        names = {variable.name for variable in used}
+        return next((m for m in self.mains if names <= m.main.variables.keys()), self.mains[0])
 
     @property
     def servers(self) -> Deployment:
@@ -224,6 +205,11 @@ class DistributeTranspiler:
     ) -> None:
         """Plans the job and makes the trainer's main program.  The given programs stay unchanged.
 
+        A forward program is given after the job's training program, to the same transpiler and with
+        the same servers and trainers.  ``get_trainer_program()`` then gives one that receives the
+        servers' parameters, pulls their rows, and computes; in a k-step lane it has the trainer's
+        own.  It shares the training program's values.
+
         Args:
             trainer_id: this trainer, from 0 to below ``trainers``; any of them in a server's
                 process.
@@ -248,30 +234,41 @@ class DistributeTranspiler:
                 optimizer cannot be sliced, or the startup program is another program's.
         """
         self.config.check_effects()
-        if not self.config.has_servers:
-            if strategy is not None:
-                raise ValueError(
-                    f"strategy: expected none with mode={self.config.mode!r}, which has no servers"
-                )
-            self._made = self._collective(
-                trainer_id,
-                program,
-                pservers,
-                trainers,
-                sync_mode,
-                startup_program,
-                current_endpoint,
-            )
+        given = (trainer_id, program, pservers, trainers, sync_mode, startup_program)
+        if self.config.has_servers:
+            self._made = self._with_servers(*given, current_endpoint, strategy)
             return
+        if strategy is not None:
+            raise ValueError(
+                f"strategy: expected none with mode={self.config.mode!r}, which has no servers"
+            )
+        self._made = self._collective(*given, current_endpoint)
+
+    def _with_servers(
+        self,
+        trainer_id: int,
+        program: Given,
+        pservers: str,
+        trainers: int | str,
+        sync_mode: bool | None,
+        startup_program: Given,
+        current_endpoint: str,
+        strategy: DistributedStrategy | None,
+    ) -> _Transpiled:
+        """The same in a mode with servers."""
         chosen = choices_of(self.config, sync_mode, strategy)
         endpoints = parse_endpoints(pservers)
         parse_endpoints(current_endpoint, "current_endpoint")
         trainers = _whole_number("trainers", trainers, 1)
         trainer_id = _whole_number("trainer_id", trainer_id, 0, trainers)
+        single = default_main_program() if program is None else program
+        if isinstance(single, Program) and not updates(single.main) and single.deployment is None:
+            given = (sync_mode, startup_program, strategy)
+            return self._forward(single, (endpoints, trainers, trainer_id), given)
         mains, startups = zip(*given_programs(program, startup_program), strict=True)
         plan = self._plan(mains, chosen, trainers, len(endpoints))
         for startup in startups:
-            _check_belongs(plan, startup)
+            check_belongs(plan, startup)
         deployment = Deployment(
             plan,
             endpoints,
@@ -285,7 +282,7 @@ class DistributeTranspiler:
         verify_servers(
             [pserver_program(deployment.of_server(index)) for index in range(plan.servers)], plan
         )
-        self._made = _Transpiled(deployment, made, startups, isinstance(program, list | tuple))
+        return _Transpiled(deployment, made, startups, isinstance(program, list | tuple))
 
     def _collective(
         self,
@@ -319,13 +316,38 @@ class DistributeTranspiler:
         deployment = deployment_of(
             single, collective_of(self.config, endpoints), endpoints, trainer_id
         )
-        _check_belongs(deployment.plan, startup)
+        check_belongs(deployment.plan, startup)
         self._log(deployment.plan)
         made = _Transpiled(deployment, (collective_program(single, deployment),), (startup,))
         collective_startup(startup, deployment)  # raises now if it violates an invariant
         if program is None:
             set_default_trainer(made.mains[0])
         return made
+
+    def _forward(
+        self, program: Program, place: tuple[object, ...], given: tuple[object, ...]
+    ) -> _Transpiled:
+        """The forward program in the job that is transpiled already."""
+        if self._made is None:
+            raise ValueError(
+                "transpile: expected a program with optimizer ops, got one that updates nothing: "
+                "transpile the job's training program first; a forward program then evaluates "
+                "against its servers"
+            )
+        deployment, names = self._made.servers, ("pservers", "trainers", "trainer_id")
+        job = (deployment.endpoints, deployment.plan.trainers, deployment.trainer_id)
+        for name, mine, own in zip(names, place, job, strict=True):
+            if mine != own:
+                raise ValueError(
+                    f"{name}: expected the job's, {own}, for a forward program, got {mine}"
+                )
+        if any(each is not None for each in given):
+            raise ValueError(
+                "transpile: expected no sync_mode, startup_program or strategy for a forward "
+                "program: its job is planned already"
+            )
+        found = forward_program(program, deployment, self._made.trains(program))
+        return replace(self._made, forward=found)
 
     def _plan(
         self, programs: tuple[Program, ...], chosen: Choices, trainers: int, servers: int
@@ -371,7 +393,7 @@ class DistributeTranspiler:
         return deployment.of_server(deployment.endpoints.index(endpoint))
 
     def get_trainer_program(self, wait_port: bool = True) -> Any:
-        """The trainer's main program.
+        """The trainer's main program, or the forward one that ``transpile`` was given last.
 
         Args:
             wait_port: recorded in the program.  Running it waits, up to the start timeout, until
@@ -386,6 +408,8 @@ class DistributeTranspiler:
         """
         made, waits = self._transpiled(), check_flag("wait_port", wait_port)
         waits = waits and made.deployment.wait_port
+        if made.forward is not None:
+            return replace(made.forward, deployment=replace(made.deployment, wait_port=waits))
         return made.as_given(
             [
                 replace(
@@ -440,7 +464,7 @@ class DistributeTranspiler:
         made = self._transpiled()
         startups = startup_programs(startup_program, made.startups)
         for startup in startups:
-            _check_belongs(made.deployment.plan, startup)
+            check_belongs(made.deployment.plan, startup)
         if pserver_program is not None:
             endpoint = self._endpoint_of(pserver_program, endpoint)
         if endpoint is not None:

@@ -12,9 +12,9 @@ from transpiler.ir.updates import (
     group_of,
     optimizer_ops,
     parameter_of,
-    row_updates,
     rules_of_ops,
     tables_of,
+    updates,
 )
 from transpiler.plan.lane_plan import LanePlan
 from transpiler.plan.placement import Dispatcher, RoundRobin
@@ -236,7 +236,7 @@ def _check_single_node(program: Program) -> None:
         raise ValueError(
             "transpile: expected a single-node program, got one that was transpiled already"
         )
-    if not optimizer_ops(program.main) and not row_updates(program.main):
+    if not updates(program.main):
         raise ValueError(
             "transpile: expected a program with optimizer ops, got one that updates nothing"
         )

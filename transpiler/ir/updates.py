@@ -21,6 +21,11 @@ def row_updates(block: Block) -> list[Op]:
     return [op for op in block.ops if updates_rows(op)]
 
 
+def updates(block: Block) -> bool:
+    """Whether the block updates anything: a forward program's does not."""
+    return bool(optimizer_ops(block) or row_updates(block))
+
+
 def parameter_of(op: Op) -> str:
     """The parameter that an optimizer op updates."""
     param = op.arguments["param"]

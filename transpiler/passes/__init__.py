@@ -40,6 +40,7 @@ from transpiler.passes.trainer import (
     drop_updates,
     leave_clipping_to_servers,
     receive_everything,
+    receive_first,
     receive_parameters,
     send_changes,
     send_gradients,
@@ -48,7 +49,7 @@ from transpiler.passes.trainer_averaged import average_gradients
 from transpiler.passes.trainer_tables import pull_rows, send_row_gradients
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
-from transpiler.verify import averaged, collective, pserver, tables, trainer
+from transpiler.verify import averaged, collective, evaluation, pserver, tables, trainer
 from transpiler.verify.verify import Pass, Stage
 
 Pipeline = tuple[Stage, ...]
@@ -89,6 +90,31 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
                 trainer.parameters_received_once,
                 trainer.received_after_sending,
                 trainer.barriers_exactly_where_due,
+                trainer.concatenated_after_arrival,
+            ),
+        ),
+    )
+
+
+def forward_passes(runtime_split_send_recv: bool = False) -> Pipeline:
+    """The pipeline from a forward program to a trainer's that evaluates.
+
+    Args:
+        runtime_split_send_recv: as in :func:`trainer_passes`.
+    """
+
+    def split(transform: Callable[[Program, Plan, bool], Program]) -> Pass:
+        return lambda program, plan: transform(program, plan, runtime_split_send_recv)
+
+    return (
+        # lookups become pulls of rows from servers
+        Stage(split(pull_rows), (tables.rows_pulled_once, evaluation.changes_nothing)),
+        # each parameter is received and its slices are concatenated
+        Stage(
+            split(receive_first),
+            (
+                evaluation.received_before_computing,
+                trainer.parameters_received_once,
                 trainer.concatenated_after_arrival,
             ),
         ),

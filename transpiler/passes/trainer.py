@@ -270,6 +270,22 @@ def receive_parameters(
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
 
 
+def receive_first(program: Program, plan: Plan, runtime_split_send_recv: bool = False) -> Program:
+    """Before a program that evaluates computes, every parameter that servers update is received,
+    also one that the program does not read: they arrive together.
+    """
+    updated = [
+        p
+        for p in plan.placements
+        if p.group is not None and not plan.lane_of(p).kind.steps_on_trainer
+    ]
+    receives, concats, slices = _receiving(updated, program, runtime_split_send_recv)
+    barrier = [Op("fetch_barrier", _place(program))] if receives else []
+    held = [Variable(p.name, p.shape, p.dtype, Role.PARAMETER) for p in updated]
+    ops = [*receives, *barrier, *concats, *program.main.ops]
+    return program.with_blocks(_with(program.main, ops, [*held, *slices]))
+
+
 def receive_everything(
     program: Program, plan: Plan, runtime_split_send_recv: bool = False
 ) -> Program:
