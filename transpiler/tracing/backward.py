@@ -18,6 +18,7 @@ from transpiler.ir.graph import Block, Op, Ref, Role, Variable, freeze
 from transpiler.lower import Lowered, lower
 from transpiler.program import Program
 from transpiler.tracing.autograd import gradients_of
+from transpiler.tracing.backward_tables import opened
 from transpiler.tracing.default_programs import default_main_program
 from transpiler.tracing.equivalence_check import Result, check_equivalence, resized, unchanged
 from transpiler.tracing.input_spec import Inputs, InputSpec, made_inputs
@@ -39,7 +40,8 @@ def append_backward(
     Args:
         program: captured without an optimizer, or the clone of such a one.
         loss: the name of a variable of one element.
-        parameter_list: the parameters whose gradients are wanted; None: all that are trained.
+        parameter_list: the parameters and tables whose gradients are wanted; None: all that are
+            trained.
         no_grad_set: variables that count as constants, and parameters that get no gradient.
 
     Returns:
@@ -48,8 +50,8 @@ def append_backward(
     Raises:
         TypeError: an argument has another type.
         ValueError: there is no such variable, the loss depends on none of the parameters or has
-            several elements, the program has a backward part or tables, or its step calls an
-            autograd function of the user's.
+            several elements, the program has a backward part, its step calls an autograd function
+            of the user's, or a table counts shows and clicks.
 
     Example:
         >>> import torch
@@ -62,7 +64,8 @@ def append_backward(
         ['bias@GRAD', 'weight@GRAD']
     """
     _check(program, "append_backward")
-    known = {variable.name for variable in program.main.variables_of(Role.PARAMETER)}
+    trained = program.main.variables_of(Role.PARAMETER, Role.TABLE)
+    known = {variable.name for variable in trained}
     wanted = list(known if parameter_list is None else _names(parameter_list))
     for name in wanted:
         if name not in known:
@@ -70,7 +73,7 @@ def append_backward(
     constant = set(_names(no_grad_set or ()))
     ordered = [
         variable.name
-        for variable in program.main.variables_of(Role.PARAMETER)
+        for variable in trained
         if variable.name in wanted and variable.name not in constant
     ]
     size = _variable(program, loss, "loss").shape
@@ -137,10 +140,6 @@ def _check(program: Program, what: str) -> None:
     main = program.main
     if program.deployment is not None or main.variables_of(Role.GRADIENT, Role.STATE):
         raise ValueError(f"{what}: expected a forward program, got one that trains")
-    if main.variables_of(Role.TABLE):
-        raise ValueError(
-            f"{what}: expected a program without tables: capture the step with an optimizer"
-        )
     if program.storage.opaque:
         functions = ", ".join(program.storage.opaque[:_SHOWN])
         raise ValueError(
@@ -186,6 +185,10 @@ def _with_backward(
     program: Program, targets: Sequence[str], wanted: Sequence[str], constant: Collection[str]
 ) -> Program:
     """The program with the gradients of ``targets`` with respect to ``wanted``."""
+    if program.main.variables_of(Role.TABLE):
+        open_ = opened(program, wanted, "append_backward")
+        dense = [name for name in wanted if name not in open_.tables]
+        return open_.closed(_with_backward(open_.program, targets, [*dense, *open_.rows], constant))
     # as in capture.py: tracing loads torch's compiler front end
     from transpiler.tracing.emit import emit
     from transpiler.tracing.guards import sizes_at, variants

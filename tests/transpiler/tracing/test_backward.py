@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.support.models import EIGHT, bert, convolution, several_inputs
-from tests.support.table_programs import Net, batches
-from tests.support.table_programs import step as with_tables
 from tests.support.unusual_models import bare
 from trainer import Executor
 from transpiler import append_backward, capture, gradients, name
@@ -136,7 +134,7 @@ class _Straight(torch.autograd.Function):
 
 
 def test_what_cannot_be_differentiated_is_told():
-    """The user's own backward code, tables, a training program, a loss of several elements, names
+    """The user's own backward code, a training program, a loss of several elements, names
     that there are not.
     """
     model, example = Chain(), (torch.ones(3, 4),)
@@ -152,9 +150,6 @@ def test_what_cannot_be_differentiated_is_told():
     straight, _ = capture(model, lambda m, x: _Straight.apply(m(x)).mean(), example=example)
     with pytest.raises(ValueError, match="calls _Straight, whose backward is Python code"):
         append_backward(straight, "output")
-    tables, _ = capture(Net(), with_tables, example=batches(1)[0])
-    with pytest.raises(ValueError, match="expected a program without tables"):
-        append_backward(tables, "output")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training, _ = capture(model, lambda m, x: m(x).mean(), optimizer, example)
     with pytest.raises(ValueError, match="expected a forward program, got one that trains"):
