@@ -6,6 +6,8 @@
   layer by layer they keep it.
 - Recurrent layers over a free time: torch's decomposition loops over the steps, whose number a
   program does not know; one op takes its place.
+- ``one_hot`` without a number of classes, and packed sequences: a size depends on data, and the
+  refusal says what to write instead.
 - ``ctc_loss``: what it keeps for its backward has a size that depends on data (ctc.py).
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -38,6 +40,8 @@ def as_eager() -> Iterator[None]:
             overload = getattr(aten, kind).input
             stack.enter_context(_replaced(overload, partial(_by_layer, kind)))
         stack.enter_context(_given(aten.ctc_loss.Tensor, ctc_loss))
+        stack.enter_context(_given(aten.one_hot.default, _one_hot))
+        stack.enter_context(_given(aten._pack_padded_sequence.default, _pack_padded_sequence))
         yield
 
 
@@ -65,6 +69,38 @@ def _given(overload: OpOverload, kernel: Kernel) -> Iterator[None]:
         yield
     finally:
         _set(overload, kernels)
+
+
+def _one_hot(ids: Tensor, num_classes: int = -1) -> Tensor:
+    """torch's own where the number of classes is said.
+
+    Raises:
+        ValueError: it is not, so that it would be the largest id of the batch.
+    """
+    if num_classes < 0:
+        raise ValueError(
+            "one_hot without num_classes makes as many columns as the largest id of the batch "
+            "says, which a program cannot know: write one_hot(ids, num_classes=...)"
+        )
+    found: Tensor = torch.ops.aten.one_hot.default._op_dk(
+        DispatchKey.CompositeImplicitAutograd, ids, num_classes
+    )
+    return found
+
+
+def _pack_padded_sequence(*arguments: Any) -> NoReturn:
+    """Refuses packed sequences.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        "a packed sequence has as many rows as the lengths of the batch say, which a program "
+        "cannot know: give the layer the padded batch, whose steps after a sequence's end change "
+        "none before it; mask its outputs by the lengths, and take the last state of each "
+        "sequence with outputs[torch.arange(lengths.shape[0]), lengths - 1].  The backward "
+        "direction of a bidirectional layer needs each sequence reversed within its length"
+    )
 
 
 _TRACED = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)

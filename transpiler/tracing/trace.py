@@ -327,7 +327,8 @@ def _explained() -> Iterator[None]:
             )
             line = line or source_location.of_error(cause)
         else:
-            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+            why = kind + str(error).strip().partition(chr(10))[0]
         raise ValueError(
             f"{line or 'in the backward pass'}: cannot capture this step: {why}"
         ) from error
