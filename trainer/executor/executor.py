@@ -175,8 +175,8 @@ class Executor:
 
         Raises:
             OSError: the directory cannot be written, or another job writes there (InUse).
-            ValueError: the program was not captured in this process, or trainers give different
-                paths.
+            ValueError: the program was loaded and has tables or is a trainer's, or trainers give
+                different paths.
 
         ::
 
@@ -203,7 +203,7 @@ class Executor:
         Raises:
             FileNotFoundError: there is no checkpoint.
             ValueError: it is torn, or of another model or optimizer, or trainers find different
-                ones; nothing is changed.
+                ones, or a loaded program's ops have other hyper-parameters; nothing is changed.
         """
         from trainer.executor import program_training
 

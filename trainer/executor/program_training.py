@@ -6,6 +6,7 @@ A trainer's program asks its servers for states and rows; the others have them h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from pserver.checkpoint.checkpoint import Claims
 from trainer.checkpoint import resume
 from trainer.checkpoint.joint_call import jointly
+from trainer.executor.ops_optimizer import OpsOptimizer
 from transpiler.ir.graph import Storage
 from transpiler.ir.table_ops import is_sparse
 from transpiler.program import Program
@@ -34,17 +36,14 @@ class ProgramTraining:
         names, param_groups, state: see :class:`~trainer.checkpoint.resume.Trained`.
 
     Raises:
-        ValueError: the process holds no optimizer for the program, or a table that it could not
-            write.
+        ValueError: the process holds no values for the program, or a table or a state that it could
+            not write.
     """
 
     def __init__(self, program: Program, communicator: Communicator | None) -> None:
         storage = program.storage
-        if storage is None or storage.optimizer is None:
-            raise ValueError(
-                "expected a program that was captured in this process, with its optimizer; a "
-                "loaded one has Program.save and Program.load"
-            )
+        if storage is None:
+            raise ValueError("expected a program that holds values, got one without")
         lost = [name for name, why in storage.unsaved.items() if why.endswith("on the servers")]
         if lost and communicator is None:
             raise ValueError(
@@ -52,14 +51,16 @@ class ProgramTraining:
                 "job: save before it is closed"
             )
         self._storage: Storage = storage
-        self._optimizer: torch.optim.Optimizer = storage.optimizer
+        self._optimizer: torch.optim.Optimizer | OpsOptimizer = (
+            OpsOptimizer(program) if storage.optimizer is None else storage.optimizer
+        )
         self._communicator = communicator
         self.tables = self._store()
         self.names: Mapping[Tensor, str] = {
             tensor: name for name, tensor in storage.tensors.items()
         }
         self.param_groups = self._optimizer.param_groups
-        self.state = self._optimizer.state
+        self.state: Any = self._optimizer.state
 
     @property
     def first(self) -> bool:
@@ -114,6 +115,20 @@ class ProgramTraining:
                     for key, value in states.items()
                 }
         return self._optimizer.state_dict()
+
+    def check(self, groups: Sequence[Mapping[str, Any]], scheduler: Any | None) -> None:
+        """Whether the program can take up a checkpoint's groups, and a scheduler's state.
+
+        Raises:
+            ValueError: it was loaded, so that its ops hold other hyper-parameters, or no schedule.
+        """
+        if isinstance(self._optimizer, OpsOptimizer):
+            if scheduler is not None:
+                raise ValueError(
+                    "scheduler: expected none for a loaded program, whose hyper-parameters are "
+                    "those of its ops"
+                )
+            self._optimizer.check(groups)
 
     def served(self) -> Mapping[str, Tensor]:
         """The servers' values of what trainers step by themselves, by name."""
@@ -182,6 +197,9 @@ def load(trainings: Sequence[ProgramTraining], path: str, scheduler: Any | None)
     first.flush()
     with jointly(first, "Executor.load", "opened") as part:
         found = resume.opened(path, tensors, trainings, scheduler, first.tables)
+        groups = iter(found.meta["groups"])
+        for each in trainings:
+            each.check(list(islice(groups, len(each.param_groups))), scheduler)
         part.fact = f"the checkpoint {found.reader.saved.identity}"
     with jointly(first, "Executor.load", "taken"):
         store = first.tables if first.first else None

@@ -15,6 +15,7 @@ from tests.support import eager_jobs
 from tests.support.eager_jobs import Servers
 from tests.support.eager_modes import strategy_of
 from trainer import DistributedEmbedding, Executor, Uniform, fleet, load_program_state
+from trainer.executor import program_training
 from transpiler import DistributeTranspiler, capture
 from transpiler.program import Program
 
@@ -208,11 +209,11 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(servers: Servers, tmp_pa
             executor.load(str(tmp_path / "at"), main)
         with pytest.raises(FileNotFoundError):
             executor.load(str(tmp_path / "nowhere"), main)
-        main.save(tmp_path / "program")
-        with pytest.raises(ValueError, match=r"captured in this process.*Program\.save"):
-            executor.save(str(tmp_path / "other"), Program.load(tmp_path / "program"))
         transpiler = DistributeTranspiler()
         transpiler.transpile(0, main, "a:1", 1, startup_program=startup)
+        transpiler.get_trainer_program().save(tmp_path / "program")
+        with pytest.raises(ValueError, match=r"captured in this process.*Program\.save"):
+            program_training.ProgramTraining(Program.load(tmp_path / "program"), None)
         with pytest.raises(ValueError, match="expected a trainer's program, got a server's"):
             executor.save(str(tmp_path / "other"), transpiler.get_pserver_program("a:1"))
 
