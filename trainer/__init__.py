@@ -71,6 +71,7 @@ The rooms
 A room imports those above it, and none below it::
 
     role  row_optimizers  serving   root files that import no room
+    flags  places                   root: settings and devices of this process
     overflow                        root: an overflow elsewhere, told to this GradScaler
     collective                      trainers among themselves: rendezvous, groups, all-reduce
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
@@ -159,6 +160,8 @@ from trainer.collective.data_parallel import fused_allreduce_gradients as fused_
 from trainer.collective.parallel_env import init_parallel_env as init_parallel_env
 from trainer.collective.parallel_env import new_group as new_group
 from trainer.collective.spawn import spawn as spawn
+from trainer.flags import get_flags as get_flags
+from trainer.flags import set_flags as set_flags
 from trainer.hybrid import device_guard as device_guard
 from trainer.hybrid import hybrid_load_state_dict as hybrid_load_state_dict
 from trainer.hybrid import hybrid_mesh as hybrid_mesh
@@ -166,6 +169,8 @@ from trainer.hybrid import hybrid_optimizer as hybrid_optimizer
 from trainer.hybrid import hybrid_parallel as hybrid_parallel
 from trainer.hybrid import hybrid_state_dict as hybrid_state_dict
 from trainer.hybrid import split_sequence as split_sequence
+from trainer.places import cpu_places as cpu_places
+from trainer.places import cuda_places as cuda_places
 from trainer.sharding import group_sharded_parallel as group_sharded_parallel
 from trainer.sharding import save_group_sharded_model as save_group_sharded_model
 from transpiler.ir.tables import Constant as Constant
@@ -190,6 +195,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Constant",
     "CountFilterEntry",
+    "cpu_places",
+    "cuda_places",
     "DataParallel",
     "deserialize_persistables",
     "device_guard",
@@ -197,6 +204,7 @@ __all__ = [
     "Executor",
     "export_program",
     "fused_allreduce_gradients",
+    "get_flags",
     "group_sharded_parallel",
     "hybrid_load_state_dict",
     "hybrid_mesh",
@@ -214,6 +222,7 @@ __all__ = [
     "save_group_sharded_model",
     "save_inference_model",
     "serialize_persistables",
+    "set_flags",
     "set_program_state",
     "ShowClickEntry",
     "spawn",

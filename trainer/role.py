@@ -97,6 +97,16 @@ class Connection:
             environ.get("PSERVER_INSECURE_COLLECTIVE", "") == "1",
         )
 
+    @classmethod
+    def set_environment(cls, texts: Mapping[str, str]) -> None:
+        """Sets variables of this process's environment, which connections then begin with.
+
+        Raises:
+            ValueError: one is wrong; none is set.
+        """
+        cls.from_environment({**os.environ, **texts})
+        os.environ.update(texts)
+
     def check_collective(self, host: str) -> None:
         """Returns if trainers may meet at this host.
 
