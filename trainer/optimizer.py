@@ -13,6 +13,7 @@ from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.overflow import tell_scaler
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.ir.rules import rule_of
+from transpiler.param_attr import unclipped
 from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
@@ -169,10 +170,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
 
     def _clip_here(self) -> None:
+        spared = self._left | unclipped(self.param_groups)
         gradients = {
             parameter: gradient
             for parameter, gradient in self._gradients().items()
-            if parameter not in self._left
+            if parameter not in spared
         }
         if isinstance(self.grad_clip, ClipGradByValue):
             for parameter in gradients.keys() - self.names.keys():  # of tables: clamps their rows

@@ -113,6 +113,7 @@ Each room and each file imports only those above it::
     ir/                     the data of programs, the op catalogue, update rules, tables
     clip.py                 gradient clipping, as settings and as kernels
     plan/                   who holds what, and how it travels
+    param_attr.py           ParamAttr, and groups of parameters for an optimizer
     distribute_config.py    DistributeTranspilerConfig
     strategy/               DistributedStrategy: the switches of a job, and its lanes
     formats/                the forms of a program: protobuf, file, text, picture, canonical bytes
@@ -209,6 +210,9 @@ from transpiler.memory import memory_optimize as memory_optimize
 from transpiler.memory import release_memory as release_memory
 from transpiler.optim.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl as Ftrl
+from transpiler.param_attr import L2Decay as L2Decay
+from transpiler.param_attr import ParamAttr as ParamAttr
+from transpiler.param_attr import parameter_groups as parameter_groups
 from transpiler.plan.placement import HashName as HashName
 from transpiler.plan.placement import RoundRobin as RoundRobin
 from transpiler.plan.placement import SizeBalanced as SizeBalanced
@@ -245,10 +249,13 @@ __all__ = [
     "gradients",
     "HashName",
     "InputSpec",
+    "L2Decay",
     "memory_optimize",
     "name",
     "name_scope",
     "Op",
+    "ParamAttr",
+    "parameter_groups",
     "Program",
     "program_guard",
     "register_rule",

@@ -24,6 +24,7 @@ from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.role import RoleMaker
 from transpiler.distribute import plan_parameters
 from transpiler.ir.rules import rule_of
+from transpiler.param_attr import unclipped
 from transpiler.plan.plan import Plan
 from transpiler.plan.planner import Asked
 from transpiler.strategy.from_strategy import lanes_of
@@ -93,7 +94,7 @@ def joint_plan(
         )
         for name in (*of_name, *(name for name in tensors if name not in of_name))
     ]
-    return plan_parameters(
+    plan = plan_parameters(
         listed,
         rules,
         trainers=role.trainers,
@@ -109,6 +110,12 @@ def joint_plan(
             for number, each in enumerate(distributed)
         ],
     )
+    if plan.clips_on_servers and unclipped(groups):
+        raise ValueError(
+            "grad_clip: need_clip=False: expected a mode in which trainers clip, got sync with "
+            f"{plan.trainers} trainers, where servers clip all merged gradients"
+        )
+    return plan
 
 
 def _groups(distributed: Sequence[Distributed]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from trainer.collective.parallel_env import naming_trainers
 from trainer.sharding.norms import clip_gradients
 from trainer.sharding.shards import Shards
 from transpiler.clip import GradClip
+from transpiler.param_attr import unclipped
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -31,6 +32,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         after: called at the end of each step.
 
     Raises:
+        ValueError: there is clipping, and a group with ``need_clip=False``.
         RuntimeError: at a step, a parameter that was frozen when the model was sharded has a
             gradient, which was not averaged.
     """
@@ -43,6 +45,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         grad_clip: GradClip | None,
         after: Callable[[], None] | None = None,
     ) -> None:
+        if grad_clip is not None and unclipped(optimizer.param_groups):
+            raise ValueError(
+                "grad_clip: need_clip=False: expected parameters that are whole, got sharded ones, "
+                "whose gradients are clipped together"
+            )
         self._inner, self.shards, self.grad_clip = optimizer, shards, grad_clip
         self._device, self._after = device, after
         self._of = {shard: parameter for parameter, shard in shards.of.items()}

@@ -119,7 +119,7 @@ def clip_of(block: Block) -> Clip | None:
         if gradient_of(op) not in clipped:
             raise ValueError(
                 f"expected one way of clipping all gradients, got {gradient_of(op)} unclipped "
-                "among clipped ones"
+                "among clipped ones (need_clip=False acts where one process trains)"
             )
     return found.pop()
 

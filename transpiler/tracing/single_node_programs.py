@@ -12,6 +12,7 @@ from transpiler.clip import GradClip
 from transpiler.ir import rules
 from transpiler.ir.graph import Argument, Block, HasRule, Op, Ref, Role, Storage, Variable, freeze
 from transpiler.ir.rules import Clip
+from transpiler.param_attr import unclipped
 from transpiler.program import Program
 from transpiler.tracing.embedding_tables import CapturedTable
 
@@ -46,7 +47,10 @@ def single_node_programs(
     present = [name for name in named.values() if f"{name}@GRAD" in variables]
     final = {name: f"{name}@GRAD" for name in present}
     if grad_clip is not None:
-        final = _clip(grad_clip.to_clip(), present, variables, ops)
+        spared = set() if optimizer is None else unclipped(optimizer.param_groups)
+        own_way = {named[name] for name, each in model.named_parameters() if each in spared}
+        clipped = [name for name in present if name not in own_way]
+        final |= _clip(grad_clip.to_clip(), clipped, variables, ops) if clipped else {}
     for name, index in groups.items():
         if named[name] not in final:
             continue
