@@ -72,6 +72,7 @@ A room imports those above it, and none below it::
 
     role  row_optimizers  serving   root files that import no room
     flags  places                   root: settings and devices of this process
+    scope  variables                root: tensors by name; variables that a script makes itself
     overflow                        root: an overflow elsewhere, told to this GradScaler
     collective                      trainers among themselves: rendezvous, groups, all-reduce
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
@@ -122,6 +123,7 @@ The essays
 Each stands in its file; code that relies on one says ``See [Note: ...]``::
 
     overflow                           whose overflow
+    scope                              two kinds of scopes
     collective/    gloo_threads        gloo at exit
                    membership          who is lost; whose frames
                    process_groups      no timeout on progress
@@ -171,8 +173,13 @@ from trainer.hybrid import hybrid_state_dict as hybrid_state_dict
 from trainer.hybrid import split_sequence as split_sequence
 from trainer.places import cpu_places as cpu_places
 from trainer.places import cuda_places as cuda_places
+from trainer.scope import Scope as Scope
+from trainer.scope import global_scope as global_scope
+from trainer.scope import scope_guard as scope_guard
 from trainer.sharding import group_sharded_parallel as group_sharded_parallel
 from trainer.sharding import save_group_sharded_model as save_group_sharded_model
+from trainer.variables import create_global_var as create_global_var
+from trainer.variables import create_parameter as create_parameter
 from transpiler.ir.tables import Constant as Constant
 from transpiler.ir.tables import CountFilterEntry as CountFilterEntry
 from transpiler.ir.tables import Normal as Normal
@@ -196,6 +203,8 @@ __all__ = [
     "Constant",
     "CountFilterEntry",
     "cpu_places",
+    "create_global_var",
+    "create_parameter",
     "cuda_places",
     "DataParallel",
     "deserialize_persistables",
@@ -205,6 +214,7 @@ __all__ = [
     "export_program",
     "fused_allreduce_gradients",
     "get_flags",
+    "global_scope",
     "group_sharded_parallel",
     "hybrid_load_state_dict",
     "hybrid_mesh",
@@ -221,6 +231,8 @@ __all__ = [
     "row_optimizers",
     "save_group_sharded_model",
     "save_inference_model",
+    "Scope",
+    "scope_guard",
     "serialize_persistables",
     "set_flags",
     "set_program_state",

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import trainer
 from trainer import DataParallel, fleet
 from trainer.collective.parallel_env import leave_parallel_env
-from transpiler import capture
+from transpiler import ParamAttr, capture, parameter_groups
 
 # what needs no example: data, whose arguments say all, and the original's life-cycle calls
 WITHOUT = {
@@ -54,6 +54,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     yield {
         **{name: getattr(trainer, name) for name in trainer.__all__},
         **{"torch": torch, "nn": nn, "DataLoader": DataLoader, "fleet": fleet, "capture": capture},
+        **{"ParamAttr": ParamAttr, "parameter_groups": parameter_groups},
         **{"Net": lambda: nn.Linear(4, 2), "net": nn.Linear(4, 2)},
     }
     fleet.finish()

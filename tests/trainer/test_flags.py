@@ -63,6 +63,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "trainer.DataParallel.set_state_dict.use_structured_name": lambda value: alone().set_state_dict(
         {}, use_structured_name=value
     ),
+    "trainer.create_global_var.persistable": lambda value: trainer.create_global_var(
+        [1], 0, "int64", value, name="never"
+    ),
+    "trainer.create_parameter.is_bias": lambda value: trainer.create_parameter([1], is_bias=value),
     "trainer.Executor.__init__.compile": lambda value: trainer.Executor(compile=value),
     "trainer.group_sharded_parallel.offload": lambda value: sharded(offload=value),
     "trainer.group_sharded_parallel.sync_buffers": lambda value: sharded(sync_buffers=value),

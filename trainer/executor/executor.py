@@ -8,6 +8,7 @@ own), the kernels of its communication ops (a runtime for each job), the feed, t
 from __future__ import annotations
 
 import weakref
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -29,6 +30,8 @@ from trainer.executor.pserver_runtime import PServerRuntime
 from trainer.executor.table_handle import TableHandle
 from trainer.executor.trainer_numbers import check_numbers
 from trainer.role import Connection
+from trainer.scope import Scope, current_scope, global_scope
+from transpiler.formats.program_file import check_values
 from transpiler.ir.graph import Role, Storage
 from transpiler.lower import Kernel
 from transpiler.plan.plan import Deployment
@@ -76,8 +79,8 @@ class Executor:
         self._compile = check_flag("compile", compile)
         # by the program's id; the reference says whether the id is still that program's
         self._loaded: dict[int, tuple[weakref.ref[Program], LoadedProgram]] = {}
-        # what startup programs bound, for programs that hold no values of their own
-        self._scope: dict[str, Tensor] = {}
+        # what startup programs bound outside every scope_guard, for programs without values
+        self._bound = Scope()
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # what the tables of a server begin with
         self._runtimes: list[PServerRuntime] = []
         self._collectives: list[CollectiveRuntime] = []
@@ -123,6 +126,7 @@ class Executor:
         if not isinstance(program, Program):
             raise TypeError(f"Executor.run: expected a Program, got {type(program).__name__}")
         check_numbers("Executor.run", program, num_trainers, trainer_id)
+        program = current_scope().program(program)
         if id(program) not in self._loaded and any(
             op.type == "listen_and_serv" for op in program.main.ops
         ):
@@ -144,7 +148,7 @@ class Executor:
             self._runtime(program, program.deployment).finish_row_lanes()
         if loaded.trains and program.storage is not None:
             program.storage.steps += 1
-        self._scope.update((name, loaded.tensors[name]) for name in loaded.binds)
+        self._scope.tensors.update((name, loaded.tensors[name]) for name in loaded.binds)
         return [fetched(program, name, values, loaded.tensors, loaded.updates) for name in fetches]
 
     def flush(self) -> None:
@@ -219,7 +223,8 @@ class Executor:
             raise ValueError("Executor: this Executor is closed")
         if program is None:
             program = default_main_program()
-        programs = [program] if isinstance(program, Program) else list(program)
+        given = [program] if isinstance(program, Program) else list(program)
+        programs = [current_scope().program(each) for each in given]
         return trainings_of(programs, [self._communicator_of(each) for each in programs])
 
     def _communicator_of(self, program: Program) -> Communicator | None:
@@ -272,11 +277,17 @@ class Executor:
     ) -> None:
         self._close("" if error is None else f"{type(error).__name__}: {error}")
 
+    @property
+    def _scope(self) -> Scope:
+        """Holds what startup programs bind now."""
+        current = current_scope()
+        return self._bound if current is global_scope() else current
+
     def _device_of(self, program: Program) -> torch.device:
         """The Executor's device, or where the program's tensors are."""
         if self._device is not None:
             return self._device
-        held = program.storage.tensors if program.storage is not None else self._scope
+        held = program.storage.tensors if program.storage is not None else self._scope.tensors
         return next((tensor.device for tensor in held.values()), torch.device("cpu"))
 
     def _load(self, program: Program) -> LoadedProgram:
@@ -350,12 +361,14 @@ class Executor:
         """The tensors behind the program's persistent variables, on the device.
 
         Raises:
-            ValueError: the process holds no values for one of them.
+            ValueError: the process holds no values for one of them, or others than it may have.
         """
         device = self._device_of(program)
         if program.storage is not None:
             move(program.storage, device)
-        held = program.storage.tensors if program.storage is not None else self._scope
+            held: Mapping[str, Tensor] = program.storage.tensors
+        else:
+            held = ChainMap(self._scope.tensors, current_scope().tensors)
         found = {}
         for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER):
             if variable.name not in held:
@@ -364,6 +377,11 @@ class Executor:
                     "first"
                 )
             found[variable.name] = held[variable.name]
+        if program.storage is None:
+            check_values(program.main.variables, found)
+            move(Storage(found, None), device)
+        if current_scope() is global_scope():
+            global_scope().show(found)
         return found
 
     def _kernels_for(self, program: Program) -> Mapping[str, Kernel]:
@@ -419,7 +437,8 @@ class Executor:
             SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
         """
         held = program.main.variables_of(Role.PARAMETER, Role.BUFFER)
-        missing = [variable.name for variable in held if variable.name not in self._scope]
+        scope = self._scope.tensors
+        missing = [variable.name for variable in held if variable.name not in scope]
         if missing:
             raise ValueError(
                 f"the server holds no value for {missing[0]!r}; run the pserver's startup program "
@@ -440,7 +459,7 @@ class Executor:
             keys=connection.keys or None,
             insecure=connection.insecure,
         )
-        values = {variable.name: self._scope[variable.name] for variable in held}
+        values = {variable.name: scope[variable.name] for variable in held}
         serve_job(config, replace(program, storage=Storage(values, None, rows=self._rows)))
 
 

@@ -7,7 +7,7 @@ states of a table's rows and of servers, is refused instead of left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -145,7 +145,7 @@ def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
             raise ValueError("no program in its metadata")
         blocks, deployment = from_proto(json_format.Parse(metadata[_FIELD], pb.Program()))
         rows = _rows_of(blocks[0], values)
-        _check_values(_persistent(blocks), values)
+        check_values(_persistent(blocks), values)
     except (SafetensorError, json_format.ParseError, ValueError) as error:
         raise ValueError(
             f"expected a file that Program.save wrote, got {str(path)!r}: {error}"
@@ -184,7 +184,12 @@ def _rows_of(
     return found
 
 
-def _check_values(variables: dict[str, Variable], values: dict[str, torch.Tensor]) -> None:
+def check_values(variables: Mapping[str, Variable], values: Mapping[str, torch.Tensor]) -> None:
+    """Checks values against the variables that they are to be.
+
+    Raises:
+        ValueError: there is no variable of a name, or it has another shape or dtype.
+    """
     for name, value in values.items():
         if name not in variables:
             raise ValueError(f"value {name!r}: the program has no persistent variable of that name")
