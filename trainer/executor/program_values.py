@@ -23,7 +23,8 @@ from torch import Tensor
 
 from pserver.checkpoint import checkpoint
 from trainer.executor.executor import Executor
-from transpiler.ir.graph import PERSISTENT, Op, Role, Storage, Variable
+from transpiler.formats.phases import computes
+from transpiler.ir.graph import PERSISTENT, Role, Storage, Variable
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program
 
@@ -221,14 +222,9 @@ def _needed(program: Program, feeds: Iterable[str], fetches: Iterable[str]) -> s
     if unknown:
         raise ValueError(f"expected variables of the program, got {unknown[0]!r}")
     for op in reversed(program.main.ops):
-        if _computes(op) and needed & set(op.outputs) - given:
+        if computes(op) and needed & set(op.outputs) - given:
             needed.update(op.inputs)
     return needed
-
-
-def _computes(op: Op) -> bool:
-    """Whether an op is one of compute, not an update."""
-    return op.type.startswith(("aten.", "sym.")) or op.type in ("assign", "assign_value")
 
 
 def deserialize_persistables(program: Program, data: bytes, executor: Executor) -> Program:

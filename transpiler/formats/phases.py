@@ -46,7 +46,8 @@ def _last_output(block: Block) -> int:
 _COMPUTE = frozenset({"assign", "assign_value", "lookup_table", "recurrent", "sparse_table"})
 
 
-def _computes(op: Op) -> bool:
+def computes(op: Op) -> bool:
+    """Whether an op is one of compute: it neither updates, clips nor communicates."""
     return op.type.startswith(("aten.", "sym.")) or op.type in _COMPUTE
 
 
@@ -54,7 +55,7 @@ def kind_of(main: Block) -> str:
     """What a program without a deployment is: a forward program computes, and neither
     differentiates nor updates anything.
     """
-    forward = bool(main.ops) and all(map(_computes, main.ops))
+    forward = bool(main.ops) and all(map(computes, main.ops))
     trains = bool(main.variables_of(Role.GRADIENT))
     return "forward program" if forward and not trains else "single-node program"
 

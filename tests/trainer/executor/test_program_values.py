@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -18,7 +19,7 @@ from trainer import (
     serialize_persistables,
     set_program_state,
 )
-from transpiler import DistributeTranspiler, capture
+from transpiler import DistributeTranspiler, capture, data
 from transpiler.program import Program
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -140,3 +141,25 @@ def test_values_that_do_not_fit_change_nothing(
     assert torch.equal(hidden, feed[0] @ before["0.weight"].T + 2.0) or torch.allclose(
         hidden, feed[0] @ before["0.weight"].T + 2.0
     )
+
+
+def test_the_values_of_a_recurrent_layer_are_needed_too() -> None:
+    """A layer over a free time is one op, whose weights its results are computed from."""
+
+    class Net(nn.Module):
+        """A GRU, and a layer on its last step."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.out = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.out(self.gru(x)[0][:, -1])
+            return found
+
+    model = Net()
+    program, _ = capture(model, lambda model, x: model(x), example=(data("x", [None, "time", 4]),))
+    with Executor() as executor:
+        found = serialize_persistables(["x"], ["output"], executor, program)
+
+    assert set(safetensors.torch.load(found)) == set(dict(model.named_parameters()))
