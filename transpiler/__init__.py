@@ -184,6 +184,7 @@ Essays
 
 [Note: names]                                 ir/block.py
 [Note: ops that are not accepted]             ir/aten_ops.py
+[Note: a name, never code]                    ir/python_functions.py
 [Note: rules as data]                         ir/update_block.py
 [Note: every element alike]                   ir/rule_optimizer.py
 [Note: running a layer again]                 ir/recurrent.py
@@ -229,6 +230,7 @@ from transpiler.tracing.default_programs import name_scope as name_scope
 from transpiler.tracing.default_programs import program_guard as program_guard
 from transpiler.tracing.input_spec import InputSpec as InputSpec
 from transpiler.tracing.input_spec import data as data
+from transpiler.tracing.py_func import py_func as py_func
 from transpiler.tracing.register_rule import register_rule as register_rule
 
 __all__ = [
@@ -258,6 +260,7 @@ __all__ = [
     "parameter_groups",
     "Program",
     "program_guard",
+    "py_func",
     "register_rule",
     "release_memory",
     "RoundRobin",

@@ -199,8 +199,8 @@ class Program:
 
         Raises:
             OSError: the directory does not exist or cannot be written.
-            ValueError: the path is a URL, or there is optimizer state that a program's file cannot
-                hold: on servers, or of a table's rows.
+            ValueError: the path is a URL, or there is what a program's file cannot hold:
+                optimizer state on servers, or of a table's rows; an op that calls Python code.
         """
         program_file.save(
             self._blocks, self.deployment, self.storage, local_path(path, "Program.save")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.serving import InitialRows, LookupModule
 from transpiler.ir.graph import PERSISTENT, Op, Role, Storage, Variable
+from transpiler.ir.python_functions import refuse
 from transpiler.ir.schema import DTYPES
 from transpiler.ir.tables import Table
 from transpiler.ir.updates import tables_of
@@ -35,7 +36,7 @@ def export_program(program: Program) -> torch.export.ExportedProgram:
 
     Raises:
         TypeError: the argument is no program.
-        ValueError: the program trains, has no values, or reads rows of servers.
+        ValueError: the program trains, has no values, reads rows of servers, or calls Python code.
 
     Example::
 
@@ -52,6 +53,7 @@ def export_program(program: Program) -> torch.export.ExportedProgram:
         raise ValueError("export_program: expected a forward program; clone(for_test=True) is one")
     if any(op.type == "fake_init" for op in program.main.ops):
         raise ValueError("export_program: expected a program with rows, got one that has servers'")
+    refuse("export_program", program.main.ops)
     inputs, extents = program.main.variables_of(Role.INPUT), _Extents()
     example = tuple(_example(variable, extents) for variable in inputs)
     shapes = tuple(extents.dims(variable) for variable in inputs)

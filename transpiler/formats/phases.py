@@ -43,7 +43,9 @@ def _last_output(block: Block) -> int:
     )
 
 
-_COMPUTE = frozenset({"assign", "assign_value", "lookup_table", "recurrent", "sparse_table"})
+_COMPUTE = frozenset(
+    {"assign", "assign_value", "lookup_table", "py_func", "recurrent", "sparse_table"}
+)
 
 
 def computes(op: Op) -> bool:

@@ -19,6 +19,7 @@ from transpiler.files.tensor_file import write_tensors
 from transpiler.files.whole_file import whole_file
 from transpiler.formats.serialize import from_proto, to_proto
 from transpiler.ir.graph import PERSISTENT, Block, Role, Storage, Variable
+from transpiler.ir.python_functions import refuse
 from transpiler.ir.schema import DTYPES
 from transpiler.ir.table_ops import is_sparse, start_rows
 from transpiler.plan.plan import Deployment
@@ -115,8 +116,11 @@ def save(
 
     Raises:
         OSError: the directory does not exist or cannot be written.
-        ValueError: there is optimizer state that the file could not hold.
+        ValueError: there is optimizer state that the file could not hold, or an op that calls
+            Python code.
     """
+    for block in blocks:
+        refuse("Program.save", block.ops)
     message = json_format.MessageToJson(
         to_proto(blocks, deployment), indent=None, preserving_proto_field_name=True
     )
@@ -144,6 +148,8 @@ def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
         if _FIELD not in metadata:
             raise ValueError("no program in its metadata")
         blocks, deployment = from_proto(json_format.Parse(metadata[_FIELD], pb.Program()))
+        for block in blocks:
+            refuse("Program.load", block.ops)
         rows = _rows_of(blocks[0], values)
         check_values(_persistent(blocks), values)
     except (SafetensorError, json_format.ParseError, ValueError) as error:

@@ -7,6 +7,8 @@ In reading order::
     aten_ops.py          torch's ops: their schemas, and which are refused
     rules.py             update rules, of parameters and of rows
     tables.py            the settings of sparse tables
+    recurrent.py         recurrent layers over a free time
+    python_functions.py  calls of Python code by name
     table_ops.py         the ops of sparse tables
     ops.py               the op catalogue
     updates.py           what the optimizer, clip and table ops of a block say

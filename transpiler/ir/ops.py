@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from transpiler.ir.aten_ops import aten_overload as aten_overload
 from transpiler.ir.aten_ops import aten_schema
 from transpiler.ir.graph import Argument, Block, Op
+from transpiler.ir.python_functions import SCHEMAS as PYTHON_SCHEMAS
+from transpiler.ir.python_functions import expect_results
 from transpiler.ir.recurrent import SCHEMAS as RECURRENT_SCHEMAS
 from transpiler.ir.rules import ROW_RULES, RULES, Hparam, Rule, check_registered, state_of
 from transpiler.ir.schema import (
@@ -132,8 +134,15 @@ _OWN: dict[str, Schema] = {
     "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
     **TABLE_SCHEMAS,
     **RECURRENT_SCHEMAS,
+    **PYTHON_SCHEMAS,
 }
 # fmt: on
+
+# ops with results that may have no reader; ops whose results are counted where they are defined
+_MAY_BE_UNREAD = frozenset({*RECURRENT_SCHEMAS, *PYTHON_SCHEMAS})
+_COUNTED: Mapping[str, Callable[[Op], str]] = MappingProxyType(
+    {**dict.fromkeys(TABLE_SCHEMAS, expect_counts), **dict.fromkeys(PYTHON_SCHEMAS, expect_results)}
+)
 
 COLLECTIVE = frozenset(
     {"gen_nccl_id", "c_comm_init", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream"}
@@ -314,8 +323,8 @@ def _count(op: Op, name: str) -> int:
 def _expect_counts(op: Op) -> str:
     """What is wrong with the numbers of an op's endpoints, sections and results; "" for nothing."""
     results = len(op.outputs)
-    if op.type in TABLE_SCHEMAS:
-        return expect_counts(op)
+    if op.type in _COUNTED:
+        return _COUNTED[op.type](op)
     if op.type == "split" and _count(op, "sections") != results:
         return (
             f"argument 'sections': expected one for each of the {results} results, got "
@@ -360,7 +369,7 @@ def _expect_counts(op: Op) -> str:
             return (
                 f"expected the parameter as its result ({describe(param)}), got {op.outputs[0]!r}"
             )
-    if not (op.type.startswith("aten.") or op.type in RECURRENT_SCHEMAS) and "" in op.outputs:
+    if not (op.type.startswith("aten.") or op.type in _MAY_BE_UNREAD) and "" in op.outputs:
         return "expected results with names, got an empty one"
     return ""
 

@@ -10,6 +10,7 @@ In reading order::
     embedding_lookup.py       a lookup as one op of the trace
     recurrent.py              a recurrent layer over a free time as one op
     ctc.py                    ctc_loss as torch's two ops
+    py_func.py                Python code as one op
     decompositions.py         composite ops, decomposed as eager runs them
     node_lines.py             the line of the step for each node
     trace.py                  the step as an fx graph, with free sizes and guards

@@ -38,5 +38,7 @@ def python_functions(outputs: Iterable[Tensor]) -> tuple[str, ...]:
 
 
 def _ours(node: Any) -> bool:
-    """Whether it is the function of an op of ours, which a program has."""
+    """Whether it is the function of an op of ours, whose gradients a program has."""
+    if type(node).__name__.startswith("PyFunc"):
+        return False
     return str(getattr(node, "_forward_cls", type(node)).__module__).startswith("transpiler.")

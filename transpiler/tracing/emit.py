@@ -31,6 +31,7 @@ from transpiler.tracing.emit_ops import (
     schema_name,
 )
 from transpiler.tracing.emit_tables import TableNodes, kind_of
+from transpiler.tracing.py_func import call_of as python_call_of
 from transpiler.tracing.recurrent import call_of
 from transpiler.tracing.trace import Trace
 from transpiler.tracing.variable_names import VariableNames
@@ -255,9 +256,9 @@ class _Emitter:
             trains = op_type == "recurrent" and (bool(self._found.gradients) or values["train"])
             tracked: dict[str, Argument] = {"tracked": True} if trains else {}
             return op_type, {k: self._argument(each) for k, each in values.items()} | tracked
-        ctc = ctc_call_of(node)
-        if ctc is not None:
-            return ctc[0], {key: self._argument(each) for key, each in ctc[1].items()}
+        found = ctc_call_of(node) or python_call_of(node)
+        if found is not None:
+            return found[0], {key: self._argument(each) for key, each in found[1].items()}
         if kind_of(node):
             return self._tables.lookup(node, self._argument)
         return aten_call(node, self._argument)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from transpiler.ir.graph import Block, Op, Role, refs
 from transpiler.ir.ops import allowed_on_server, is_optimizer
+from transpiler.ir.python_functions import PY_FUNC, WHY_NOT
 from transpiler.plan.lanes import applied, backup_names, delta_name
 from transpiler.plan.placement import name_beside
 from transpiler.plan.plan import Placement, Plan, Slice
@@ -62,8 +63,12 @@ def only_server_ops(program: Program, plan: Plan) -> Iterator[Violation]:
                 yield Violation(
                     at(block.index, index, op),
                     next(iter(op.outputs), ""),
-                    "servers do not run this op",
+                    f"servers do not run this op{_why(op)}",
                 )
+
+
+def _why(op: Op) -> str:
+    return f": {WHY_NOT}" if op.type == PY_FUNC else ""
 
 
 def _types(block: Block) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from transpiler.ir.graph import Block, Op, Ref, Role, Variable, refs
 from transpiler.ir.ops import allowed_on_server, check, is_optimizer, rule_of_op, states_of_op
+from transpiler.ir.python_functions import refuse
 from transpiler.ir.schema import where
 from transpiler.plan.lanes import applied
 from transpiler.plan.plan import Lane, Placement, Plan, check_unique
@@ -176,6 +177,7 @@ def _check_merge(op: Op, scope: Mapping[str, Variable], plan: Plan, lane: Lane) 
 def _check_op(
     op: Op, scope: Mapping[str, Variable], plan: Plan, placement: Placement | None
 ) -> None:
+    refuse("a server", [op])
     expect(
         allowed_on_server(op.type) and op.type not in ("init", "listen_and_serv"),
         f"{where(op)}: expected an op that servers run",
