@@ -190,6 +190,7 @@ from transpiler.ir.tables import Uniform as Uniform
 if TYPE_CHECKING:
     from trainer.checkpoint.exported_program import export_program as export_program
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
+    from trainer.executor.compiled_program import CompiledProgram as CompiledProgram
     from trainer.executor.executor import Executor as Executor
     from trainer.executor.inference_model import load_inference_model as load_inference_model
     from trainer.executor.inference_model import save_inference_model as save_inference_model
@@ -200,6 +201,7 @@ if TYPE_CHECKING:
     from trainer.parallel_executor import ParallelExecutor as ParallelExecutor
 
 __all__ = [
+    "CompiledProgram",
     "Constant",
     "CountFilterEntry",
     "cpu_places",
@@ -244,6 +246,7 @@ __all__ = [
 
 # what is imported when it is first asked for, and where it lies
 _LATE = {
+    "CompiledProgram": "trainer.executor.compiled_program",
     "deserialize_persistables": "trainer.executor.program_values",
     "DistributedEmbedding": "trainer.embedding.embedding",
     "Executor": "trainer.executor.executor",

@@ -8,11 +8,11 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from trainer.executor.compiled_program import check_loss, check_without_servers
 from trainer.executor.executor import Executor
-from trainer.executor.feed import Feed, close_names
+from trainer.executor.feed import Feed
 from trainer.executor.trainer_numbers import check_numbers
 from transpiler.collective import broadcast_program, parallel_program
-from transpiler.ir.graph import Role
 from transpiler.plan.setting import check_flag
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_trainer_program
@@ -68,8 +68,9 @@ class ParallelExecutor:
             raise TypeError(
                 f"ParallelExecutor: main_program: expected a Program, got {type(program).__name__}"
             )
-        _check_numbers(program, num_trainers, trainer_id)
-        _check_loss(program, loss_name)
+        check_without_servers("ParallelExecutor", program)
+        check_numbers("ParallelExecutor", program, num_trainers, trainer_id)
+        check_loss("ParallelExecutor", program, loss_name)
         self._program = parallel_program(program)
         self._executor = Executor(_device(program) if use_cuda else "cpu")
         if program.deployment is not None:
@@ -111,32 +112,6 @@ class ParallelExecutor:
         trace: TracebackType | None,
     ) -> None:
         self._executor.__exit__(kind, error, trace)
-
-
-def _check_numbers(program: Program, num_trainers: int, trainer_id: int) -> None:
-    deployment = program.deployment
-    if deployment is not None and deployment.plan.collective is None:
-        raise ValueError(
-            "ParallelExecutor: expected a program without servers, got one of mode "
-            f"{deployment.plan.mode}"
-        )
-    check_numbers("ParallelExecutor", program, num_trainers, trainer_id)
-
-
-def _check_loss(program: Program, loss_name: str | None) -> None:
-    if loss_name is None:
-        return
-    if not isinstance(loss_name, str):
-        raise TypeError(
-            f"ParallelExecutor: loss_name: expected text, got {type(loss_name).__name__}"
-        )
-    outputs = [variable.name for variable in program.main.variables_of(Role.OUTPUT)]
-    if loss_name != "loss" or "loss" not in outputs:
-        near = close_names(loss_name, outputs)
-        raise ValueError(
-            f"ParallelExecutor: loss_name: expected the program's loss, got {loss_name!r}; close "
-            f"names: {near}"
-        )
 
 
 def _device(program: Program) -> torch.device:

@@ -144,9 +144,12 @@ class Scope:
         program itself.
 
         Raises:
+            TypeError: it is no program.
             ValueError: its startup program was not run in this scope; or it has a table, whose
                 rows its module holds; or it is a trainer's of a job, whose values are the job's.
         """
+        if not isinstance(program, Program):
+            raise TypeError(f"expected a Program, got {type(program).__name__}")
         if self is _GLOBAL:
             return program
         if program.storage is not None:

@@ -63,6 +63,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "trainer.DataParallel.set_state_dict.use_structured_name": lambda value: alone().set_state_dict(
         {}, use_structured_name=value
     ),
+    "trainer.CompiledProgram.__init__.compile": lambda value: trainer.CompiledProgram(
+        transpiler.Program(()), value
+    ),
     "trainer.create_global_var.persistable": lambda value: trainer.create_global_var(
         [1], 0, "int64", value, name="never"
     ),

@@ -4,6 +4,7 @@ In reading order::
 
     executor             one run: feed, segments, fetches; which runtime a program has
     loaded_program       a program cut into segments, and the run of one
+    compiled_program     a program with what is said about its running
     optimizer_segment    optimizer ops, by torch's own optimizers
     feed, fetch          what goes in and comes out, checked
     devices              the device of an Executor

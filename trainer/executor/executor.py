@@ -22,6 +22,7 @@ from pserver.config import ServerConfig
 from pserver.service.server import serve_job
 from trainer.communicator.communicator import Communicator
 from trainer.executor.collective_runtime import CollectiveRuntime
+from trainer.executor.compiled_program import CompiledProgram
 from trainer.executor.devices import checked_device, move
 from trainer.executor.feed import Feed, check_feed
 from trainer.executor.fetch import check_fetches, fetched
@@ -89,7 +90,7 @@ class Executor:
 
     def run(
         self,
-        program: Program | None = None,
+        program: Program | CompiledProgram | None = None,
         feed: Feed = None,
         fetch_list: Sequence[str] | None = None,
         *,
@@ -104,7 +105,7 @@ class Executor:
         it trains alone: ``ParallelExecutor`` averages its gradients.
 
         Args:
-            program: the default main program if None.
+            program: the default main program if None; a CompiledProgram says how it runs.
             feed: the inputs, by position or by name.
             fetch_list: names of variables of block 0: outputs, inputs, gradients, named tensors,
                 parameters, states.
@@ -122,7 +123,10 @@ class Executor:
         """
         if self._closed:
             raise ValueError("Executor.run: this Executor is closed")
-        program = default_main_program() if program is None else program
+        program, compiles = default_main_program() if program is None else program, self._compile
+        if isinstance(program, CompiledProgram):
+            compiles = compiles or program.compiles
+            program = program.begun(self._device_of(program.main), self._loaded, self.run)
         if not isinstance(program, Program):
             raise TypeError(f"Executor.run: expected a Program, got {type(program).__name__}")
         check_numbers("Executor.run", program, num_trainers, trainer_id)
@@ -133,7 +137,7 @@ class Executor:
             self._serve(program)
             return []
         fetches = check_fetches(program, fetch_list)
-        loaded = self._load(program)
+        loaded = self._load(program, compiles)
         for runtime in self._runtimes:
             runtime.refresh()
         values: dict[str, Any] = {
@@ -290,7 +294,7 @@ class Executor:
         held = program.storage.tensors if program.storage is not None else self._scope.tensors
         return next((tensor.device for tensor in held.values()), torch.device("cpu"))
 
-    def _load(self, program: Program) -> LoadedProgram:
+    def _load(self, program: Program, compiles: bool) -> LoadedProgram:
         """The program in this Executor, with its tensors on the device."""
         known = self._loaded.get(id(program))
         if known is None or known[0]() is not program:
@@ -301,7 +305,7 @@ class Executor:
                 **self._kernels_for(program),
                 "init": lambda op: bound.get(op.outputs[0]),
             }
-            loaded = LoadedProgram(program, tensors, tables, kernels, self._compile)
+            loaded = LoadedProgram(program, tensors, tables, kernels, compiles)
             self._loaded[id(program)] = (self._watch(program), loaded)
             return loaded
         if program.storage is not None:

@@ -1,0 +1,187 @@
+"""A program together with the way in which an Executor runs it, by the original's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trainer.executor.devices import checked_device
+from trainer.executor.feed import close_names
+from transpiler.collective import broadcast_program, parallel_program
+from transpiler.ir.graph import Role
+from transpiler.plan.setting import check_flag
+from transpiler.program import Program
+
+
+class CompiledProgram:
+    """A program with what is said about its running, for ``Executor.run``.
+
+    Example::
+
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch = (torch.ones(3, 4),)
+        main, startup = capture(model, lambda model, x: model(x).sum(), optimizer, batch)
+        compiled = CompiledProgram(main).with_data_parallel("loss", places=cpu_places())
+        with Executor() as executor:
+            executor.run(startup)
+            (loss,) = executor.run(compiled, batch, ["loss"])
+
+    Args:
+        program: of one process, or a trainer's.
+        compile: ``torch.compile`` the compute of this program, as ``Executor(compile=True)`` does
+            of all (needs a C++ compiler; rounding may then differ).
+
+    Attributes:
+        program: as given: for whatever takes a program, such as ``Executor.save``.
+        main: what an Executor runs.
+        first: what it runs once before: it gives every trainer trainer 0's values; None: nothing.
+        compiles: whether ``torch.compile`` is asked for.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: the program is a server's.
+    """
+
+    def __init__(self, program: Program, compile: bool = False) -> None:
+        if not isinstance(program, Program):
+            raise TypeError(f"CompiledProgram: expected a Program, got {type(program).__name__}")
+        if program.deployment is not None and program.deployment.server_index is not None:
+            raise ValueError("CompiledProgram: expected a trainer's program, got a server's")
+        self.program = program
+        self.compiles = check_flag("CompiledProgram: compile", compile)
+        # of its own, for an Executor keeps the code of each program
+        self.main = replace(program)
+        self.first: Program | None = None
+        self._place: torch.device | None = None
+        self._parallel = False
+
+    def with_data_parallel(
+        self,
+        loss_name: str | None = None,
+        build_strategy: None = None,
+        exec_strategy: None = None,
+        share_vars_from: CompiledProgram | None = None,
+        places: Sequence[str | torch.device] | None = None,
+    ) -> CompiledProgram:
+        """Averages gradients over the trainers of a job without servers, as ``ParallelExecutor``
+        does; a program that was not transpiled runs alone.
+
+        Args:
+            loss_name: the loss; checked.
+            build_strategy, exec_strategy: None: there are no such settings yet.
+            share_vars_from: a compiled program over the same values, which is checked: programs of
+                one module share them anyway.
+            places: the one device of this process, which must be the Executor's; None: that.
+
+        Returns:
+            This object.
+
+        Raises:
+            TypeError: an argument has another type.
+            ValueError: it is said twice, the program is one of a job with servers, the loss or the
+                place does not exist, or there is more than one place.
+        """
+        if self._parallel:
+            raise ValueError("with_data_parallel: expected to be called once")
+        for what, given in (("build_strategy", build_strategy), ("exec_strategy", exec_strategy)):
+            if given is not None:
+                raise ValueError(
+                    f"with_data_parallel: {what}: expected None, for there are no such settings "
+                    f"yet, got {type(given).__name__}"
+                )
+        check_without_servers("with_data_parallel", self.program)
+        check_loss("with_data_parallel", self.program, loss_name)
+        _check_shared(self.program, share_vars_from)
+        self._place = _place(places)
+        self.main = replace(parallel_program(self.program))
+        if self.program.deployment is not None:
+            self.first = broadcast_program(self.program)
+        self._parallel = True
+        return self
+
+    def begun(
+        self, device: torch.device, loaded: Collection[int], run: Callable[[Program], Any]
+    ) -> Program:
+        """The program to run; where this is the first time in an Executor, what comes before it has
+        run.
+
+        Args:
+            device: the Executor's.
+            loaded: the ids of the programs that it has run.
+            run: runs one.
+
+        Raises:
+            ValueError: the program is for another place.
+        """
+        if self._place not in (None, device):
+            raise ValueError(
+                f"CompiledProgram: expected an Executor on {self._place}, as places says, got one "
+                f"on {device}"
+            )
+        if self.first is not None and id(self.first) not in loaded:
+            run(self.first)
+        return self.main
+
+
+def check_without_servers(who: str, program: Program) -> None:
+    """Checks that a program is none of a job with servers.
+
+    Raises:
+        ValueError: it is.
+    """
+    deployment = program.deployment
+    if deployment is not None and deployment.plan.collective is None:
+        raise ValueError(
+            f"{who}: expected a program without servers, got one of mode {deployment.plan.mode}"
+        )
+
+
+def check_loss(who: str, program: Program, loss_name: str | None) -> None:
+    """Checks the name of a program's loss, or None.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: the program has no such loss.
+    """
+    if loss_name is None:
+        return
+    if not isinstance(loss_name, str):
+        raise TypeError(f"{who}: loss_name: expected text, got {type(loss_name).__name__}")
+    outputs = [variable.name for variable in program.main.variables_of(Role.OUTPUT)]
+    if loss_name != "loss" or "loss" not in outputs:
+        near = close_names(loss_name, outputs)
+        raise ValueError(
+            f"{who}: loss_name: expected the program's loss, got {loss_name!r}; close names: {near}"
+        )
+
+
+def _check_shared(program: Program, other: CompiledProgram | None) -> None:
+    if other is None:
+        return
+    if not isinstance(other, CompiledProgram):
+        raise TypeError(
+            "with_data_parallel: share_vars_from: expected a CompiledProgram, got "
+            f"{type(other).__name__}"
+        )
+    if program.storage is None or program.storage is not other.program.storage:
+        raise ValueError(
+            "with_data_parallel: share_vars_from: expected a program over the same values (a clone "
+            "for tests, or one of the same capture), got one over others"
+        )
+
+
+def _place(places: Any) -> torch.device | None:
+    if places is None:
+        return None
+    if isinstance(places, str) or not isinstance(places, Sequence):
+        raise TypeError(f"with_data_parallel: places: expected a list of devices, got {places!r}")
+    if len(places) != 1:
+        raise ValueError(
+            f"with_data_parallel: places: expected one, got {len(places)}: a process computes on "
+            "one device, and several trainers are several processes"
+        )
+    return checked_device(places[0])
