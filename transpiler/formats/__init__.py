@@ -9,6 +9,7 @@ In reading order::
     canonical.py       the bytes under a fingerprint (Program.fingerprint)
     phases.py          the phase of a step that an op belongs to
     text.py            readable text (str(program))
+    panels.py          where blocks are in a picture
     svg.py             a picture (Program.draw)
     table_text.py      tables as readable text
     plan_text.py       a plan as readable text (pserver plan)

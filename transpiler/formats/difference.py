@@ -40,10 +40,23 @@ def _of_plans(mine: Deployment | None, other: Deployment | None) -> Iterator[str
         yield f"it is a {now} program instead of a {was} one"
         return
     before, after = _facts(mine), _facts(other)
+    one, two = set(map(_lane, before)), set(map(_lane, after))
+    for lane in sorted(one ^ two):
+        facts, word = (before, "gone") if lane in one else (after, "new")
+        mode = facts[f"{lane}: mode"].strip("'")
+        yield f"plan, {lane} is {word}: {mode}"
     for key in sorted({*before, *after}):
+        if _lane(key) in one ^ two:
+            continue
         if before.get(key) != after.get(key):
             now, was = after.get(key, "nothing"), before.get(key, "nothing")
             yield f"plan, {key}: {now} instead of {was}"
+
+
+def _lane(key: str) -> str:
+    """The lane that a fact of a plan is about; "" for other facts."""
+    lane, _, setting = key.partition(": ")
+    return lane if lane.startswith("lane ") and setting else ""
 
 
 def _words(variable: Variable) -> str:

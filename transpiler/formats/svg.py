@@ -4,32 +4,37 @@ Every block is a panel, every op a box in the order in which it runs, coloured b
 step.  Communication is drawn as in a sequence diagram: each server of a trainer's program is a
 vertical line; an arrow runs from a send to the servers that receive, and from servers to a recv.
 To the left of the ops, arcs join a communication op with the op that computed its input.  In a
-server's program a line runs from ``listen_and_serv`` to each block that it runs.  Without servers
-the vertical lines are the rings: an arrow runs to a ring where a sum or broadcast starts, and back
-where it is waited for.
+server's program a line runs from ``listen_and_serv`` to each block that it runs.  Rings of trainers
+are vertical lines, too, to the right of the servers where a job has both: an arrow runs to a ring
+where a sum or broadcast starts, and back where it is waited for.
 
 The tooltip of a box shows the whole op, with types and the line of the user's code.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import escape
 
+from transpiler.formats.panels import (
+    BOX,
+    CHARACTER,
+    GAP,
+    GUTTER,
+    LANE,
+    MARGIN,
+    PADDING,
+    PANEL,
+    Panel,
+    panels_of,
+    quoted,
+    shortened,
+)
 from transpiler.formats.phases import EXCHANGE, MERGE, UPDATE, kind_of, phases
 from transpiler.formats.text import call, header, results, types
 from transpiler.ir.graph import Block, Op, Ref
 from transpiler.ir.ops import is_optimizer
 from transpiler.plan.plan import Deployment
-
-# Pixels.
-MARGIN, TITLE, ROW, BOX = 24, 30, 27, 21
-PANEL, PADDING, GUTTER, GAP = 560, 12, 44, 36
-CHARACTER = 6.65  # width of one in a box
-COLUMN = 900  # a column of panels gets no higher than this, unless block 0 is
 
 # phase -> (fill, edge, words)
 COLOURS = {
@@ -40,6 +45,7 @@ COLOURS = {
     UPDATE: ("#e6f5e3", "#4b9c3f", "update"),
 }
 SEND, RECV = "#e08a1e", "#4a86c5"
+_RING = "ring "
 _WIRE = frozenset(
     {
         "send",
@@ -61,69 +67,6 @@ fill: #24292f; }
 .life { stroke: #8c959f; stroke-width: 2; }
   .wait { stroke-dasharray: 3 3; }
 """
-# characters that XML cannot hold
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-
-
-def quoted(text: str) -> str:
-    """Text escaped for an XML element or attribute."""
-    return escape(_UNPRINTABLE.sub("\ufffd", text), {'"': "&quot;"})
-
-
-def shortened(text: str, pixels: float) -> str:
-    """The text, cut to fit a box of this width."""
-    limit = int(pixels / CHARACTER)
-    return text if len(text) <= limit else text[: max(limit - 3, 0)] + "..."
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A block's panel in the picture.
-
-    Attributes:
-        block: what it shows.
-        x, y: pixels, of its upper left corner.
-    """
-
-    block: Block
-    x: float
-    y: float
-
-    @property
-    def height(self) -> float:
-        """Pixels from the upper to the lower edge."""
-        return TITLE + max(len(self.block.ops), 1) * ROW + PADDING
-
-    @property
-    def left(self) -> float:
-        """Pixels, where the boxes begin."""
-        return (
-            self.x + PADDING + (GUTTER if self.block.index == 0 and len(self.block.ops) > 1 else 0)
-        )
-
-    @property
-    def right(self) -> float:
-        """Pixels, where the boxes end."""
-        return self.x + PANEL - PADDING
-
-    def middle(self, number: int) -> float:
-        """The y coordinate of the middle of an op's box."""
-        return self.y + TITLE + number * ROW + BOX / 2
-
-
-def _panels(blocks: Sequence[Block], top: float) -> list[Panel]:
-    """Block 0 on the left, the others in columns beside it."""
-    first = Panel(blocks[0], MARGIN, top)
-    found, limit = [first], top + max(first.height, COLUMN)
-    x, y = MARGIN + PANEL + GAP * 2, top
-    for block in blocks[1:]:
-        panel = Panel(block, x, y)
-        if y > top and y + panel.height > limit:
-            x, y = x + PANEL + GAP, top
-            panel = Panel(block, x, y)
-        found.append(panel)
-        y += panel.height + GAP / 2
-    return found
 
 
 # ---- one panel ----
@@ -234,49 +177,51 @@ def _colour(op: Op) -> str:
 
 def _endpoints(op: Op) -> list[str]:
     if "ring_id" in op.arguments:
-        return [f"ring {op.arguments['ring_id']}"]
+        return [_ring(op.arguments["ring_id"])]
     value = op.arguments.get("endpoints", ())
     items = value if isinstance(value, tuple) else (value,)
     return list(dict.fromkeys(item.name if isinstance(item, Ref) else str(item) for item in items))
 
 
-def _servers(main: Block, deployment: Deployment | None) -> list[str]:
-    """The names of the vertical lines: a trainer's servers, or its rings."""
+def _peers(main: Block, deployment: Deployment | None) -> list[str]:
+    """The names of the vertical lines: a trainer's servers, then its rings."""
     if deployment is not None and deployment.plan.collective is not None:
         rings = deployment.plan.collective.rings
-        return (
-            [f"ring {ring}" for ring in range(rings)]
-            if any(op.type in _WIRE for op in main.ops)
-            else []
-        )
-    named = [
+        wired = any(op.type in _WIRE for op in main.ops)
+        return [_ring(number) for number in range(rings)] if wired else []
+    servers = [
         endpoint
         for op in main.ops
         if op.type in ("send", "recv", "prefetch")
         for endpoint in _endpoints(op)
     ]
     planned = deployment.endpoints if deployment and deployment.trainer_id is not None else ()
-    return list(dict.fromkeys([*planned, *named]))
+    rings_used = {_ring(op.arguments["ring_id"]) for op in main.ops if "ring_id" in op.arguments}
+    return list(dict.fromkeys([*planned, *servers, *sorted(rings_used)]))
 
 
-def _lifelines(panel: Panel, servers: list[str]) -> tuple[dict[str, float], float]:
+def _ring(number: object) -> str:
+    return f"{_RING}{number}"
+
+
+def _lifelines(panel: Panel, peers: list[str]) -> tuple[dict[str, float], float]:
     """The x coordinate of each vertical line, and where the last one's label ends."""
-    step = max(16.0, min(170.0, 1000 / max(len(servers), 1)))
+    step = max(16.0, min(170.0, 1000 / max(len(peers), 1)))
     first = panel.x + PANEL + 90
-    return {name: first + index * step for index, name in enumerate(servers)}, first + len(
-        servers
+    return {name: first + index * step for index, name in enumerate(peers)}, first + len(
+        peers
     ) * step
 
 
-def _sequence(panel: Panel, servers: list[str], trainers: int) -> Iterator[str]:
+def _sequence(panel: Panel, peers: list[str], trainers: int) -> Iterator[str]:
     """The vertical lines, and the arrows to and from them.
 
     Args:
-        trainers: of each ring; 0 where the lines are servers.
+        trainers: of each ring.
     """
-    places, _ = _lifelines(panel, servers)
+    places, _ = _lifelines(panel, peers)
     bottom = panel.y + panel.height
-    few = len(servers) <= 7
+    few = len(peers) <= 7
     for index, (name, x) in enumerate(places.items()):
         title = f"<title>{quoted(name)}</title>"
         yield (
@@ -284,12 +229,13 @@ def _sequence(panel: Panel, servers: list[str], trainers: int) -> Iterator[str]:
             f'class="life">{title}</line>'
         )
         if few:
-            above = f"{trainers} trainers" if trainers else f"server {index}"
+            above = f"{trainers} trainers" if name.startswith(_RING) else f"server {index}"
             yield (
                 f'<text x="{x:g}" y="{panel.y + 4:g}" text-anchor="middle" '
                 f'class="quiet">{above}</text>'
             )
-        label = shortened(name, 166) if few else str(index)
+        brief = name.replace(_RING, "r") if name.startswith(_RING) else str(index)
+        label = shortened(name, 166) if few else brief
         yield (
             f'<text x="{x:g}" y="{panel.y + 19:g}" text-anchor="middle" '
             f'class="title">{quoted(label)}</text>'
@@ -361,23 +307,19 @@ def _markers() -> Iterator[str]:
     yield "</defs>"
 
 
-def _trainers_of_a_ring(deployment: Deployment | None) -> int:
-    """The number of trainers of each ring; 0 in a job with servers."""
-    return (
-        0 if deployment is None or deployment.plan.collective is None else deployment.plan.trainers
-    )
-
-
 def svg(blocks: Sequence[Block], deployment: Deployment | None) -> str:
     """The picture of a program, as the text of an SVG file."""
-    panels = _panels(blocks, MARGIN + 66)
-    servers = _servers(blocks[0], deployment)
+    first, *lanes = header(deployment, kind_of(blocks[0])).splitlines()
+    top = MARGIN + LANE * len(lanes)
+    panels = panels_of(blocks, top + 66)
+    peers = _peers(blocks[0], deployment)
+    trainers = 1 if deployment is None else deployment.plan.trainers
     width = max(panel.x + PANEL for panel in panels) + MARGIN
-    if servers:
-        width = max(width, _lifelines(panels[0], servers)[1])
+    if peers:
+        width = max(width, _lifelines(panels[0], peers)[1])
     height = max(panel.y + panel.height for panel in panels) + MARGIN
     # its letters are larger
-    head = shortened(header(deployment, kind_of(blocks[0])), (width - 2 * MARGIN) * 0.72)
+    head = shortened(first, (width - 2 * MARGIN) * 0.72)
     parts = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
@@ -386,11 +328,16 @@ def svg(blocks: Sequence[Block], deployment: Deployment | None) -> str:
         *_markers(),
         f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
         f'<text x="{MARGIN}" y="{MARGIN + 14}" class="head">{quoted(head)}</text>',
-        *_legend(blocks, MARGIN + 40),
+        *(
+            f'<text x="{MARGIN}" y="{MARGIN + 14 + LANE * number}" class="quiet">'
+            f"{quoted(shortened(lane.strip(), width - 2 * MARGIN))}</text>"
+            for number, lane in enumerate(lanes, start=1)
+        ),
+        *_legend(blocks, top + 40),
         *(_branches(panels) if len(panels) > 1 else ()),
         *(part for panel in panels for part in _panel(panel, blocks[0])),
         *_arcs(panels[0]),
-        *(_sequence(panels[0], servers, _trainers_of_a_ring(deployment)) if servers else ()),
+        *(_sequence(panels[0], peers, trainers) if peers else ()),
         "</svg>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
