@@ -7,11 +7,11 @@ there is one place where a setting is looked up: ``role.Connection``.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from trainer.role import Connection
+from transpiler.ir.close_names import close_names
 
 Flag = str | float | bool
 
@@ -92,5 +92,5 @@ def _check_name(who: str, name: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"{who}: expected names, got {name!r}")
     if name not in FLAGS:
-        near = difflib.get_close_matches(name, FLAGS, cutoff=0.5) or list(FLAGS)
-        raise ValueError(f"{who}: there is no flag {name!r}; close names: {', '.join(near)}")
+        near = close_names(name, FLAGS)
+        raise ValueError(f"{who}: there is no flag {name!r}; close names: {near}")

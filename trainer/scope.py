@@ -8,7 +8,6 @@ live side by side, and the module is left alone.
 
 from __future__ import annotations
 
-import difflib
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Role, Storage
 from transpiler.program import Program
 
@@ -108,12 +108,8 @@ class Scope:
             raise TypeError(f"find_var: expected a name, got {name!r}")
         found = self.tensors.get(name, self._shown.get(name))
         if found is None:
-            names = self.names()
-            near = difflib.get_close_matches(name, names, cutoff=0.4) or names[:5]
-            raise ValueError(
-                f"find_var: the scope has no variable {name!r}; close names: "
-                f"{', '.join(near) or 'none'}"
-            )
+            near = close_names(name, self.names())
+            raise ValueError(f"find_var: the scope has no variable {name!r}; close names: {near}")
         return ScopeVariable(name, found)
 
     def names(self) -> list[str]:

@@ -6,7 +6,6 @@ scheduler understands, so it acts eagerly, in a captured program and on servers 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transpiler.ir.close_names import close_names
 from transpiler.ir.tables import Initial
 from transpiler.plan.setting import check_flag
 
@@ -207,10 +207,9 @@ def _check_patterns(attrs: Sequence[ParamAttr], named: dict[str, nn.Parameter]) 
         if attr.name is None:
             raise ValueError(f"parameter_groups: expected a ParamAttr with a name, got {attr}")
         if not any(fnmatchcase(name, attr.name) for name in named):
-            near = difflib.get_close_matches(attr.name, named, cutoff=0.4) or list(named)[:5]
+            near = close_names(attr.name, named)
             raise ValueError(
-                f"parameter_groups: {attr.name!r} matches no parameter; close names: "
-                f"{', '.join(near) or 'none'}"
+                f"parameter_groups: {attr.name!r} matches no parameter; close names: {near}"
             )
 
 

@@ -18,6 +18,7 @@ from transpiler.formats.svg import draw
 from transpiler.formats.text import text
 from transpiler.inference.evaluation import evaluated
 from transpiler.inference.pruning import pruned, results_and_inputs
+from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Argument, Block, Role, Storage, Variable
 from transpiler.ir.ops import COMMUNICATION
 from transpiler.plan.plan import Deployment
@@ -121,7 +122,7 @@ class Program:
         """A variable by its name, in block 0 or the first other block that has it.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is none; the message names close ones.
 
         Example:
             >>> from transpiler import Block, Program, Variable
@@ -132,7 +133,8 @@ class Program:
         for block in self._blocks:
             if name in block.variables:
                 return block.variables[name]
-        raise ValueError(f"var: the program has no variable {name!r}")
+        near = close_names(name, (variable.name for variable in self.list_vars()))
+        raise ValueError(f"var: the program has no variable {name!r}; close names: {near}")
 
     def diff(self, other: Program) -> str:
         """How another program differs from this one, in words, a line each; "" if they mean the

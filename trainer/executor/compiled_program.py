@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from trainer.executor.devices import checked_device
-from trainer.executor.feed import close_names
 from transpiler.collective import broadcast_program, parallel_program
+from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Role
 from transpiler.plan.setting import check_flag
 from transpiler.program import Program

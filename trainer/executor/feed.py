@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +12,6 @@ from transpiler.ir.graph import Role, Variable
 from transpiler.program import Program
 
 Feed = Sequence[Tensor] | Mapping[str, Tensor] | None
-
-
-def close_names(name: str, known: Iterable[str]) -> str:
-    """A few of the known names, the most similar first, for a message."""
-    known = list(known)
-    found = difflib.get_close_matches(name, known, n=5, cutoff=0.4) or known[:5]
-    return ", ".join(found) or "none"
 
 
 def check_feed(program: Program, feed: Feed, device: torch.device) -> dict[str, Tensor]:

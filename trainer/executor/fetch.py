@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.executor.feed import close_names
 from trainer.executor.optimizer_segment import OptimizerSegment
+from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Role, Variable
 from transpiler.ir.sparse_rows import SparseRows
 from transpiler.program import Program

@@ -73,7 +73,7 @@ def test_variables_are_found_by_name():
     ]
     assert program.var("loss").shape == ()
     assert {each.name for each in program.list_vars()} == set(program.main.variables)
-    with pytest.raises(ValueError, match="the program has no variable 'x1'"):
+    with pytest.raises(ValueError, match="the program has no variable 'x1'; close names: "):
         program.var("x1")
 
 
