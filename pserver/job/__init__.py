@@ -23,6 +23,7 @@ In reading order::
     quiesce            no step changes a value during a save, a load or a shrink
     locked_table       a sparse table with its lock and its clock
     job_files          Save and Load
+    held_values        what a server starts with, and what it ends with
     status_report      Status
 
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.

@@ -24,7 +24,7 @@ from pserver.job.quiesce import Quiesce
 from pserver.job.workers import Workers
 from pserver.limits import Limits
 from pserver.table.gradient import RowGradient
-from transpiler.ir.graph import Role, Storage
+from transpiler.ir.graph import Role
 from transpiler.ir.schema import DTYPES
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
@@ -95,18 +95,9 @@ class InstalledProgram:
         self._barriers: dict[str, dict[int, str]] = {}
         self._names = {*self.slices.values, *self.slices.states, *self.tables}
 
-    def load(self, values: Storage) -> None:
-        """Takes over the values of slices, and those rows of tables that this server holds."""
-        self.slices.load(values.tensors)
-        for name, (ids, rows) in values.rows.items():
-            for begin in range(0, len(ids), CHUNK_ROWS):
-                chunk = RowGradient(
-                    ids[begin : begin + CHUNK_ROWS], rows[begin : begin + CHUNK_ROWS]
-                )
-                own = chunk.divide(self.plan.servers)[self._server]
-                self.tables[name].load(
-                    {"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()}
-                )
+    def own_rows(self, rows: RowGradient) -> RowGradient:
+        """Those rows of a table that this server holds."""
+        return rows.divide(self.plan.servers)[self._server]
 
     def _updates(self, lane: int) -> dict[str, SliceUpdate]:
         return {name: own for name, own in self.slices.updates.items() if own.lane == lane}

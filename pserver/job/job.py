@@ -18,7 +18,7 @@ from pserver.errors import (
     Refused,
     Unprepared,
 )
-from pserver.job import job_files
+from pserver.job import held_values, job_files
 from pserver.job.attendance import Attendance
 from pserver.job.installed_program import InstalledProgram, check_memory, check_program
 from pserver.job.job_identity import JobIdentity, check_names, choose_transport
@@ -61,6 +61,7 @@ class Job(Attendance):
         self.bytes_out = 0
         self._started = clock()
         self._preset: tuple[Program, Storage] | None = None
+        self._left: tuple[InstalledProgram | None, Membership] = None, self._members
         self._reset()
 
     # ---- beginning and ending ----
@@ -68,6 +69,8 @@ class Job(Attendance):
     def _reset(self) -> None:
         """Back to EMPTY (or to the program that was given at start-up)."""
         self.lifecycle.empty()
+        if self.config.once:  # for who asks what the one job has left
+            self._left = self.program, self._members
         self.traffic = ByteCounters(self.has)
         self.program = None
         self._identity = JobIdentity()
@@ -84,18 +87,29 @@ class Job(Attendance):
         PSERVER.
 
         Raises:
-            Refused: the program is none that a server runs.
+            Refused: the program is none that a server runs, or a value is missing.
         """
         with self.condition:
             self._preset = (program, values)
             self._serve(program, values)
 
+    def keep(self, values: Storage) -> None:
+        """Puts what the job has left into ``values``, on a server that ends with its first job;
+        nothing where none has begun.
+        """
+        with self.condition:
+            begun = self._members.by_trainer
+            program, members = (self.program, self._members) if begun else self._left
+        if program is not None:
+            held_values.take(values, program, members)
+
     def _serve(self, program: Program, values: Storage) -> None:
         plan, server_index = check_program(program)
+        held_values.check_values(program, values)
         self._identity = JobIdentity.of_plan(plan, server_index)
         self._members = Membership(plan.trainers, self._clock())
         self.program = self._installed_program(program)
-        self.program.load(values)
+        held_values.give(values, self.program, self._members)
         self.lifecycle.state = JobState.SERVING
 
     def _installed_program(self, program: Program) -> InstalledProgram:

@@ -25,11 +25,13 @@ class JobIdentity:
         fingerprint: of the plan.
         manifest: the facts that the fingerprint covers, by key.
         server_index: counts the plan's servers from 0.
+        of: whose plan it is, for messages.
     """
 
     fingerprint: str = ""
     manifest: Mapping[str, str] = field(default_factory=dict)
     server_index: int = 0
+    of: str = "trainer 0"
 
     @classmethod
     def of_request(cls, request: wire.JoinRequest) -> JobIdentity:
@@ -39,7 +41,7 @@ class JobIdentity:
     @classmethod
     def of_plan(cls, plan: Plan, server_index: int) -> JobIdentity:
         """The job of a program that the server was given at its start."""
-        return cls(plan.fingerprint(), plan.manifest(), server_index)
+        return cls(plan.fingerprint(), plan.manifest(), server_index, "the server's program")
 
     @property
     def trainers(self) -> int:
@@ -63,21 +65,21 @@ class JobIdentity:
             trainers: how many the job has.
 
         Raises:
-            Busy: trainer 0 brings another program.
-            FingerprintMismatch: another trainer runs another program; the message says in what it
-                differs.
+            Busy: trainer 0 brings another program than it brought before.
+            FingerprintMismatch: a trainer runs another program than trainer 0, or than the server
+                was started with; the message says in what it differs.
             Refused: the plan has no such trainer, or places this server elsewhere.
         """
         trainer = request.trainer_id
         if request.fingerprint != self.fingerprint:
-            if trainer == 0:
+            if trainer == 0 and self.of == "trainer 0":
                 raise Busy(
                     "the server has a job with another program; start another server for a second "
                     "job"
                 )
-            other = differences(request.manifest, self.manifest, "trainer 0")
+            other = differences(request.manifest, self.manifest, self.of)
             raise FingerprintMismatch(
-                f"trainer {trainer} runs another program than trainer 0: {other}"
+                f"trainer {trainer} runs another program than {self.of}: {other}"
             )
         if trainer >= trainers:
             raise Refused(f"expected a trainer number below {trainers}, got {trainer}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,11 +185,14 @@ class Membership:
         self.since = since
         self.began = since if began is None else began
         self.by_trainer: dict[int, Member] = {}
+        self._begin_at: dict[int, tuple[int, ...]] = {}  # by trainer: steps by lane
         self._loaded: Watermarks = {}  # read from files, for trainers that have not joined yet
 
     def add(self, member: Member) -> None:
         """A trainer joins; it gets the watermarks that were saved of its incarnation."""
         self.by_trainer[member.trainer] = member
+        for lane, step in enumerate(self._begin_at.get(member.trainer, ())):
+            member.watermark(lane).applied = step
         self._restore(member)
 
     def watermarks(self) -> Watermarks:
@@ -204,6 +207,22 @@ class Membership:
             }
             for _, member in sorted(self.by_trainer.items())
         }
+
+    def steps(self, lanes: int) -> dict[int, tuple[int, ...]]:
+        """The last step that was applied of each lane, by trainer."""
+        return {
+            trainer: tuple(member.step(lane) for lane in range(lanes))
+            for trainer, member in sorted(self.by_trainer.items())
+        }
+
+    def begin_at(self, steps: Mapping[int, Sequence[int]]) -> None:
+        """Trainers that join go on from these steps, whatever processes they are; see [Note: a
+        server's file] in held_values.py.
+
+        Args:
+            steps: as :meth:`steps` gives them.
+        """
+        self._begin_at = {trainer: tuple(each) for trainer, each in steps.items()}
 
     def load_watermarks(self, saved: Watermarks) -> None:
         """Takes over saved watermarks, for members and for trainers that join later.

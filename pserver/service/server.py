@@ -285,6 +285,8 @@ def serve_job(config: ServerConfig, program: Program | None = None) -> None:
 
     Args:
         config: with ``once``.
+        program: with its storage, which has what the server held when it ended, also where this
+            raises.
 
     Raises:
         PServerError: the job has failed; this is what ended it.
@@ -335,6 +337,8 @@ def _serve(config: ServerConfig, program: Program | None) -> _Served:
             pass
         lifecycle = server.job.lifecycle
         succeeded = lifecycle.succeeded
+    if program is not None and program.storage is not None:
+        server.job.keep(program.storage)
     return _Served(succeeded, lifecycle.last_failure, asked.number)
 
 

@@ -1,4 +1,6 @@
-"""Scripts whose role is PSERVER, as processes: they end with their job, as it does."""
+"""Scripts whose role is PSERVER, as processes: they end with their job, as it does, and another job
+goes on with what they leave.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from transpiler import DistributeTranspiler, capture
 way, end = sys.argv[1:]
 serves = os.environ["TRAINING_ROLE"] == "PSERVER"
 model = nn.Linear(8, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.nn.init.ones_(model.weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
 if way == "run_server" and serves:
     fleet.init()
     fleet.run_server()
@@ -40,12 +43,14 @@ else:
         main, startup = t.get_pserver_programs(endpoint)
         executor.run(startup)
         executor.run(main)
+        executor.save("server.program", main)
     else:
         main = t.get_trainer_program()
         executor.run(t.get_startup_program())
         executor.run(main, feed=(torch.ones(2, 8),))
         if end == "failed":
             raise ArithmeticError("the data are gone")
+        print("step", executor.steps(main), "weight", model.weight[0, 0].item())
         executor.close()
 print("returned", flush=True)
 """
@@ -78,6 +83,22 @@ def test_a_script_whose_role_is_pserver_ends_with_its_job(
     assert ("returned" in server.lines) == (end == "done")
     if end == "failed":
         server.said("JobFailed: trainer 0 ended the job: ArithmeticError: the data are gone")
+
+
+def test_another_job_goes_on_with_a_saved_program(processes: Processes) -> None:
+    """``pserver serve --program`` starts with it, and a new trainer goes on from its step."""
+    server, role = start(processes, "Executor.run", "done")
+    trainer = processes.python("trainer", "script.py", "Executor.run", "done", **role)
+    trainer.said("step 1 weight 0.8")
+    assert trainer.status() == server.status() == 0, processes.all
+
+    endpoint = role["PSERVER_ENDPOINTS"]
+    command = ("--program", "server.program", "--once", "--endpoint", endpoint)
+    again = processes.python("again", "-m", "pserver", "serve", *command)
+    again.said("pserver ready at")
+    trainer = processes.python("trainer again", "script.py", "Executor.run", "done", **role)
+    trainer.said("step 2 weight 0.5")  # 0.8 - 0.1 * (0.5 * 2 + 2)
+    assert trainer.status() == again.status() == 0, processes.all
 
 
 def test_sigterm_before_the_job_is_done_is_143(processes: Processes) -> None:

@@ -25,7 +25,7 @@ from pserver.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
-from trainer.communicator.connections import clients_of
+from trainer.communicator.connections import begun_at, clients_of
 from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
@@ -66,7 +66,7 @@ class Communicator:
 
     Attributes:
         plan: of the job.
-        step: steps that the script has closed.
+        step: steps that the script has closed, those included that the servers had when it joined.
         lanes: the senders, by lane.
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
@@ -160,9 +160,8 @@ class Communicator:
             ]
             self._take_over(installed=all(each.install for each in joined))
             for index, lane in enumerate(self.lanes):
-                applied = max(
-                    (each.steps[index] for each in joined if len(each.steps) > index), default=0
-                )
+                applied = begun_at(self.clients, joined, index)
+                self.step = max(self.step, applied)
                 lane.start([client.channels[index] for client in self.clients], applied)
             self.written.start()
         except BaseException as error:
@@ -229,6 +228,7 @@ class Communicator:
                 with self.written.landing():
                     self._departure.drain(self.lanes)
                 if agreeing:
+                    self._transfer.upload_buffers()
                     self._departure.agree()
                     self._transfer.pull_buffers()  # of the others' last steps
             except BaseException as error:

@@ -6,7 +6,9 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from pserver.client.client import Client, Identity
+from pserver.client.replies import Joined
 from pserver.client.retrying_stream import Destination
+from pserver.errors import Refused
 from trainer.role import Connection
 from transpiler.plan.plan import Deployment
 
@@ -62,3 +64,24 @@ def _identity(deployment: Deployment, connection: Connection, incarnation: str) 
         manifest=deployment.plan.manifest(),
         transports=TRANSPORTS if connection.transport == "auto" else (connection.transport,),
     )
+
+
+def begun_at(clients: Sequence[Client], joined: Sequence[Joined], lane: int) -> int:
+    """The last step of a lane that the servers have applied: none in a new job, and where they were
+    started with programs that a job has left, the last one of that job.
+
+    Args:
+        joined: what each of the clients was told.
+
+    Raises:
+        Refused: these are of different steps.
+    """
+    steps = [each.steps[lane] if len(each.steps) > lane else 0 for each in joined]
+    for client, step in zip(clients, steps, strict=True):
+        if step != steps[0]:
+            raise Refused(
+                f"{clients[0].endpoint} begins with step {steps[0]} of lane {lane}, and "
+                f"{client.endpoint} with step {step}: start all servers with what they held at one "
+                "moment"
+            )
+    return steps[0]

@@ -98,6 +98,26 @@ class StateTransfer:
             states = self._present_states(client.index, chosen)
             first_of([client.channels[0].load(chain(held, states))])
 
+    def upload_buffers(self) -> None:
+        """A job's only trainer gives the servers its buffers, which no step has brought there: what
+        they hold when it leaves is then whole.
+        """
+        changing = {
+            placement.name
+            for placement in self._plan.placements
+            if placement.group is None
+            and not isinstance(self._tensors[placement.name], torch.nn.Parameter)
+        }
+        for client in self._clients if self._plan.trainers == 1 else ():
+            held = [
+                (name, self._slices.read(name))
+                for name in self._slices.held(client.index)
+                if self._slices.owner(name)[0].name in changing
+            ]
+            if held:
+                with self._lane.turn:
+                    first_of([client.channels[0].load(held)])
+
     def _present_states(
         self, server: int, optimizers: Sequence[torch.optim.Optimizer]
     ) -> Iterable[tuple[str, torch.Tensor]]:

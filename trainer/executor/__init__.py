@@ -14,6 +14,7 @@ In reading order::
     table_handle         the value of a table's variable
     table_runtime        its kinds, and the kernels of lookups (imports numba)
     served_tables        tables whose rows servers hold (imports numba)
+    server_values        what a pserver program begins with, and what its job leaves
     program_training     what a program trains, and its checkpoints
     program_values       values of variables by name: from files, into programs, as bytes
     inference_model      a forward program and its values as one file

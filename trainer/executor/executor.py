@@ -28,6 +28,7 @@ from trainer.executor.feed import Feed, check_feed
 from trainer.executor.fetch import check_fetches, fetched
 from trainer.executor.loaded_program import LoadedProgram
 from trainer.executor.pserver_runtime import PServerRuntime
+from trainer.executor.server_values import ServerValues
 from trainer.executor.table_handle import TableHandle
 from trainer.executor.trainer_numbers import check_numbers
 from trainer.role import Connection
@@ -83,6 +84,7 @@ class Executor:
         # what startup programs bound outside every scope_guard, for programs without values
         self._bound = Scope()
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # what the tables of a server begin with
+        self._servers = ServerValues(lambda: self._scope.tensors, self._rows)
         self._runtimes: list[PServerRuntime] = []
         self._collectives: list[CollectiveRuntime] = []
         self._claims = Claims()  # the paths that it writes checkpoints to
@@ -153,6 +155,8 @@ class Executor:
         if loaded.trains and program.storage is not None:
             program.storage.steps += 1
         self._scope.tensors.update((name, loaded.tensors[name]) for name in loaded.binds)
+        if _is_of_server(program):
+            self._servers.forget()
         return [fetched(program, name, values, loaded.tensors, loaded.updates) for name in fetches]
 
     def flush(self) -> None:
@@ -174,17 +178,22 @@ class Executor:
         Every trainer of a job with servers calls this, between steps; trainer 0 writes.  Where
         trainers share gradients or parameters without servers one of them calls it.
 
+        A server's program that this Executor has served is written with what the server held when
+        its job ended, or failed, to one file: :meth:`load`, ``Program.load`` and ``pserver serve
+        --program`` read it, and a job of the same plan goes on from its step.
+
         Args:
-            path: of the checkpoint, which ``fleet.load`` reads, too, on any number of servers.
+            path: of the checkpoint, which ``fleet.load`` reads, too, on any number of servers; of
+                a server's program the file.
             program: a trainer's, or the single-node program, also that of a job with servers that
-                this Executor runs; None: the default main program.  Of several optimizers the list
-                of their programs.
+                this Executor runs; or a server's; None: the default main program.  Of several
+                optimizers the list of their programs.
             scheduler: of torch.optim.lr_scheduler, whose state is written too; or a list.
 
         Raises:
             OSError: the directory cannot be written, or another job writes there (InUse).
             ValueError: the program was loaded and has tables or is a trainer's, or trainers give
-                different paths.
+                different paths; or a server's has no values, or is given a scheduler.
 
         ::
 
@@ -194,7 +203,10 @@ class Executor:
         """
         from trainer.executor import program_training
 
-        program_training.save(self._trainings(program), path, scheduler, self._claims)
+        if served := self._served(program, scheduler):
+            self._servers.save(path, served)
+        else:
+            program_training.save(self._trainings(program), path, scheduler, self._claims)
 
     def load(self, path: str, program: Programs = None, scheduler: Any | None = None) -> int:
         """Reads what :meth:`save`, or ``fleet.save``, wrote; the program goes on from there.
@@ -202,7 +214,8 @@ class Executor:
         Every trainer of a job calls this, between steps, and must be able to read ``path``.
 
         Args:
-            program: as in :meth:`save`.
+            program: as in :meth:`save`.  A server's takes up its values: its next run begins with
+                them, without its startup program.
             scheduler: takes up the state that was saved with it.
 
         Returns:
@@ -211,14 +224,47 @@ class Executor:
         Raises:
             FileNotFoundError: there is no checkpoint.
             ValueError: it is torn, or of another model or optimizer, or trainers find different
-                ones, or a loaded program's ops have other hyper-parameters; nothing is changed.
+                ones, or a loaded program's ops have other hyper-parameters, or it is another
+                server's program; nothing is changed.
+            FingerprintMismatch: a server's program of another job; the message says in what it
+                differs.
         """
         from trainer.executor import program_training
 
+        if served := self._served(program, scheduler):
+            return self._servers.load(path, served)
         steps = program_training.load(self._trainings(program), path, scheduler)
         for runtime in self._runtimes:
             runtime.invalidate_caches()
         return steps
+
+    def steps(self, program: Program | None = None) -> int:
+        """The steps that were taken with a program's values, those included that its servers had
+        when this Executor joined them, and those before a checkpoint that was loaded.
+
+        In modes that merge or count several steps as one, servers know of those.
+
+        Args:
+            program: that holds values; None: the default main program.
+
+        Raises:
+            ValueError: it holds none.
+
+        ::
+
+            executor.run(startup_program)  # joins servers that go on with what a job has left
+            for _ in range(executor.steps(trainer_program)):
+                scheduler.step()
+        """
+        return _stored(default_main_program() if program is None else program).steps
+
+    def _served(self, program: Programs, scheduler: Any | None) -> Program | None:
+        """The program, if it is a server's."""
+        if not isinstance(program, Program) or not _is_of_server(program):
+            return None
+        if scheduler is not None:
+            raise ValueError("expected no scheduler with a server's program, got one")
+        return program
 
     def _trainings(self, program: Programs) -> list[ProgramTraining]:
         from trainer.executor.program_training import trainings_of
@@ -236,8 +282,6 @@ class Executor:
         does.
         """
         deployment = program.deployment
-        if deployment is not None and deployment.server_index is not None:
-            raise ValueError("expected a trainer's program, got a server's")
         if program.storage is not None:
             move(program.storage, self._device_of(program))
         if deployment is not None and deployment.plan.collective is None:
@@ -440,19 +484,12 @@ class Executor:
             PServerError: the job has failed; this is what ended it.
             SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
         """
-        held = program.main.variables_of(Role.PARAMETER, Role.BUFFER)
-        scope = self._scope.tensors
-        missing = [variable.name for variable in held if variable.name not in scope]
-        if missing:
-            raise ValueError(
-                f"the server holds no value for {missing[0]!r}; run the pserver's startup program "
-                "first"
-            )
         deployment, connection = program.deployment, Connection.from_environment()
         if deployment is None or deployment.server_index is None:
             raise ValueError(
                 "expected a pserver program with its deployment, as get_pserver_programs gives it"
             )
+        values = self._servers.of(program)
         config = ServerConfig(
             endpoint=deployment.endpoints[deployment.server_index],
             transport=connection.transport,
@@ -463,8 +500,11 @@ class Executor:
             keys=connection.keys or None,
             insecure=connection.insecure,
         )
-        values = {variable.name: scope[variable.name] for variable in held}
-        serve_job(config, replace(program, storage=Storage(values, None, rows=self._rows)))
+        serve_job(config, replace(program, storage=values))
+
+
+def _is_of_server(program: Program) -> bool:
+    return program.deployment is not None and program.deployment.server_index is not None
 
 
 def _stored(program: Program) -> Storage:

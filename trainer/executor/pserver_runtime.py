@@ -103,6 +103,8 @@ class PServerRuntime:
         if not self._started:
             self._communicator.start()
             self._started = True
+            if self._communicator.step:
+                self._go_on()
             self._communicator.dense_allreduce = dense_allreduce_of(
                 self._communicator.plan, self._communicator.clients, self._communicator.trainer_id
             )
@@ -139,6 +141,13 @@ class PServerRuntime:
             self._close_received(self._lanes)
             if any(map(self.communicator.is_closed, self._lanes)):
                 self._finish(self._storages[0])
+
+    def _go_on(self) -> None:
+        """Takes up the steps of servers that go on with what a job has left."""
+        for number, storage in enumerate(self._storages):
+            lanes = self._communicator.plan.lanes_of(number)
+            storage.steps = max(self._communicator.lanes[lane].step for lane in lanes)
+            _mark_stepped(storage)
 
     def pull_weights(self) -> None:
         """Copies the servers' rows back into the weights that they came from."""
@@ -235,9 +244,8 @@ class PServerRuntime:
 
     def _finish(self, storage: Storage | None) -> None:
         """Finishes the step of a program with this storage."""
-        optimizer = None if storage is None else storage.optimizer
-        if self.communicator.finish_step() is not None and optimizer is not None:
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
+        if self.communicator.finish_step() is not None:
+            _mark_stepped(storage)
 
     def _sum(self, op: Op, x: Sequence[torch.Tensor], **_: Any) -> Any:
         allreduce = self.communicator.dense_allreduce
@@ -247,6 +255,12 @@ class PServerRuntime:
 
     def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
         return self._tensors[op.outputs[0]]
+
+
+def _mark_stepped(storage: Storage | None) -> None:
+    optimizer = None if storage is None else storage.optimizer
+    if optimizer is not None:
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's own mark, for schedulers
 
 
 def _lanes(program: Program) -> tuple[int, ...]:

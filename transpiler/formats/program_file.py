@@ -3,6 +3,9 @@ whose metadata field ``program`` is the message as JSON.
 
 Optimizer states are values like all others: ``PARAMETER@STATE``.  What such a file cannot hold, the
 states of a table's rows and of servers, is refused instead of left out.
+
+A server's program that has served a job holds more: the field ``served``, and the arrays of its
+tables as ``TABLE@ARRAYS/ARRAY``.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from transpiler.formats.serialize import from_proto, to_proto
 from transpiler.ir.graph import PERSISTENT, Block, Role, Storage, Variable
 from transpiler.ir.python_functions import refuse
 from transpiler.ir.schema import DTYPES
+from transpiler.ir.served import Served
 from transpiler.ir.table_ops import is_sparse, start_rows
 from transpiler.plan.plan import Deployment
 
-_FIELD = "program"
+_FIELD, _SERVED = "program", "served"
 _IDS, _ROWS = "@IDS", "@ROWS"  # of a table's rows
+_ARRAYS = "@ARRAYS/"  # of what a server had of a table
 
 
 def _persistent(blocks: Sequence[Block]) -> dict[str, Variable]:
@@ -49,7 +54,14 @@ def _values(blocks: Sequence[Block], storage: Storage | None) -> dict[str, torch
                 value = value.clone()
             seen.add(value.untyped_storage().data_ptr())
             values[name] = value
-    return values | _rows(blocks[0], storage)
+    if storage is None or storage.served is None:
+        return values | _rows(blocks[0], storage)
+    arrays = {
+        f"{table}{_ARRAYS}{name}": array.contiguous()
+        for table, held in storage.served.tables.items()
+        for name, array in held.arrays.items()
+    }
+    return values | arrays
 
 
 def _states(blocks: Sequence[Block], storage: Storage) -> dict[str, torch.Tensor]:
@@ -124,13 +136,17 @@ def save(
     message = json_format.MessageToJson(
         to_proto(blocks, deployment), indent=None, preserving_proto_field_name=True
     )
+    fields = {_FIELD: message}
+    if storage is not None and storage.served is not None:
+        fields[_SERVED] = storage.served.text()
     with whole_file(path) as file:
-        write_tensors(_values(blocks, storage), file, {_FIELD: message})
+        write_tensors(_values(blocks, storage), file, fields)
 
 
 def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
     """Reads what :func:`save` wrote.  The storage holds the file's values and optimizer states, and
-    no optimizer.
+    no optimizer.  A server's optimizer states are among its values: no optimizer of torch's steps
+    them here.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -150,6 +166,7 @@ def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
         blocks, deployment = from_proto(json_format.Parse(metadata[_FIELD], pb.Program()))
         for block in blocks:
             refuse("Program.load", block.ops)
+        served = _served_of(blocks[0], metadata, values)
         rows = _rows_of(blocks[0], values)
         check_values(_persistent(blocks), values)
     except (SafetensorError, json_format.ParseError, ValueError) as error:
@@ -157,10 +174,30 @@ def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
             f"expected a file that Program.save wrote, got {str(path)!r}: {error}"
         ) from error
     states: dict[str, dict[str, torch.Tensor]] = {}
-    for name, variable in _persistent(blocks).items():
+    for name, variable in _persistent(blocks).items() if not _is_server(deployment) else ():
         if variable.role is Role.STATE and name in values:
             states.setdefault(variable.of, {})[_key(variable)] = values.pop(name)
-    return blocks, deployment, Storage(values, None, rows=rows, states=states)
+    storage = Storage(values, None, rows=rows, states=states)
+    storage.served, storage.steps = served, 0 if served is None else served.step
+    return blocks, deployment, storage
+
+
+def _is_server(deployment: Deployment | None) -> bool:
+    return deployment is not None and deployment.server_index is not None
+
+
+def _served_of(
+    main: Block, metadata: dict[str, str], values: dict[str, torch.Tensor]
+) -> Served | None:
+    """How far a server's job had come; the arrays of its tables are taken out of the values."""
+    if _SERVED not in metadata:
+        return None
+    arrays: dict[str, dict[str, torch.Tensor]] = {}
+    for table in main.variables_of(Role.TABLE):
+        prefix = f"{table.name}{_ARRAYS}"
+        names = [name for name in values if name.startswith(prefix)]
+        arrays[table.name] = {name.removeprefix(prefix): values.pop(name) for name in names}
+    return Served.from_text(metadata[_SERVED], arrays)
 
 
 def _rows_of(

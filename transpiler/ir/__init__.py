@@ -4,6 +4,7 @@ In reading order::
 
     graph.py             Variable, Op, Block, Storage
     close_names.py       names like one that is wrong
+    served.py            how far a server's job had come
     schema.py            kinds of arguments, and schemas made of kinds
     aten_ops.py          torch's ops: their schemas, and which are refused
     rules.py             update rules, of parameters and of rows

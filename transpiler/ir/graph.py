@@ -22,6 +22,7 @@ from transpiler.ir.block import Variable as Variable
 from transpiler.ir.block import freeze as freeze
 from transpiler.ir.block import refs as refs
 from transpiler.ir.rules import Rule
+from transpiler.ir.served import Served
 
 
 class HasRule(Protocol):
@@ -47,6 +48,7 @@ class Storage:
             the optimizers that a program's ops are run with go on with these dicts.
         unsaved: what a file could not give back, by the name of a parameter or a table: why not.
         steps: that were taken with these tensors, those before a loaded checkpoint included.
+        served: in a server's program, how far its job had come; None before it has served one.
         evaluation: captures the step again, as the module evaluates it, and gives block 0; None in
             a process that did not capture it.
         opaque: of a forward program, the functions whose backward is Python code of the user's.
@@ -71,6 +73,7 @@ class Storage:
         self.states = dict(states or {})
         self.unsaved: dict[str, str] = {}
         self.steps = 0
+        self.served: Served | None = None
         self.evaluation: Callable[[], Block] | None = None
         self.opaque: tuple[str, ...] = ()
         self.together: tuple[Storage, ...] = (self,)
