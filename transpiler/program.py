@@ -17,7 +17,6 @@ from transpiler.formats.difference import difference
 from transpiler.formats.svg import draw
 from transpiler.formats.text import text
 from transpiler.inference.evaluation import evaluated
-from transpiler.inference.pruning import pruned, results_and_inputs
 from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Argument, Block, Role, Storage, Variable
 from transpiler.ir.ops import COMMUNICATION
@@ -74,10 +73,11 @@ class Program:
             for_test: as it is evaluated: dropout is off, batch norm goes by its statistics, there
                 is no backward, no update and no write to a buffer.  In the process that captured
                 the program, the step is captured again, in the module's ``eval()`` mode, so that it
-                equals the eager step to the bit.  Elsewhere the program's ops are rewritten:
-                attention with dropout may then round differently than torch's fused one.  The
-                clone of a trainer's program first receives the servers' parameters, and pulls the
-                servers' rows; in a k-step lane it has the trainer's own.
+                equals the eager step to the bit.  Elsewhere, and in a trainer's program with
+                tables, the program's ops are rewritten: attention with dropout may then round
+                differently than torch's fused one.  The clone of a trainer's program first receives
+                the servers' parameters, and pulls the servers' rows; in a k-step lane it has the
+                trainer's own.
 
         Raises:
             TypeError: ``for_test`` is neither True nor False.
@@ -104,10 +104,8 @@ class Program:
         again = None if self.storage is None else self.storage.evaluation
         if self.deployment is not None:
             return _of_trainer(self, self.deployment)
-        if again is None:
-            return replace(self, _blocks=(evaluated(self.main),))
-        wanted, inputs = results_and_inputs(self.main)
-        return replace(self, _blocks=(pruned(again(), wanted, inputs),))
+        captured = None if again is None else again()
+        return replace(self, _blocks=(evaluated(self.main, captured=captured),))
 
     def list_vars(self) -> list[Variable]:
         """The variables of all blocks, in the order of their definition."""
@@ -239,6 +237,9 @@ def _of_trainer(program: Program, deployment: Deployment) -> Program:
         "trainer_id": deployment.trainer_id,
     }
     servers = deployment.plan.collective is None
-    block = evaluated(program.main, place if servers else None)
+    again = None if program.storage is None else program.storage.evaluation
+    # a step that looks rows up was captured with single-node lookups
+    captured = None if again is None or deployment.plan.tables else again()
+    block = evaluated(program.main, place if servers else None, captured)
     asks = any(op.type in COMMUNICATION for op in block.ops)
     return replace(program, _blocks=(block,), deployment=deployment if asks else None)

@@ -22,7 +22,11 @@ _EMPTY = ("aten.empty_like", "aten.new_empty", "aten.empty.memory_format")
 _ARRIVAL = ("recv", "fetch_barrier", "concat")
 
 
-def evaluated(main: Block, place: Mapping[str, Argument] | None = None) -> Block:
+def evaluated(
+    main: Block,
+    place: Mapping[str, Argument] | None = None,
+    captured: Block | None = None,
+) -> Block:
     """The block that evaluates what a training block trains.
 
     It has the same inputs and outputs, and changes no variable that persists.
@@ -30,6 +34,7 @@ def evaluated(main: Block, place: Mapping[str, Argument] | None = None) -> Block
     Args:
         main: block 0 of a single-node program, or of a trainer's.
         place: the arguments of an op that addresses every server; None: there are none.
+        captured: the step as it was captured in evaluation; None: the block's ops are rewritten.
 
     Raises:
         ValueError: the step returns nothing.
@@ -37,9 +42,11 @@ def evaluated(main: Block, place: Mapping[str, Argument] | None = None) -> Block
     wanted, inputs = results_and_inputs(main)
     received = [op for op in main.ops if op.type == "recv"]
     concatenated = [op for op in main.ops if op.type == "concat"]
-    computing = [op for op in main.ops if op.type not in _ARRIVAL]
-    ops = _without_writes(_Evaluating(computing).ops(), main)
-    found = pruned(replace(main, ops=tuple(ops)), wanted, inputs)
+    if captured is None:
+        computing = [op for op in main.ops if op.type not in _ARRIVAL]
+        ops = _without_writes(_Evaluating(computing).ops(), main)
+        captured = replace(main, ops=tuple(ops))
+    found = pruned(captured, wanted, inputs)
     if not received or place is None:
         return found
     arriving = [*received, Op("fetch_barrier", place), *concatenated]

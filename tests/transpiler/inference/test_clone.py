@@ -24,7 +24,7 @@ from tests.support.models import (
 )
 from tests.support.unusual_models import bare
 from trainer import Executor
-from transpiler import Program, capture
+from transpiler import DistributeTranspiler, Program, capture
 from transpiler.ir.graph import PERSISTENT, Role, Storage
 from transpiler.verify.invariants import defined_before_use
 
@@ -121,6 +121,25 @@ def test_attention_that_is_rewritten_may_round(case):
     with Executor() as executor:
         (loss,) = executor.run(rewritten(program), fed, ["loss"])
     assert torch.allclose(loss, expected(model, step, fed)["loss"], rtol=1e-6, atol=0)
+
+
+def test_a_trainer_evaluates_attention_as_its_module_does():
+    """In the process that captured the step, the clone of a trainer's program computes by the same
+    kernels as that of the single-node program; another process rewrites its ops.
+    """
+    torch.manual_seed(3)
+    model, step, optimizer, batch = gpt2()
+    program, startup = capture(model, step, optimizer(model), batch(4))
+    transpiler = DistributeTranspiler()
+    transpiler.transpile(0, program, "a:1,b:1", 1, startup_program=startup)
+    trainer = transpiler.get_trainer_program()
+    clone, single = (each.clone(for_test=True).main.ops for each in (trainer, program))
+    received = [op for op in clone if op.type in ("recv", "fetch_barrier", "concat")]
+    alone = Program.from_proto(trainer.to_proto()).clone(for_test=True)
+
+    assert clone[len(received) :] == single
+    fused = "aten._scaled_dot_product_flash_attention_for_cpu"
+    assert fused in {op.type for op in clone} - {op.type for op in alone.main.ops}
 
 
 LAYERS = {
