@@ -11,7 +11,8 @@
 #
 # The complete matrices, of which `make test` takes a part.  An interrupted one goes on where it was; its table is docs/checks/NAME.md:
 #   check-equalities   every optimizer, clip and schedule, on 1 to 3 servers, eagerly and as a program, against plain torch
-#   check-pairs        every model with every optimizer, against plain torch
+#   check-pairs        every model with every optimizer, against plain torch; and every model's life in every
+#                      mode: resumed on other servers, evaluated, served by a process of its own
 #   check-faults       every fault of the network in every mode over every transport, and every death
 #                      and stop of a process in every mode and phase
 #   check-sharding     every model at every level of sharding, and in the directions for which it has parts
@@ -25,8 +26,8 @@
 # TORCH_INDEX_URL, where set, is a further index to look for torch in: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
 
 .DELETE_ON_ERROR:
-CHECKS = check-equalities check-pairs check-sharding check-examples check-checkpoints
-.PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-wheel check-image check-faults fuzz clean $(CHECKS)
+CHECKS = check-equalities check-sharding check-examples check-checkpoints
+.PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -63,6 +64,12 @@ $(CHECKS): .venv/.dev
 check-faults: .venv/.dev
 	@echo "== the complete matrices of faults, of the network and of processes, two combinations at a time"
 	@status=0; for check in faults process_faults; do \
+	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $$check -n 2 -p no:randomly -r fE $(ARGS) || status=1; \
+	done; exit $$status
+
+check-pairs: .venv/.dev
+	@echo "== the complete matrices of models, with optimizers and in modes, two combinations at a time"
+	@status=0; for check in pairs lives; do \
 	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $$check -n 2 -p no:randomly -r fE $(ARGS) || status=1; \
 	done; exit $$status
 
