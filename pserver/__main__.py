@@ -154,8 +154,10 @@ def run_save(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from pserver.operations.save import save
+    from pserver.operations.save_programs import save_programs
 
-    save(_endpoints(arguments), arguments.path, Console(), _access_of(arguments))
+    write = save_programs if arguments.programs else save
+    write(_endpoints(arguments), arguments.path, Console(), _access_of(arguments))
     return 0
 
 

@@ -90,8 +90,7 @@ def parser() -> Parser:
         help="only whether each takes trainers, for probes of containers: 0 if all do, otherwise 1",
     )
     save = commands.add_parser("save", help="write what a job holds to a file", description=SAVE)
-    save.add_argument("endpoints", metavar=ENDPOINTS, help="all servers of the job, in any order")
-    save.add_argument("path", metavar="PATH", help="the checkpoint's directory, or its URL")
+    _add_saving(save)
     reset = commands.add_parser("reset", help="drop what a failed job has left", description=RESET)
     reset.add_argument("endpoints", metavar=ENDPOINTS)
     drain = commands.add_parser("drain", help="end servers", description=DRAIN)
@@ -158,6 +157,17 @@ def _add_listening(sub: argparse.ArgumentParser) -> None:
         type=float,
         default=UNSET,
         help="how long after the first trainer the last one may join (default: 300)",
+    )
+
+
+def _add_saving(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add("endpoints", metavar=ENDPOINTS, help="all servers of the job, in any order")
+    add("path", metavar="PATH", help="the checkpoint's directory, or its URL")
+    add(
+        "--programs",
+        action="store_true",
+        help="a file for each server instead, with which `pserver serve --program` goes on",
     )
 
 

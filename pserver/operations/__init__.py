@@ -2,12 +2,13 @@
 
 In reading order::
 
-    save         ``pserver save``: what the servers hold, as a checkpoint
-    held_job     all servers of a job, between two steps
-    each_server  one call to each of several servers
-    reset        ``pserver reset``: drops what a failed job has left
-    drain        ``pserver drain``: ends servers from anywhere
-    keys         ``pserver keys``: the keys of a cluster
+    save           ``pserver save``: what the servers hold, as a checkpoint
+    save_programs  ``pserver save --programs``: the same as programs of servers
+    held_job       all servers of a job, between two steps
+    each_server    one call to each of several servers
+    reset          ``pserver reset``: drops what a failed job has left
+    drain          ``pserver drain``: ends servers from anywhere
+    keys           ``pserver keys``: the keys of a cluster
 
 May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control``, ``pserver.security``
 and the files of the root.  Only ``pserver/__main__.py`` imports this room.

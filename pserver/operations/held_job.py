@@ -32,6 +32,7 @@ class HeldJob:
     """What the servers of one job hold.  One thread uses it, inside :func:`holding`.
 
     Attributes:
+        observers: of its servers, in their order.
         plan: of the job.
         apart: "", or how far the servers are apart: a job that fails in the middle of a step
             leaves some of them a step ahead.
@@ -39,21 +40,21 @@ class HeldJob:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         numbered = sorted((_index(observer), number) for number, observer in enumerate(observers))
-        self._observers = [observers[number] for _, number in numbered]
-        self.plan = _plan(self._observers)
+        self.observers = [observers[number] for _, number in numbered]
+        self.plan = _plan(self.observers)
         self.apart = ""
-        self._states = [slice_states(observer.program.blocks) for observer in self._observers]
+        self._states = [slice_states(observer.program.blocks) for observer in self.observers]
 
     @property
     def failure(self) -> str:
         """What has ended the job; "" while it runs."""
-        failures = (observer.progress.failure for observer in self._observers)
+        failures = (observer.progress.failure for observer in self.observers)
         return next((failure for failure in failures if failure), "")
 
     @property
     def step(self) -> int:
         """The last step that every server has applied."""
-        return min(observer.progress.step for observer in self._observers)
+        return min(observer.progress.step for observer in self.observers)
 
     def settle(self) -> None:
         """Lets no server change a value, when all have applied the same steps.
@@ -61,7 +62,7 @@ class HeldJob:
         A server that is behind in a lane whose steps wait for all is let go for a moment.  In a job
         that has failed it never catches up.
         """
-        for observer in self._observers:
+        for observer in self.observers:
             observer.pause(True)
         text = "waiting for the servers to have applied the same steps"
         for _ in poll(log, lambda: text, LEVEL_SECONDS):
@@ -80,18 +81,18 @@ class HeldJob:
     def _behind(self) -> list[Observer]:
         lanes = [lane for lane, each in enumerate(self.plan.lanes) if each.kind.waits_for_all]
         best = {
-            lane: max(each.progress.versions[lane] for each in self._observers) for lane in lanes
+            lane: max(each.progress.versions[lane] for each in self.observers) for lane in lanes
         }
         return [
             observer
-            for observer in self._observers
+            for observer in self.observers
             if any(observer.progress.versions[lane] < best[lane] for lane in lanes)
         ]
 
     def hparams(self) -> list[dict[str, Hparam]]:
         """The hyper-parameters of every group: of its last step, or the plan's before any."""
         found = [dict(rule.hparams) for rule in self.plan.groups]
-        for observer in self._observers:
+        for observer in self.observers:
             for group, values in observer.progress.hparams.items():
                 found[group].update(values)
         return found
@@ -105,7 +106,7 @@ class HeldJob:
             arrived: list[dict[str, torch.Tensor]] = []
             for slice_, states in zip(placement.slices, names, strict=True):
                 wanted = [slice_.name, *states.values()]
-                arrived.append(self._observers[slice_.server].read(wanted))
+                arrived.append(self.observers[slice_.server].read(wanted))
             parts = [
                 each[slice_.name] for each, slice_ in zip(arrived, placement.slices, strict=True)
             ]
@@ -134,7 +135,7 @@ class HeldJob:
             [segment.begin, segment.end, rule.type, dict(rule.hparams), dict(rule.flags)]
             for segment, rule in zip(table.segments, rules_of(table, self.plan.groups), strict=True)
         ]
-        for observer in self._observers:
+        for observer in self.observers:
             for chunk, known in observer.scan(name):
                 metadata.update(dim=table.dim, dtype=table.dtype, rules=rules, table=known)
                 yield {key: array.numpy() for key, array in chunk.items()}

@@ -268,6 +268,8 @@ class Job:
             incarnation="" if self._arrival is None else self._arrival.incarnation,
         )
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
+        # servers that go on with what a job has left
+        distributed.steps = communicator.step or distributed.steps
         self._arrived()
         communicator.dense_allreduce = dense_allreduce_of(
             plan, communicator.clients, self.role.trainer_id
