@@ -131,7 +131,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    buckets             the last bucket
                    dense_allreduce     one layout
     embedding/     embedding           how a table trains
-                   proxy_parameter     a scalar gradient for rows; steps without servers
+                   proxy_parameter     a scalar gradient for rows; minus zero; steps without servers
                    proxy_gradient      clamps of a norm
                    look_ahead          one request a forward
                    row_cache           staleness of a cached row; four to a set

@@ -64,7 +64,7 @@ def gather_bags(rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, m
 
 
 class _LinkToProxy(torch.autograd.Function):
-    """The identity on rows, with a proxy parameter as a further input: its gradient is zeros, so
+    """The identity on rows, with a proxy parameter as a further input: its gradient is a zero, so
     that autograd calls its hook when all lookups of a pass have given theirs.
     """
 
@@ -79,7 +79,7 @@ class _LinkToProxy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         ctx.proxy.receive(RowGradient(ctx.ids, gradient.cpu().contiguous(), ctx.statistics))
-        return torch.zeros_like(ctx.proxy), None, None, None
+        return ctx.proxy.nothing(), None, None, None
 
 
 class _LinkedRows(torch.autograd.Function):
@@ -106,7 +106,7 @@ class _LinkedRows(torch.autograd.Function):
             ctx.inverse.numpy(), gradient.contiguous().numpy(), len(ctx.ids)
         )
         ctx.proxy.receive(RowGradient(ctx.ids, torch.from_numpy(merged), ctx.statistics))
-        return torch.zeros_like(ctx.proxy), None, None, None, None
+        return ctx.proxy.nothing(), None, None, None, None
 
 
 class _GatherBags(torch.autograd.Function):

@@ -10,6 +10,11 @@ norm of all pending row gradients, and when the step takes the rows they are mul
 ``GradScaler`` thus count tables as they count parameters.  ``clip_grad_value_`` clamps the rows:
 see [Note: clamps of a norm].
 
+[Note: minus zero]  A script may put the proxy parameter itself into its loss, as a penalty on all
+of ``model.parameters()`` does.  The proxy parameter is 0, so that the gradient of such a penalty is
+0, and no row would get its part.  It shows by its sign: lookups give -0.0, and only a sum of these
+alone is -0.0.
+
 [Note: steps without servers]  The scalar itself stays 0.  An optimizer's step does not see its
 gradient: just before, the rows take their step, by the table's own rule or the group's, where they
 are in this process; just after, ``proxy.grad`` is back.  Two global step hooks of torch do this,
@@ -76,6 +81,7 @@ class ProxyParameter(nn.Parameter):
         )
         proxy._owner, proxy._parts = None, {}
         proxy.drop()
+        proxy.register_hook(partial(_check_source, weakref.ref(proxy)))  # type: ignore[no-untyped-call]  # torch's own
         proxy.register_post_accumulate_grad_hook(_accumulated)  # type: ignore[no-untyped-call]  # torch's own
         proxy.requires_grad_(requires_grad)
         return proxy
@@ -91,6 +97,10 @@ class ProxyParameter(nn.Parameter):
     def bind(self, owner: ProxiedTable) -> None:
         """Says which module this is the proxy parameter of."""
         self._owner = weakref.ref(owner)
+
+    def nothing(self) -> Tensor:
+        """The gradient that autograd gets from a lookup: -0.0, see [Note: minus zero]."""
+        return torch.full_like(self, -0.0)
 
     def receive(self, gradient: RowGradient) -> None:
         """In a backward pass: takes the gradient of one lookup's rows, on the CPU; ``grad`` follows
@@ -178,6 +188,25 @@ class ProxyParameter(nn.Parameter):
         return RowGradient(
             self._pending.ids, self._pending.rows * (value / recorded), self._pending.statistics
         )
+
+
+def _check_source(proxy: weakref.ref[ProxyParameter], gradient: Tensor) -> None:
+    """Checks that a backward's gradient is of lookups alone; see [Note: minus zero].
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    if gradient.signbit():
+        return
+    present = proxy()
+    owner = None if present is None else present.owner
+    table = "a DistributedEmbedding" if owner is None else owner.whose()
+    raise RuntimeError(
+        f"{table}: expected gradients of looked-up rows only, got one of its proxy parameter, "
+        "which stands for the table in model.parameters() and holds no row.  For a penalty "
+        "c * weight.square().sum() on all rows give this parameter weight_decay=2 * c in the "
+        "optimizer, and leave it out of the penalty"
+    )
 
 
 def _accumulated(proxy: Tensor) -> None:

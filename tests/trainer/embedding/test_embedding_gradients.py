@@ -270,6 +270,27 @@ def test_what_neither_multiplies_nor_clamps_a_norm_is_refused() -> None:
             change()
 
 
+PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "square": lambda p: p.square().sum(),
+    "product": lambda p: (p * p).sum(),
+    "power": lambda p: (p**2).sum(),
+    "norm": torch.linalg.vector_norm,
+    "absolute": lambda p: p.abs().sum(),
+    "vector": lambda p: nn.utils.parameters_to_vector([p]).square().mean(),
+}
+
+
+@pytest.mark.parametrize("looked_up", [True, False])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_a_penalty_on_all_of_a_models_parameters_raises(penalty: str, looked_up: bool) -> None:
+    """The proxy parameter among them holds no row: the penalty would reach none, silently."""
+    _, mine = pair()
+    loss = mine(some_ids(1)) if looked_up else torch.zeros(())
+    loss = loss + 0.1 * sum((PENALTIES[penalty](p) for p in mine.parameters()), torch.zeros(()))
+    with pytest.raises(RuntimeError, match="proxy parameter.*give this parameter weight_decay"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("servers_", [0, 1, 2])
 @pytest.mark.parametrize("who", ["the script", "grad_clip"])
 def test_clipping_by_value_equals_a_plain_embedding(
