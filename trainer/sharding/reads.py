@@ -8,7 +8,9 @@ parameters gives, while a forward or a backward of the model runs, the whole ten
 a shard.  Autograd knows where it comes from: its gradient is reduced over the ranks as a unit's is,
 and is added to the shard's.  Such a tensor is whole until its last use in backward, whereas a
 unit's is freed after forward; so a parameter is better used by calling its module.  Everywhere else
-(in the script, for the optimizer, in ``state_dict``) a parameter is its shard.
+(in the script, for the optimizer, in ``state_dict``) a parameter is its shard.  What
+``torch.func.functional_call`` puts in a parameter's place would be lost where FSDP2 puts its own
+there; so that raises.
 """
 
 from __future__ import annotations
@@ -140,7 +142,9 @@ class _Gather(torch.autograd.Function):
 
 
 class _Parameters(dict[str, Any]):
-    """A module's table of parameters.  Only a read by name, as an attribute's, gives whole ones."""
+    """A module's table of parameters.  A read by name, as an attribute's, gives whole ones, and so
+    do ``items``, from which ``parameters()`` comes, while a forward runs.
+    """
 
     def __init__(self, present: dict[str, Any], reads: Reads, layouts: dict[str, _Layout]) -> None:
         super().__init__(present)
@@ -155,8 +159,14 @@ class _Parameters(dict[str, Any]):
             return parameter  # its unit is running: it is cut in the tensor parallel direction only
         return self._reads.whole(parameter, layout)
 
+    def items(self) -> Any:
+        """One by one: who looks at the first parameter alone gathers it alone."""
+        if not self._reads.in_forward():
+            return super().items()
+        return ((name, self[name]) for name in self)
+
     def __reduce__(self) -> Any:  # a copy of the module is not sharded
-        return dict, (list(self.items()),)
+        return dict, (list(super().items()),)
 
 
 class Reads:
@@ -210,9 +220,13 @@ class Reads:
 
     # ---- when ----
 
+    def in_forward(self) -> bool:
+        """Whether a forward of the model runs."""
+        return self._running > 0
+
     def computing(self) -> bool:
         """Whether a forward of the model runs, or a backward, which may run one again."""
-        return self._running > 0 or torch._C._current_graph_task_id() != -1
+        return self.in_forward() or torch._C._current_graph_task_id() != -1
 
     def _enter(self, *_: Any) -> None:
         if not self._running:

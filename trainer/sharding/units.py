@@ -112,7 +112,26 @@ def divide(
     # now, not when a module is first called, which need not be the outermost one
     outermost._get_fsdp_state()._lazy_init()
     reads.begin()
+    for module in (*units, outermost):
+        module.register_forward_pre_hook(_check_parameters, prepend=True)
     return [outermost, *units]
+
+
+def _check_parameters(unit: nn.Module, args: Any) -> None:
+    """Checks that a unit has parameters of its own, before FSDP2 makes them whole.
+
+    Raises:
+        ValueError: another tensor has a parameter's place.
+    """
+    for module in unit.modules():
+        for name, value in dict.items(module._parameters):
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                raise ValueError(
+                    f"{name!r} of {type(module).__name__}: expected the module's own parameter, "
+                    "got another tensor in its place, which would be lost at level 'p_g_os': "
+                    "instead of torch.func.functional_call compute with torch.nn.functional, or "
+                    "shard at level 'os_g'"
+                )
 
 
 def _own_memory(module: nn.Module, args: Any, output: Any) -> Any:

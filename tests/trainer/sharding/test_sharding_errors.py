@@ -37,6 +37,21 @@ def test_what_cannot_be_saved_is_said(rank: int, scratch: Path) -> None:
         save_group_sharded_model(model, file / "below a file", optimizer)
 
 
+@on_ranks(2)
+def test_a_tensor_in_a_parameters_place_raises_and_is_not_lost(rank: int, scratch: Path) -> None:
+    """``functional_call`` of a unit, and of the whole model; elsewhere it acts."""
+    model, _, _ = sharded("p_g_os", segment_size=1)
+    unit = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    doubled = {"weight": 2 * whole_of(unit.weight.detach())}
+    call, x = torch.func.functional_call, torch.randn(2, unit.in_features)
+    with pytest.raises(ValueError, match="'weight' of .*Linear.*lost at level 'p_g_os'.*os_g"):
+        call(unit, doubled, (x,))
+    name = next(name for name, each in model.named_parameters() if each is unit.weight)
+    with pytest.raises(ValueError, match="another tensor in its place"):
+        call(model, {name: doubled["weight"]}, (x,))
+    unit(x)
+
+
 @on_ranks(4)
 def test_the_pages_example(rank: int, scratch: Path) -> None:
     """Line by line; its level "p_g" raises and names the three, and with "p_g_os" it trains."""
