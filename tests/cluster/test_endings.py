@@ -54,11 +54,11 @@ try:
             time.sleep(0.01)
 except PServerError as error:
     print("caught", type(error).__name__, error, flush=True)
-    if what != "catch":
+    if what not in ("catch", "ignore"):
         raise
 finally:
     print("finally at", time.monotonic(), flush=True)
-if what != "forgets":
+if what not in ("forgets", "ignore"):
     fleet.finish()
     print("finished", flush=True)
 """
@@ -175,6 +175,18 @@ def test_a_script_that_catches_the_cluster_s_error_does_not_end_the_job_well(
     assert "finished" not in trainer.lines
     assert cluster.statuses() == [1, -signal.SIGKILL]
     cluster.servers[0][0].said("the job failed: trainer 0 ended the job: ServerLost")
+
+
+def test_a_script_that_ignores_the_jobs_failure_does_not_exit_with_0(processes: Processes) -> None:
+    """It catches the error and comes to its end: no process of a failed job exits with 0."""
+    cluster = Cluster(processes, 1)
+    trainer = cluster.trainer(0, "sync", "ignore", trainers=1)
+    trainer.said("stepping")
+    cluster.servers[0][0].send(signal.SIGTERM)
+
+    assert trainer.status() == 1, trainer
+    trainer.said("caught .*is shutting down")
+    assert cluster.statuses() == [143]
 
 
 def test_a_trainer_that_has_finished_fails_with_a_job_that_fails_later(

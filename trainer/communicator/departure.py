@@ -113,11 +113,14 @@ class Departure:
         failed = next((client.failure for client in self._clients if client.failure), None)
         if termination.came:
             return self._leave(REASON)
-        if (cause := error or failed) is not None:
-            return self._leave(spelled(cause))
-        failure = "it ended without fleet.finish() or Executor.close()"
-        log.error("trainer %d: %s; the job fails", self._trainer_id, failure)
-        self._leave(failure)
+        if error is not None:
+            return self._leave(spelled(error))
+        if failed is not None:  # which the script has caught: its end would be a success's
+            self._leave(spelled(failed))
+        else:
+            failure = "it ended without fleet.finish() or Executor.close()"
+            log.error("trainer %d: %s; the job fails", self._trainer_id, failure)
+            self._leave(failure)
         _end_in_failure()
 
 
