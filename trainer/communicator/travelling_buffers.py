@@ -71,8 +71,12 @@ class TravellingBuffers:
         self._slices = ParameterSlices(list(placements), tensors)
         self._variables = [placement.name for placement in placements]
         self._names = self._slices.slices_of(self._variables)
-        self._sent = {name for name in self._names if trainer == 0 or self._averages(name, whose)}
-        self.receives = bool(placements) and (trainer != 0 or whose == "mean")
+        averaged = {name for name in self._names if self._averages(name, whose)}
+        everything = set(self._names)
+        self._sent, self._received = (
+            (everything, averaged) if trainer == 0 else (averaged, everything)
+        )
+        self.receives = bool(self._received)
         self._known: dict[str, Tensor] = {}  # as they were after the last step, by slice
         self._lock = threading.Lock()  # guards the three below
         self._outgoing: dict[str, Tensor] = {}
@@ -87,8 +91,8 @@ class TravellingBuffers:
         return name in self._slices
 
     def on(self, server: int) -> list[str]:
-        """All slices on a server, if this trainer receives any."""
-        return self._slices.held(server) if self.receives else []
+        """The slices on a server that this trainer receives."""
+        return [name for name in self._slices.held(server) if name in self._received]
 
     # ---- away ----
 
@@ -142,9 +146,12 @@ class TravellingBuffers:
             return self._arriving[name]
 
     def arrived(self) -> None:
-        """The reply under way is complete."""
+        """The reply under way is complete.  Servers answer with buffers that the others receive,
+        too: trainer 0's own, as they were some steps ago.
+        """
         with self._lock:
-            self._staged.update(self._arriving)
+            received = self._received.intersection(self._arriving)
+            self._staged.update({name: self._arriving[name] for name in received})
             self._arriving = {}
 
     def land(self, between_steps: bool = False) -> None:

@@ -102,6 +102,16 @@ def test_where_steps_come_one_by_one_the_mean_is_of_what_each_has_sent_last(
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_with_the_mean_trainer_0s_counts_are_its_own(servers: Servers, mode: str) -> None:
+    """Answers bring its counts of some steps ago, which do not land: none is lost."""
+    jobs = trainers(servers(1), 2, mode, buffers="mean")
+    for number in range(5):
+        together(jobs, 1, number)
+    ended = finished(jobs)
+    assert [each["norm.num_batches_tracked"] for each in ended] == [5, 5]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_with_own_nothing_travels(servers: Servers, mode: str) -> None:
     """Each trainer ends with what its own forwards have left."""
     jobs = trainers(servers(1), 2, mode, buffers="own")
