@@ -10,14 +10,21 @@
 Every file has the mode 0600, every folder 0700.  A file appears whole or not at all, so that who
 reads it meanwhile has the old one or the new one.  ``issued`` lists every certificate, so that all
 of a key can be revoked.
+
+Two commands at once would each write ``issued`` or ``revoked.pem`` without what the other has
+added: a certificate that cannot be revoked, or one that counts again.  So whoever changes the
+folder holds a lock of the kernel's on ``authority/lock``.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +33,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from pserver.polling import poll
 from pserver.security.certificates import (
     DAYS,
     ROLES,
@@ -42,6 +50,9 @@ AUTHORITY, OPERATOR = "authority", "operator"  # folders that are no host's
 HOST_ROLES = ("server", "trainer")
 REVOKED = "revoked.pem"
 AUTHORITY_FILE = "authority.pem"
+LOCK_SECONDS = 30.0  # a command holds the lock for the time of some files
+
+log = logging.getLogger(__name__)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -58,9 +69,33 @@ def write_private(path: Path, content: bytes) -> None:
         fresh.unlink(missing_ok=True)
 
 
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """While it lasts no other command changes the folder; it waits for one that does.
+
+    Raises:
+        OSError: another has been at it for ``LOCK_SECONDS``.
+    """
+    file = path / AUTHORITY / "lock"
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        for _ in poll(log, lambda: f"another command changes {path}", LOCK_SECONDS, 0.1):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                continue
+        else:
+            raise OSError(f"{path}: another command has changed it for {LOCK_SECONDS:g} s")
+        yield
+    finally:
+        os.close(descriptor)
+
+
 @dataclass(frozen=True, slots=True)
 class KeyFolder:
-    """The operator's folder.
+    """The operator's folder.  Several processes may change it at a time.
 
     Example::
 
@@ -78,15 +113,16 @@ class KeyFolder:
     def create(cls, path: Path) -> KeyFolder:
         """The folder, with a new authority and an operator's key where it has none yet."""
         at = path / AUTHORITY
-        if not (at / "authority.key").exists():
-            authority = Authority.new(_now())
-            write_private(at / AUTHORITY_FILE, certificate_bytes(authority.certificate))
-            write_private(at / REVOKED, authority.revocations((), _now()))
-            # last: with it the folder has an authority
-            write_private(at / "authority.key", key_bytes(authority.key))
-        folder = cls.open(path)
-        if not (path / OPERATOR).exists():
-            folder._make(OPERATOR, (OPERATOR,), DAYS)
+        with _alone(path):
+            if not (at / "authority.key").exists():
+                authority = Authority.new(_now())
+                write_private(at / AUTHORITY_FILE, certificate_bytes(authority.certificate))
+                write_private(at / REVOKED, authority.revocations((), _now()))
+                # last: with it the folder has an authority
+                write_private(at / "authority.key", key_bytes(authority.key))
+            folder = cls.open(path)
+            if not (path / OPERATOR).exists():
+                folder._make(OPERATOR, (OPERATOR,), DAYS)
         return folder
 
     @classmethod
@@ -119,17 +155,16 @@ class KeyFolder:
             ValueError: that is no name of a host.
         """
         check_host(host)
-        if (self.path / host).exists():
-            return False
-        self._make(host, HOST_ROLES, days)
+        with _alone(self.path):
+            if (self.path / host).exists():
+                return False
+            self._make(host, HOST_ROLES, days)
         return True
 
     def sign(self, host: str, role: str, key: ec.EllipticCurvePublicKey, days: int = DAYS) -> bytes:
         """A certificate for a key that this folder doesn't have, as PEM: filed and listed."""
-        certificate = self.authority.issue(key, role, (host,), _now(), days)
-        self._file(host, role, certificate)
-        self._share(host)
-        return certificate_bytes(certificate)
+        with _alone(self.path):
+            return self._sign(host, role, key, days)
 
     def renew(self, hosts: Sequence[str] = (), days: int = DAYS) -> list[Bearer]:
         """New certificates for the keys that there are.
@@ -143,8 +178,12 @@ class KeyFolder:
         Raises:
             ValueError: a host has no certificate here.
         """
+        with _alone(self.path):
+            return self._renew(hosts or [OPERATOR, *self.hosts], days)
+
+    def _renew(self, hosts: Sequence[str], days: int) -> list[Bearer]:
         found = []
-        for host in hosts or [OPERATOR, *self.hosts]:
+        for host in hosts:
             files = [self.path / host / f"{role}.pem" for role in ROLES]
             there = [file for file in files if file.exists()]
             if not there:
@@ -152,7 +191,7 @@ class KeyFolder:
             for file in there:
                 key = x509.load_pem_x509_certificate(file.read_bytes()).public_key()
                 assert isinstance(key, ec.EllipticCurvePublicKey), "as this folder makes them"
-                found.append(Bearer.of_pem(self.sign(host, file.stem, key, days)))
+                found.append(Bearer.of_pem(self._sign(host, file.stem, key, days)))
         return found
 
     def revoke(self, host: str, roles: Sequence[str] = ()) -> list[str]:
@@ -169,6 +208,10 @@ class KeyFolder:
         Raises:
             ValueError: the host has no such key.
         """
+        with _alone(self.path):
+            return self._revoke(host, roles)
+
+    def _revoke(self, host: str, roles: Sequence[str]) -> list[str]:
         issued = [each for each in self.issued() if each["host"] == host]
         wanted = [each for each in issued if not roles or each["role"] in roles]
         if not wanted:
@@ -206,7 +249,13 @@ class KeyFolder:
         at = self.path / AUTHORITY
         return {name: (at / name).read_bytes() for name in (AUTHORITY_FILE, REVOKED)}
 
-    # ---- files ----
+    # ---- files; who calls these has the folder alone ----
+
+    def _sign(self, host: str, role: str, key: ec.EllipticCurvePublicKey, days: int) -> bytes:
+        certificate = self.authority.issue(key, role, (host,), _now(), days)
+        self._file(host, role, certificate)
+        self._share(host)
+        return certificate_bytes(certificate)
 
     def _make(self, host: str, roles: Iterable[str], days: int) -> None:
         for role in roles:

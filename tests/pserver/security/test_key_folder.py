@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
 from pserver.__main__ import main
-from pserver.security.certificates import Bearer
+from pserver.security.certificates import Bearer, revoked_serials
 from pserver.security.key_folder import KeyFolder
 
 
@@ -76,6 +77,30 @@ def test_revoking_reaches_renewed_certificates_and_every_host(folder: KeyFolder)
     assert len(lists) == 1
     assert not (folder.path / "a" / "trainer.key").exists()
     assert (folder.path / "a" / "server.key").exists()
+
+
+def test_commands_at_the_same_time_lose_nothing_of_one_another(folder: KeyFolder) -> None:
+    """Each host's certificates are listed, so that they can be revoked; each that was revoked is on
+    the list of every host.
+    """
+    hosts = [f"h{number}" for number in range(8)]
+
+    def opened() -> KeyFolder:
+        return KeyFolder.open(folder.path)  # as a command of its own does
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        assert all(pool.map(lambda host: opened().add(host), hosts))
+        assert {each["host"] for each in folder.issued()} >= set(hosts)
+        assert len(folder.issued()) == 1 + 2 * (2 + len(hosts))
+        assert list(pool.map(lambda host: opened().revoke(host), hosts)) == [
+            ["server", "trainer"]
+        ] * len(hosts)
+
+    assert len(folder.revoked) == 2 * len(hosts)
+    authority = (folder.path / "authority" / "authority.pem").read_bytes()
+    for host in ("a", "b"):
+        listed = (folder.path / host / "revoked.pem").read_bytes()
+        assert revoked_serials(listed, authority) == folder.revoked
 
 
 def test_a_revoked_host_gets_fresh_keys(folder: KeyFolder) -> None:
