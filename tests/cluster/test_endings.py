@@ -54,6 +54,8 @@ try:
             time.sleep(0.01)
 except PServerError as error:
     print("caught", type(error).__name__, error, flush=True)
+    if what == "75":
+        sys.exit(75)
     if what not in ("catch", "ignore"):
         raise
 finally:
@@ -178,14 +180,20 @@ def test_a_script_that_catches_the_cluster_s_error_does_not_end_the_job_well(
 
 
 def test_a_script_that_ignores_the_jobs_failure_does_not_exit_with_0(processes: Processes) -> None:
-    """It catches the error and comes to its end: no process of a failed job exits with 0."""
+    """It catches the error and comes to its end: no process of a failed job exits with 0.  A status
+    of its own stands.
+    """
     cluster = Cluster(processes, 1)
-    trainer = cluster.trainer(0, "sync", "ignore", trainers=1)
-    trainer.said("stepping")
+    trainers = [
+        cluster.trainer(number, "sync", what) for number, what in enumerate(("ignore", "75"))
+    ]
+    for trainer in trainers:
+        trainer.said("stepping")
     cluster.servers[0][0].send(signal.SIGTERM)
 
-    assert trainer.status() == 1, trainer
-    trainer.said("caught .*is shutting down")
+    assert [trainer.status() for trainer in trainers] == [1, 75], processes.all
+    for trainer in trainers:
+        trainer.said("caught .*is shutting down")
     assert cluster.statuses() == [143]
 
 

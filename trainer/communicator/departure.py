@@ -5,7 +5,8 @@ reason why it cannot go on.
 step, waits until every server says that all trainers have, and leaves.  While it waits it sends
 heartbeats and hears what ends the job.  So if a trainer or a server is lost before the end, no
 trainer takes the job for done; and a trainer that has lost one server tells the others.  A process
-that ends without having left fails the job, and exits with 1 itself.
+that ends without having left fails the job, and exits with 1 itself, or with what it has given to
+``sys.exit``, never with 0.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any, NoReturn
 
 from pserver.client.client import Client
 from pserver.errors import PServerError
@@ -49,6 +51,7 @@ class Departure:
         """From here on the end of the process, or SIGTERM, is told to the servers."""
         atexit.register(self._abandoned)
         termination.add(self._tell)
+        _note_status()
 
     def forget(self) -> None:
         """The trainer leaves: the end of the process says nothing any more."""
@@ -124,12 +127,31 @@ class Departure:
         _end_in_failure()
 
 
+_status: object = None  # that the script has given to sys.exit
+
+
+def _note_status() -> None:
+    """From here on notes what is given to ``sys.exit``: at the process's end nothing tells it."""
+    if getattr(sys.exit, "notes_status", False):
+        return
+    leave = sys.exit
+
+    def noted(status: Any = None, /) -> NoReturn:
+        global _status
+        _status = status
+        leave(status)
+
+    noted.notes_status = True  # type: ignore[attr-defined]  # a function's own
+    sys.exit = noted
+
+
 def _end_in_failure() -> None:
-    """Ends the process with the exit status 1.  Nothing else can set it once a script has come to
-    its end; ``atexit`` functions that were registered before are left out, but logging's.
+    """Ends the process with the exit status that the script has given to ``sys.exit``, or with 1
+    where that is 0 or none.  Nothing else can set it once a script has come to its end; ``atexit``
+    functions that were registered before are left out, but logging's.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or nobody reads it
             stream.flush()
-    os._exit(1)
+    os._exit((_status & 0xFF or 1) if isinstance(_status, int) else 1)
