@@ -21,6 +21,7 @@ from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.look_ahead import LookAhead, PullAll
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.row_source import RowSource
+from trainer.embedding.table_settings import UNNAMED
 from trainer.row_optimizers import RowOptimizer
 from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
@@ -61,7 +62,7 @@ class Tables:
             if isinstance(module, DistributedEmbedding) and not any(
                 module is known for known in self.embeddings()
             ):
-                module.known_as = module.name or path
+                module.known_as = module.name or path or UNNAMED
                 self._sharing.setdefault(module.known_as, []).append(module)
                 self._paths.append((path, module))
         # of the plan's groups behind the script's, in order, with the number of the script's

@@ -28,6 +28,7 @@ from transpiler.ir.tables import (
 )
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+UNNAMED = "unnamed"  # the table of an embedding that is a whole model
 
 
 class TableSettings(RowState):
@@ -139,7 +140,7 @@ class TableSettings(RowState):
             )
             segments = [(begin, end, index) for index, (begin, end) in enumerate(columns)]
         return Table(
-            name=name or self.name or "unnamed",
+            name=name or self.name or UNNAMED,
             dim=self.embedding_dim,
             segments=tuple(Segment(*segment) for segment in segments),
             dtype=DTYPES[self.dtype],

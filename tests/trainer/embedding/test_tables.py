@@ -292,3 +292,22 @@ def test_an_export_is_plain_torch(servers: Servers, tmp_path: Any) -> None:
         plain["fc.weight"], model.fc.weight
     )
     assert torch.equal(load_embedding(path, "emb")(torch.arange(ROWS)), rows[0])
+
+
+def test_an_embedding_that_is_the_whole_model_trains(servers: Servers, tmp_path: Any) -> None:
+    """It has no name in the model: its table is "unnamed", in files too."""
+    endpoints = servers(2).split(",")
+    fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints))
+    mine = fleet.distributed_model(DistributedEmbedding(4, num_embeddings=9))
+    optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(mine.parameters(), lr=0.1))
+    mine(torch.arange(5)).sum().backward()
+    optimizer.step()
+    fleet.save(str(tmp_path / "saved"))
+    trained = mine(torch.arange(9)).detach().clone()
+    fleet.finish()
+
+    fleet.init()
+    alone = fleet.distributed_model(DistributedEmbedding(4, num_embeddings=9))
+    fleet.distributed_optimizer(torch.optim.Adagrad(alone.parameters(), lr=0.1))
+    fleet.load(str(tmp_path / "saved"))
+    assert torch.equal(alone(torch.arange(9)), trained)
