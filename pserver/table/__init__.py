@@ -21,6 +21,7 @@ The files, in reading order:
 ``hparam_history``    the hparams of steps that rows may have missed
 ``deferred_updates``  what those steps do to the rows, rule by rule; Adam's and AdamW's are in
 ``deferred_adam``
+``segment_rules``     the rules of a table, and what a record keeps for them
 ``updater``           takes the steps of a table
 ``admission``         which ids get a row
 ``eviction``          which rows go when a table is full

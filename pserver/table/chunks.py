@@ -28,6 +28,7 @@ from pserver.table.ids import owners
 from pserver.table.index import Index
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle
+from pserver.table.rows import Rows
 from pserver.table.updater import RowUpdater
 
 # A scan goes through these in this order; a cursor is one of them times PLACE, and a slot.
@@ -42,19 +43,21 @@ class TableChunks:
 
     Args:
         what: the table, for error messages.
-        updater: owns the table's rows.
+        rows: the table's.
+        updater: takes the steps that rows have missed.
         lifecycle: knows its ids that wait.
     """
 
-    def __init__(self, what: str, updater: RowUpdater, lifecycle: RowLifecycle) -> None:
-        self._what, self._updater, self._lifecycle = what, updater, lifecycle
+    def __init__(self, what: str, rows: Rows, updater: RowUpdater, lifecycle: RowLifecycle) -> None:
+        self._what, self._rows = what, rows
+        self._updater, self._lifecycle = updater, lifecycle
 
     def scan(
         self, cursor: int, limit: int, changed_since_save: bool, materialized: bool
     ) -> tuple[dict[str, Array], int]:
         """A chunk of rows, waiting or removed ids; see ``SparseTable.scan``."""
         part, place = divmod(cursor, PLACE)
-        epoch = self._updater.rows.epoch if changed_since_save else -1
+        epoch = self._rows.epoch if changed_since_save else -1
         empty = np.empty(0, np.int64)
         found = {ROWS: empty, WAITING: empty, REMOVED: empty}
         while not len(found[part]):
@@ -83,18 +86,18 @@ class TableChunks:
         if self._lifecycle.admission.delays:
             chunk.update(self._waiting_arrays(found[WAITING]))
         if changed_since_save:
-            removed = self._updater.rows.removed
+            removed = self._rows.removed
             chunk["removed"] = (
                 np.empty(0, np.int64) if removed is None else removed.ids.array[found[REMOVED]]
             )
         return chunk
 
     def _index(self, part: int) -> Index | None:
-        rows, waiting = self._updater.rows, self._lifecycle.admission
+        rows, waiting = self._rows, self._lifecycle.admission
         return {ROWS: rows.index, WAITING: waiting.index, REMOVED: rows.removed}[part]
 
     def _row_arrays(self, slots: Array, materialized: bool) -> dict[str, Array]:
-        rows = self._updater.rows
+        rows = self._rows
         ids = rows.index.ids.array[slots]
         records = np.empty((len(slots), rows.layout.columns), rows.dtype)
         if materialized:
@@ -129,7 +132,7 @@ class TableChunks:
             server: this server's index.
             servers: how many servers share the table.
         """
-        rows, waiting = self._updater.rows, self._lifecycle.admission
+        rows, waiting = self._rows, self._lifecycle.admission
         if "removed" in chunk:
             ids = self._own(chunk["removed"], server, servers)[0]
             rows.remove(ids)
@@ -159,7 +162,7 @@ class TableChunks:
         return np.ascontiguousarray(ids[own]), own
 
     def _load_words(self, chunk: Mapping[str, Array], slots: Array, own: Array) -> None:
-        rows, lifecycle = self._updater.rows, self._lifecycle
+        rows, lifecycle = self._rows, self._lifecycle
         missing = {
             "step": self._updater.step,
             "pushed": lifecycle.now,
@@ -181,7 +184,7 @@ class TableChunks:
             ValueError: an array is missing, of another shape or dtype, or of a state that rows do
                 not have here.
         """
-        rows = self._updater.rows
+        rows = self._rows
         count = len(chunk["ids"])
         expected: dict[str, tuple[tuple[int, ...], Any]] = {
             "values": ((count, rows.layout.dim), rows.dtype)

@@ -18,7 +18,7 @@ import numpy as np
 from pserver.table.admission import AdmissionFilter, score
 from pserver.table.eviction import victims
 from pserver.table.kernels import Array
-from pserver.table.rows import BLOCK
+from pserver.table.rows import BLOCK, Rows
 from pserver.table.updater import RowUpdater
 from transpiler.ir.tables import ShowClickEntry, Table
 
@@ -43,7 +43,8 @@ class RowLifecycle:
 
     Args:
         table: the table's description in the plan.
-        updater: owns its rows.
+        rows: the table's.
+        updater: by whose rules new rows begin.
         share: how many rows may be here; None: any number.
 
     Attributes:
@@ -54,8 +55,8 @@ class RowLifecycle:
         now: seconds, the latest time of a push.
     """
 
-    def __init__(self, table: Table, updater: RowUpdater, share: int | None) -> None:
-        self.table, self._updater, self._share = table, updater, share
+    def __init__(self, table: Table, rows: Rows, updater: RowUpdater, share: int | None) -> None:
+        self.table, self._rows, self._updater, self._share = table, rows, updater, share
         self.admission = AdmissionFilter(table)
         self.entry = table.entry if isinstance(table.entry, ShowClickEntry) else None
         self.counts = dict.fromkeys(COUNTED, 0)
@@ -68,7 +69,7 @@ class RowLifecycle:
         """
         if self.table.ttl is None:
             return np.zeros(len(slots), np.bool_)
-        return (slots >= 0) & (now - self._updater.rows.word("pushed")[slots] > self.table.ttl)
+        return (slots >= 0) & (now - self._rows.word("pushed")[slots] > self.table.ttl)
 
     def push(self, ids: Array, slots: Array, statistics: Array | None, now: float) -> None:
         """Counts a push to each of these ids, and makes the rows that are due.
@@ -79,7 +80,7 @@ class RowLifecycle:
             statistics: float32[u, 2], where the table has statistics.
             now: seconds.
         """
-        rows, self.now = self._updater.rows, max(self.now, now)
+        rows, self.now = self._rows, max(self.now, now)
         outlived = self.outlived(slots, now)
         if outlived.any():
             rows.remove(ids[outlived])
@@ -122,7 +123,7 @@ class RowLifecycle:
         """Writes a push into the records of the rows in ``slots[places]``; ``statistics`` are those
         of all slots.
         """
-        rows, there = self._updater.rows, slots[places]
+        rows, there = self._rows, slots[places]
         if rows.has("pushed"):
             rows.word("pushed")[there] = now
         if rows.has("order"):
@@ -140,7 +141,7 @@ class RowLifecycle:
 
         Where a call alone has more ids than there is room for, its last ids get rows.
         """
-        rows = self._updater.rows
+        rows = self._rows
         excess = 0 if self._share is None else len(rows) + len(due) - self._share
         if self._share is None or excess <= 0:
             return due
@@ -163,7 +164,7 @@ class RowLifecycle:
         """The slots of all rows, some at a time; rows of a block may be removed meanwhile."""
         cursor = 0
         while cursor >= 0:
-            slots, cursor = self._updater.rows.index.listed(cursor, BLOCK)
+            slots, cursor = self._rows.index.listed(cursor, BLOCK)
             yield slots
 
     def _drop(
@@ -173,7 +174,7 @@ class RowLifecycle:
 
         ``row_goes`` and ``waiter_goes``: slots -> bool[n], which of them to remove.
         """
-        rows, removed = self._updater.rows, 0
+        rows, removed = self._rows, 0
         for slots in self._blocks():
             gone = slots[row_goes(slots)]
             rows.remove(rows.index.ids.array[gone])
@@ -187,7 +188,7 @@ class RowLifecycle:
 
     def clear(self) -> None:
         """Forgets all rows and all ids that wait."""
-        rows, index = self._updater.rows, self.admission.index
+        rows, index = self._rows, self.admission.index
         rows.clear()
         rows.note_removed(index.ids.array[index.listed(0, index.used)[0]])
         self.admission.clear()
@@ -231,7 +232,7 @@ class RowLifecycle:
             return gone
 
         def row_goes(slots: Array) -> Array:
-            rows = self._updater.rows
+            rows = self._rows
             columns = [rows.word(name) for name in ("show", "click", "unseen")]
             statistics = np.stack([column[slots] for column in columns], axis=1)
             gone = decayed(statistics)
@@ -245,7 +246,7 @@ class RowLifecycle:
             records = waiting.records[slots]
             gone = decayed(records)
             waiting.records[slots] = records
-            waiting.index.mark(waiting.index.ids.array[slots], self._updater.rows.epoch, 0)
+            waiting.index.mark(waiting.index.ids.array[slots], self._rows.epoch, 0)
             return gone
 
         removed = self._drop(row_goes, waiter_goes)

@@ -86,7 +86,7 @@ class Rows:
         self.dtype: Any = np.float32 if table.dtype == "float32" else np.float64
         self.seed = seed_word(table.seed)
         self.index = Index()
-        self._states = tuple(states)
+        self._states, self._words = tuple(states), tuple(words)
         self.layout = Layout(table.dim, self.dtype, states, words)
         self._memory = Memory(self.layout.columns, self.dtype)
         self.template: Array = np.zeros(self.layout.columns, self.dtype)
@@ -124,13 +124,14 @@ class Rows:
         """Memory of records and index, in bytes."""
         return self.index.used * self._memory.row_bytes + self.index.bytes_held
 
-    def set_words(self, words: Sequence[str]) -> None:
-        """Gives records these words: old ones keep their values, new ones are 0.
+    def add_word(self, name: str) -> None:
+        """Gives records one more word, which is 0; it becomes their first.
 
         Copies all rows.
         """
+        self._words = (name, *self._words)
         old, held, template = self.layout, self._memory.array, self.template
-        self.layout = Layout(self.table.dim, self.dtype, self._states, words)
+        self.layout = Layout(self.table.dim, self.dtype, self._states, self._words)
         self._memory = Memory(self.layout.columns, self.dtype)
         self._memory.need(self.index.used)
         self.template = np.zeros(self.layout.columns, self.dtype)

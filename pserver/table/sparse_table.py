@@ -16,6 +16,9 @@ from pserver.table.chunks import TableChunks
 from pserver.table.ids import checked, outside, plain, unique
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle, words_of
+from pserver.table.memory import Layout
+from pserver.table.rows import Rows
+from pserver.table.segment_rules import SegmentRules
 from pserver.table.updater import RowUpdater
 from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
@@ -43,11 +46,13 @@ class SparseTable:
     ) -> None:
         self.table, self.server, self.servers = table, server, servers
         self._what = f"table {table.name!r}"
-        self._updater = RowUpdater(table, rules, words_of(table))
+        by_segment = SegmentRules(table, rules)
+        self._rows = Rows(table, by_segment.states, (*by_segment.words(), *words_of(table)))
+        self._updater = RowUpdater(table, by_segment, self._rows)
         total = table.capacity
         share = None if total is None else max(total // servers + (server < total % servers), 1)
-        self._lifecycle = RowLifecycle(table, self._updater, share)
-        self._chunks = TableChunks(self._what, self._updater, self._lifecycle)
+        self._lifecycle = RowLifecycle(table, self._rows, self._updater, share)
+        self._chunks = TableChunks(self._what, self._rows, self._updater, self._lifecycle)
         self._lookups = 0
 
     @property
@@ -56,12 +61,17 @@ class SparseTable:
         return self._updater.step
 
     def __len__(self) -> int:
-        return len(self._updater.rows)
+        return len(self._rows)
+
+    @property
+    def layout(self) -> Layout:
+        """The places of a record's parts."""
+        return self._rows.layout
 
     @property
     def bytes_held(self) -> int:
         """Memory of rows, of their index and of ids that wait, in bytes."""
-        return self._updater.rows.bytes_held + self._lifecycle.admission.bytes_held
+        return self._rows.bytes_held + self._lifecycle.admission.bytes_held
 
     def counters(self) -> dict[str, int]:
         """What the table holds and has counted.
@@ -92,7 +102,7 @@ class SparseTable:
         return found
 
     def _array(self, array: object, shape: tuple[int, ...], what: str, dtype: Any = None) -> Array:
-        wanted = np.dtype(dtype or self._updater.rows.dtype)
+        wanted = np.dtype(dtype or self._rows.dtype)
         if not isinstance(array, np.ndarray) or array.dtype != wanted:
             kind = (
                 f"an array of {array.dtype}"
@@ -114,7 +124,7 @@ class SparseTable:
         """The slots of ids, -1 for those without a row; checks that the ids differ, and notes that
         their rows change.
         """
-        slots, missing, twice = self._updater.rows.mark(ids)
+        slots, missing, twice = self._rows.mark(ids)
         if twice:
             self._differ(ids)
         if missing:
@@ -154,7 +164,7 @@ class SparseTable:
         ids = self._ids(ids)
         if self._array(out, (len(ids), self.table.dim), "out") is not out:
             raise ValueError(f"{self._what}: out: expected aligned memory that may be written")
-        slots = self._updater.rows.locate(ids)
+        slots = self._rows.locate(ids)
         if self.table.ttl is not None:
             slots[self._lifecycle.outlived(slots, now)] = -1
         self._updater.read(slots, ids, out)
@@ -224,7 +234,7 @@ class SparseTable:
         self._lifecycle.push(ids, slots, statistics, now)
         self._updater.catch_up(slots)
         here = slots >= 0
-        self._updater.rows.records[slots[here], : self.table.dim] += deltas[here]
+        self._rows.records[slots[here], : self.table.dim] += deltas[here]
 
     def assign(self, ids: Array, values: Array) -> None:
         """Sets rows, without asking the admission rule or the capacity.  A row keeps its state; a
@@ -241,7 +251,7 @@ class SparseTable:
         values = self._array(values, (len(ids), self.table.dim), "values")
         slots = self._marked(ids)
         self._lifecycle.ensure_rows(ids, slots)
-        self._updater.rows.records[slots, : self.table.dim] = values
+        self._rows.records[slots, : self.table.dim] = values
 
     # ---- whole tables ----
 
@@ -272,7 +282,7 @@ class SparseTable:
 
         From the first such call on, the ids of removed rows are kept until the next.
         """
-        self._updater.rows.mark_saved()
+        self._rows.mark_saved()
 
     def load(self, chunk: Mapping[str, Array]) -> None:
         """Loads the rows of a chunk that this server owns, in place of what it has of them; other
@@ -364,7 +374,7 @@ def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
         rules: one for each of its segments.
     """
     tiny = SparseTable(replace(table, rows=None), rules)
-    ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._updater.rows.dtype)
+    ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._rows.dtype)
     outside(ids, 0, 2)  # the tiny table has no range, so it does not call this
     none: list[dict[str, Hparam]] = [{}] * len(rules)
     for _ in range(2):

@@ -107,7 +107,7 @@ class TieredTable(SparseTable):
     @property
     def max_rows(self) -> int:
         """Rows that may stay in memory."""
-        rows = self._updater.rows
+        rows = self._rows
         return max(
             int(self._budget // (rows.layout.columns * rows.records.itemsize + INDEX_BYTES)), 1
         )
@@ -129,21 +129,21 @@ class TieredTable(SparseTable):
 
     def _absent(self, ids: Array) -> Array:
         """Those of the ids that have no row in memory, each once."""
-        slots, missing = self._updater.rows.index.locate(ids)
+        slots, missing = self._rows.index.locate(ids)
         return unique(ids[slots < 0])[0] if missing else ids[:0]
 
     def _put_in_memory(self, chunk: Chunk) -> Array:
         """Puts records into memory: their slots."""
-        if self._updater.rows.has("step"):
+        if self._rows.has("step"):
             chunk = {**chunk, "step": np.maximum(chunk["step"], self._tracked_from)}
         else:
             chunk = {name: column for name, column in chunk.items() if name != "step"}
         self._chunks.load(chunk, self.server, self.servers)
-        return self._updater.rows.index.locate(chunk["ids"])[0]
+        return self._rows.index.locate(chunk["ids"])[0]
 
     def _take_out(self, ids: Array) -> None:
         """Takes rows out of memory whose records are on disk."""
-        self._updater.rows.index.remove(ids)
+        self._rows.index.remove(ids)
 
     def _fetch(self, ids: Array) -> None:
         """Moves the rows of these ids into memory, and makes room for those that have none yet."""
@@ -158,7 +158,7 @@ class TieredTable(SparseTable):
 
     def _make_room(self, count: int) -> None:
         """Moves rows to disk until ``count`` more fit into the budget."""
-        rows = self._updater.rows
+        rows = self._rows
         excess = min(len(rows) + count - self.max_rows, len(rows))
         if excess <= 0:
             return
@@ -208,13 +208,13 @@ class TieredTable(SparseTable):
             OSError: the disk is full, or refuses; nothing is changed.
         """
         self._fetch(self._ids(ids))
-        tracked, step = self._updater.rows.has("step"), self.step
+        tracked, step = self._rows.has("step"), self.step
         super().update(ids, gradients, hparams, statistics, now)
         self._note_tracking(tracked, step)
 
     def _note_tracking(self, tracked: bool, step: int) -> None:
         """Notes the step from which on records say what they have taken, where that is new."""
-        if not tracked and self._updater.rows.has("step"):
+        if not tracked and self._rows.has("step"):
             self._tracked_from = step
 
     def add(
@@ -253,7 +253,7 @@ class TieredTable(SparseTable):
 
     def load(self, chunk: Mapping[str, Array]) -> None:
         """As of :class:`SparseTable`."""
-        tracked, step = self._updater.rows.has("step"), self.step
+        tracked, step = self._rows.has("step"), self.step
         super().load(chunk)
         self._note_tracking(tracked, step)
         for name in ("ids", "waiting.ids", "removed"):
@@ -263,7 +263,7 @@ class TieredTable(SparseTable):
 
     def restore(self, metadata: Mapping[str, Any]) -> None:
         """As of :class:`SparseTable`."""
-        tracked, step = self._updater.rows.has("step"), self.step
+        tracked, step = self._rows.has("step"), self.step
         super().restore(metadata)
         self._note_tracking(tracked, step)
 
@@ -313,7 +313,7 @@ class TieredTable(SparseTable):
                 left = {**left, **_ordered(chunk, left["ids"], ("show", "click", "unseen"))}
             self._cold.remove(block["ids"])
             self._cold.put(left, changed[stays])
-            self._updater.rows.note_removed(block["ids"][~stays])
+            self._rows.note_removed(block["ids"][~stays])
             other.clear()
             total += removed
         self._lifecycle.counts[what] += total
@@ -322,9 +322,9 @@ class TieredTable(SparseTable):
     def clear(self) -> None:
         """As of :class:`SparseTable`."""
         super().clear()
-        if self._updater.rows.removed is not None:
+        if self._rows.removed is not None:
             for block in self._blocks():
-                self._updater.rows.note_removed(block["ids"])
+                self._rows.note_removed(block["ids"])
         self._cold.clear()
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pserver.table.lifecycle import words_of
-from pserver.table.updater import RowUpdater
+from pserver.table.sparse_table import SparseTable
 from transpiler.formats.table_text import row_bytes, server_bytes, table_rows
 from transpiler.ir.rules import ROW_RULES, Rule
 from transpiler.ir.tables import Segment, ShowClickEntry, Table
@@ -35,7 +34,7 @@ def test_a_planned_row_weighs_what_a_server_allocates(kind: str, life: str, dtyp
     """Every rule for rows, beside another one, in every life cycle."""
     rules = [Rule(kind, {}, {}), Rule("sgd", {"lr": 0.1}, {})]
     table = Table("t", 5, (Segment(0, 3, 0), Segment(3, 5, 1)), dtype, **LIVES[life])
-    layout = RowUpdater(table, rules, words_of(table)).rows.layout
+    layout = SparseTable(table, rules).layout
 
     element = 4 if dtype == "float32" else 8
     assert row_bytes(plan_of(table, rules), table) == layout.columns * element
