@@ -66,7 +66,7 @@ class ServerConfig:
         max_trainers: that a job may have.  Each wait for all of them looks at each.
         max_connections: that may be open on each port.  Each of a tensor stream has a thread or
             two.
-        max_memory: GB that the parameters and optimizer states of a job may take here; 0: what
+        max_memory: GB for the parameters, optimizer states and rows of a job here; 0: what
             this machine has.
         max_program: MB of a program's message; the one of Join has a 16th.  A message takes up to
             forty times its size when it is read.

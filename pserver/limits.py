@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 MOST_TRAINERS = 1024
 MOST_OPEN = 4096
@@ -15,9 +16,17 @@ HELLO_SECONDS = 10.0
 MOST_PROGRAM_MB = 64
 
 
-def machine_bytes() -> int:
-    """This machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def machine_bytes(container: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """This machine's memory, or that of the container where it has less.
+
+    Args:
+        container: the file in which Linux says so: a number, or "max".
+    """
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(whole, int(container.read_text()))
+    except (OSError, ValueError):
+        return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +40,11 @@ class Limits:
             earlier one ends.
         hello_seconds: for a peer to say who it is.
         hello_bytes: of a frame by which it says that.
-        memory_bytes: that the slices of a program take, and the states of its optimizers.
+        memory_bytes: that the slices of a program take, the states of its optimizers, and the rows
+            of its tables; and of one request for rows.
         program_bytes: of the message of a program.
+        program_parts: its ops, variables, slices, lanes and tables together: what its message
+            becomes takes more memory than the message.
         manifest_bytes: of the message of Join.
         observers: that read what a job holds, at a time.
         name_bytes: of a name: an incarnation, a barrier, a topic.
@@ -46,6 +58,7 @@ class Limits:
     hello_bytes: int = 2**12
     memory_bytes: int = 2**63
     program_bytes: int = MOST_PROGRAM_MB * 2**20
+    program_parts: int = 2**19
     manifest_bytes: int = MOST_PROGRAM_MB * 2**16
     observers: int = 16
     name_bytes: int = 1024

@@ -239,7 +239,7 @@ def _add_limits(sub: argparse.ArgumentParser) -> None:
         metavar="GB",
         type=float,
         default=UNSET,
-        help="that parameters and optimizer states may take (default: what the machine has)",
+        help="for parameters, optimizer states and rows (default: what the machine has)",
     )
     add(
         "--max-program",

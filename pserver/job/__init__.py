@@ -21,6 +21,7 @@ In reading order::
     workers            the threads that run the batches of large steps
     snapshot           a slice as it is between two updates
     quiesce            no step changes a value during a save, a load or a shrink
+    memory_budget      the memory that slices leave to tables
     locked_table       a sparse table with its lock and its clock
     job_files          Save and Load
     held_values        what a server starts with, and what it ends with

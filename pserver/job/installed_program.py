@@ -20,6 +20,7 @@ from pserver.job.blocking_waits import wait_until_done
 from pserver.job.lane_executor import LaneExecutor
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
+from pserver.job.memory_budget import MemoryBudget
 from pserver.job.quiesce import Quiesce
 from pserver.job.workers import Workers
 from pserver.limits import Limits
@@ -28,6 +29,7 @@ from transpiler.ir.graph import Role
 from transpiler.ir.schema import DTYPES
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
+from transpiler.program_pb2 import Program as ProgramMessage
 from transpiler.verify.untrusted_program import check_server_program
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class InstalledProgram:
         program: a pserver program; :func:`check_program` has accepted it.
         members: the job's trainers.
         job: for its lock and its end.
+        limits: of the server.
         scratch: the directory for rows of tables that do not fit in memory; None: the system's
             directory for temporary files.
 
@@ -56,11 +59,17 @@ class InstalledProgram:
         slices: the slices that this server holds.
         lanes: the lane executors, by the lane's index in the plan.
         tables: the sparse tables, by name.
+        budget: the memory for their rows.
         quiesce: keeps steps from changing values during a save, a load or a shrink.
     """
 
     def __init__(
-        self, program: Program, members: Membership, job: Lifecycle, scratch: str | None = None
+        self,
+        program: Program,
+        members: Membership,
+        job: Lifecycle,
+        limits: Limits,
+        scratch: str | None = None,
     ) -> None:
         deployment = program.deployment
         assert deployment is not None and deployment.server_index is not None, "a pserver program"
@@ -71,6 +80,7 @@ class InstalledProgram:
         self._job = job
         self.quiesce = Quiesce(job)
         self.tables = _open_tables(self.plan, self._server, scratch)
+        self.budget = MemoryBudget(limits.memory_bytes, slices_bytes(program), self.tables)
         workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.slices.values}
         self.lanes = [
@@ -146,6 +156,18 @@ class InstalledProgram:
                 return self.slices.values[name].clone()
         with self._locks[self.slices.slice_of(name)]:
             return self.slices.read(name)
+
+    def check_rows(self, gradients: Mapping[str, RowGradient]) -> None:
+        """Returns if gradients of tables, by name, can be applied; nothing is changed.
+
+        Raises:
+            Refused: an id comes twice, or is outside of its table's range; or there is no memory
+                for new rows.
+        """
+        for name, gradient in gradients.items():
+            self.tables[name].check(gradient)
+        if gradients:
+            self.budget.check({name: len(each.ids) for name, each in gradients.items()})
 
     def discard_snapshots(self) -> None:
         """Drops all copies of slices, because slices have been loaded."""
@@ -243,14 +265,36 @@ def _check_room(what: str, name: str, known: Mapping[str, object]) -> None:
         raise Refused(f"expected at most {MOST_NAMES} {what} in a job, got another, {name!r}")
 
 
+def check_parts(message: ProgramMessage, limits: Limits) -> None:
+    """Returns if a program has no more parts than this server takes.
+
+    Raises:
+        Refused: it has.
+    """
+    plan = message.deployment.plan
+    parts = len(plan.lanes) + len(plan.tables) + len(plan.groups) + len(message.blocks)
+    parts += sum(1 + len(placement.slices) for placement in plan.placements)
+    parts += sum(len(block.ops) + len(block.variables) for block in message.blocks)
+    if parts > limits.program_parts:
+        raise Refused(
+            f"expected a program of up to {limits.program_parts} ops, variables, slices, lanes and "
+            f"tables, got {parts}"
+        )
+
+
+def slices_bytes(program: Program) -> int:
+    """What a program's slices and their states take."""
+    held = program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.STATE)
+    return sum(math.prod(map(int, each.shape)) * DTYPES[each.dtype].itemsize for each in held)
+
+
 def check_memory(program: Program, limits: Limits) -> None:
     """Returns if this server has room for a program: for its slices and their states.
 
     Raises:
         Refused: it has not.
     """
-    held = program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.STATE)
-    size = sum(math.prod(map(int, each.shape)) * DTYPES[each.dtype].itemsize for each in held)
+    size = slices_bytes(program)
     if size > limits.memory_bytes:
         raise Refused(
             f"the program's slices and optimizer states take {size / 1e9:.1f} GB here, and this "

@@ -20,7 +20,7 @@ from pserver.errors import (
 )
 from pserver.job import held_values, job_files
 from pserver.job.attendance import Attendance
-from pserver.job.installed_program import InstalledProgram, check_memory, check_program
+from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
 from pserver.job.job_identity import JobIdentity, check_names, choose_transport
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership
@@ -113,7 +113,8 @@ class Job(Attendance):
         self.lifecycle.state = JobState.SERVING
 
     def _installed_program(self, program: Program) -> InstalledProgram:
-        return InstalledProgram(program, self._members, self.lifecycle, self.config.data_dir)
+        limits, scratch = self.config.limits, self.config.data_dir
+        return InstalledProgram(program, self._members, self.lifecycle, limits, scratch)
 
     # ---- installing ----
 
@@ -131,6 +132,7 @@ class Job(Attendance):
             raise self.failure
         if member.trainer != 0 or self.lifecycle.state is not JobState.INSTALLING:
             raise Refused("only trainer 0 installs, and only a server that is not yet installed")
+        check_parts(request.program, self.config.limits)
         try:
             program = Program.from_proto(request.program)
         except ValueError as error:

@@ -232,6 +232,10 @@ class LockedTable:
         with self._lock:
             return dict(self.rows.counters())
 
+    def growth(self, count: int) -> int:
+        """Bytes that rows for so many ids may take, beyond those that are held."""
+        return self.rows.growth(count)
+
     @property
     def bytes_held(self) -> int:
         """Bytes of the rows and of their index."""

@@ -38,7 +38,7 @@ class TableService:
         self._job = job
         self._member = member
         self._watermark = member.watermark(TABLES)
-        self._arrays = ArrayAssembler(job.has)
+        self._arrays = ArrayAssembler(job.has, job.config.limits.memory_bytes)
 
     def act(self, header: Frame, payload: memoryview) -> bool:
         """Acts on a frame; False if it belongs to no request for tables."""
@@ -106,7 +106,9 @@ class TableService:
         self._check_loader(header, chunks)
         for name, metadata in header.commit.metadata.items():
             self._table(name).restore(metadata)
-        with self._job.installed().quiesce.paused():
+        installed = self._job.installed()
+        installed.budget.check({name: len(chunk.get("ids", ())) for name, chunk in chunks.items()})
+        with installed.quiesce.paused():
             for name, chunk in chunks.items():
                 self._table(name).load({key: array.numpy() for key, array in chunk.items()})
 

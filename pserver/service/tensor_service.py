@@ -69,7 +69,8 @@ class TensorService:
         self._lane = hello.lane
         self._watermark = member.watermark(TABLES if hello.tables else hello.lane)
         self._tables = TableService(stream, job, member) if hello.tables else None
-        self._rows = ArrayAssembler(job.has)  # row gradients of the step in progress
+        # row gradients of the step in progress
+        self._rows = ArrayAssembler(job.has, job.config.limits.memory_bytes)
         self._number = hello.stream
         self._gradients: GradientAssembler | None = None  # from the first step on
         self._values = ValueFrames(stream)
@@ -250,8 +251,7 @@ class TensorService:
         """The row gradients of this step, by table, checked so that no update of them can fail."""
         arrays, tables = self._rows.take_out(), self._executor().tables
         found = row_gradients(arrays, [table.table for table in tables.values()]) if arrays else {}
-        for name, gradient in found.items():
-            tables[name].check(gradient)
+        self._job.installed().check_rows(found)
         return found
 
     def _coefficients(self, step: int) -> Mapping[str, float]:

@@ -23,6 +23,8 @@ from pserver.table.updater import RowUpdater
 from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
 
+INDEX_BYTES = 40  # of a row in the index: an entry, where 3/5 of the entries are used, and its id
+
 
 class SparseTable:
     """One server's part of a table.
@@ -50,8 +52,10 @@ class SparseTable:
         self._rows = Rows(table, by_segment.states, (*by_segment.words(), *words_of(table)))
         self._updater = RowUpdater(table, by_segment, self._rows)
         total = table.capacity
-        share = None if total is None else max(total // servers + (server < total % servers), 1)
-        self._lifecycle = RowLifecycle(table, self._rows, self._updater, share)
+        self._share = (
+            None if total is None else max(total // servers + (server < total % servers), 1)
+        )
+        self._lifecycle = RowLifecycle(table, self._rows, self._updater, self._share)
         self._chunks = TableChunks(self._what, self._rows, self._updater, self._lifecycle)
         self._lookups = 0
 
@@ -72,6 +76,17 @@ class SparseTable:
     def bytes_held(self) -> int:
         """Memory of rows, of their index and of ids that wait, in bytes."""
         return self._rows.bytes_held + self._lifecycle.admission.bytes_held
+
+    def growth(self, count: int) -> int:
+        """Bytes that rows for ``count`` further ids take at most."""
+        if self._share is not None:
+            count = min(count, max(self._share - len(self), 0))
+        return count * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row and of its place in the index."""
+        return self._rows.layout.columns * self._rows.records.itemsize + INDEX_BYTES
 
     def counters(self) -> dict[str, int]:
         """What the table holds and has counted.

@@ -32,7 +32,6 @@ from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
 
 COLD = 1 << 62  # where cursors of rows on disk begin
-INDEX_BYTES = 40  # of a row in the index: an entry, where 3/5 of the entries are used, and its id
 SHARE = 16  # this part of the budget moves to disk at once
 
 Chunk = dict[str, Array]
@@ -107,10 +106,11 @@ class TieredTable(SparseTable):
     @property
     def max_rows(self) -> int:
         """Rows that may stay in memory."""
-        rows = self._rows
-        return max(
-            int(self._budget // (rows.layout.columns * rows.records.itemsize + INDEX_BYTES)), 1
-        )
+        return max(int(self._budget // self.row_bytes), 1)
+
+    def growth(self, count: int) -> int:
+        """As of :class:`SparseTable`: what does not fit into the budget goes to disk."""
+        return min(count, max(self.max_rows - super().__len__(), 0)) * self.row_bytes
 
     def __len__(self) -> int:
         return super().__len__() + len(self._cold)

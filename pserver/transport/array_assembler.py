@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from pserver.errors import CorruptFrame, Unprepared
+from pserver.errors import CorruptFrame, Refused, Unprepared
 from pserver.table.gradient import RowGradient
 from pserver.transport import codec
 from pserver.transport.stream import Buffer
@@ -26,10 +26,13 @@ class ArrayAssembler:
 
     Args:
         has: whether there may be an array of this name; what a peer invents is not kept.
+        most_bytes: of the arrays of one request.
     """
 
-    def __init__(self, has: Callable[[str], bool] = lambda name: True) -> None:
-        self._has = has
+    def __init__(
+        self, has: Callable[[str], bool] = lambda name: True, most_bytes: int = 2**63
+    ) -> None:
+        self._has, self._most = has, most_bytes
         self._arrays: dict[str, torch.Tensor] = {}
         self._received: dict[str, int] = {}
 
@@ -40,6 +43,7 @@ class ArrayAssembler:
             CorruptFrame: a part does not begin where the one before it of its name ended, or no
                 tensor has its shape.
             Unprepared: there is no array of this name.
+            Refused: the request is too large.
         """
         codec.scatter(header, payload, self._destination)
         for part in header.parts:
@@ -49,6 +53,7 @@ class ArrayAssembler:
         if part.name not in self._arrays:
             if not self._has(part.name):
                 raise Unprepared(f"{part.name!r} belongs to no table of this lane")
+            self._check_room(part)
             self._arrays[part.name] = codec.blank(part)
             self._received[part.name] = 0
         if part.offset != self._received[part.name]:
@@ -57,6 +62,15 @@ class ArrayAssembler:
                 f"{part.name!r}: expected bytes from {begin} on, got them from {part.offset}"
             )
         return self._arrays[part.name]
+
+    def _check_room(self, part: Part) -> None:
+        held = sum(array.nbytes for array in self._arrays.values())
+        size = codec.whole_bytes(part)
+        if held + size > self._most:
+            raise Refused(
+                f"expected a request of up to {self._most} bytes (--max-memory), got "
+                f"{held + size} with {part.name!r}"
+            )
 
     def take_out(self) -> dict[str, torch.Tensor]:
         """All arrays, by name.  The next request may begin.

@@ -16,6 +16,7 @@ Bytes are row-major and little-endian, as on every machine that torch runs on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -301,6 +302,12 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
         target[:] = source
     elif address_of(target) != address_of(source):
         np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def whole_bytes(part: Part) -> int:
+    """Bytes of the whole variable that a part belongs to; 0 for an unknown dtype."""
+    dtype = DTYPES.get(part.dtype)
+    return 0 if dtype is None else math.prod(part.shape) * dtype.itemsize
 
 
 def blank(part: Part) -> Tensor:

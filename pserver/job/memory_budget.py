@@ -1,0 +1,48 @@
+"""The memory of a server that a job's slices leave to its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pserver.errors import Refused
+
+if TYPE_CHECKING:
+    from pserver.job.locked_table import LockedTable
+
+
+class MemoryBudget:
+    """Says no before rows take more memory than the server may have.
+
+    A row is made by the first push to it, so a table's size is not known when its program comes.
+
+    Args:
+        limit_bytes: that slices and tables may take together.
+        slices_bytes: that the slices and their optimizer states take.
+        tables: the server's, by name.
+    """
+
+    def __init__(
+        self, limit_bytes: int, slices_bytes: int, tables: Mapping[str, LockedTable]
+    ) -> None:
+        self._limit, self._slices, self._tables = limit_bytes, slices_bytes, tables
+
+    def check(self, arriving: Mapping[str, int]) -> None:
+        """Returns if there is room for the rows of some ids, none of which may have one yet.
+
+        Args:
+            arriving: how many ids, by table.
+
+        Raises:
+            Refused: there is not.
+        """
+        held = sum(table.bytes_held for table in self._tables.values())
+        more = sum(self._tables[name].growth(count) for name, count in arriving.items())
+        if self._slices + held + more > self._limit:
+            names = ", ".join(map(repr, arriving))
+            raise Refused(
+                f"expected rows for {(self._limit - self._slices - held) / 1e6:.1f} MB or less, "
+                f"got new ones of table {names} for {more / 1e6:.1f} MB: this server takes "
+                f"{self._limit / 1e9:.1f} GB (--max-memory); use more servers, a capacity, or "
+                "memory_bytes with the rest on disk"
+            )
