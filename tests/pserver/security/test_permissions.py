@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig, split_endpoint
-from pserver.control.calls import CALLS
 from pserver.control.control_server import ControlServer
 from pserver.errors import NotAllowed, PServerError
 from pserver.security import permissions, token_files
@@ -22,29 +21,12 @@ from pserver.security.secret import Secret
 from pserver.service.server import Server
 from pserver.transport.registry import TRANSPORTS
 from pserver.wire_pb2 import Frame, Hello, Kind
+from tests.support.every_call import MORE, REQUESTS, AnyJob
 from tests.support.keyholders import KEYS, Caller, answers, key_of, role_of, say_hello
 from tests.support.one_parameter import SECONDS, Trainer
 
 SECRET = Secret.make()
 METHODS = {m.name: m for m in wire.DESCRIPTOR.services_by_name["ParameterServer"].methods}
-# requests that say more than an empty one, where that needs another key
-MORE = {
-    "Save": wire.SaveRequest(path="elsewhere"),
-    "Load": wire.LoadRequest(path="elsewhere"),
-    "Announce": wire.AnnounceRequest(trainer_id=1, failure="it has ended"),
-}
-REQUESTS: list[tuple[str, Message]] = [
-    *((name, CALLS[name][1]()) for name in CALLS),
-    *MORE.items(),
-]
-
-
-class AnyJob:
-    """Answers every call."""
-
-    def __getattr__(self, name: str) -> object:
-        reply = {method: kind for method, _, kind in CALLS.values()}[name]
-        return lambda request: reply()
 
 
 @pytest.fixture(scope="module")
