@@ -73,7 +73,7 @@ def trained(embedding: DistributedEmbedding, ids: torch.Tensor) -> DistributedEm
 def exported(embedding: DistributedEmbedding, path: Path, **options: Any) -> None:
     state = embedding.state_dict()
     held = [{"ids": state["table.ids"].numpy(), "values": state["table.values"].numpy()}]
-    rows = TableRows(embedding.table(), held, embedding.padding_idx, embedding.padding_row)
+    rows = TableRows(embedding.settings.table(), held, embedding.padding_idx, embedding.padding_row)
     state = {f"emb.{name}": tensor for name, tensor in state.items()}
     export(str(path), state | {"fc.weight": torch.ones(2)}, {"emb": rows}, **options)
 

@@ -120,14 +120,14 @@ class LocalTableStore:
 
     def chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
         whole, known = self._rows(name).state(changed)
-        metadata.update(_width(self._tables.embedding(name).table(name)) | known)
+        metadata.update(_width(self._tables.embedding(name).settings.table(name)) | known)
         yield whole
 
     def mark_saved(self, name: str) -> None:
         self._rows(name).rows.mark_saved()
 
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
-        _check(self._tables.embedding(name).table(name), metadata)
+        _check(self._tables.embedding(name).settings.table(name), metadata)
 
     def load(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
         parts = list(chunks)

@@ -62,8 +62,8 @@ class Tables:
             if isinstance(module, DistributedEmbedding) and not any(
                 module is known for known in self.embeddings()
             ):
-                module.known_as = module.name or path or UNNAMED
-                self._sharing.setdefault(module.known_as, []).append(module)
+                name = module.settings.known_as = module.name or path or UNNAMED
+                self._sharing.setdefault(name, []).append(module)
                 self._paths.append((path, module))
         # of the plan's groups behind the script's, in order, with the number of the script's
         # optimizer whose steps they follow
@@ -73,7 +73,7 @@ class Tables:
         self._look_ahead: LookAhead | None = None
         for name, sharing in self._sharing.items():
             for other in sharing[1:]:
-                if (difference := sharing[0].differs(other)) is not None:
+                if (difference := sharing[0].settings.differs(other.settings)) is not None:
                     raise ValueError(f"two embeddings are called {name!r} and differ: {difference}")
 
         for sharing in self._sharing.values():
@@ -123,7 +123,7 @@ class Tables:
                     (begin, end, self._added(own, owner))
                     for begin, end, own in module.optimizer.segments(module.embedding_dim)
                 ]
-            tables.append(module.table(name, segments))
+            tables.append(module.settings.table(name, segments))
         return tables, [(own.rule(), owner) for own, owner in self._own]
 
     @staticmethod
@@ -227,12 +227,9 @@ class Tables:
     def invalidate_caches(self) -> None:
         """Drops what embeddings keep of rows on servers: it is out of date."""
         for module in self.embeddings():
-            if module.cache is not None:
-                module.cache.clear()
+            module.forget_pulled()
             if isinstance(module.rows, CachingSource):
                 module.rows.invalidate()
-            if module.look_ahead is not None:
-                module.look_ahead.drop()
 
     def status(self) -> dict[str, dict[str, int]]:
         """Rows, bytes and counters of the tables in this process, by table."""

@@ -4,6 +4,8 @@ In reading order::
 
     embedding        the module: its forward, its steps, where its rows are
     table_settings   its arguments, checked, and as a plan has them
+    torch_embeddings what torch's own embeddings say of the tables that take their place
+    traced_rows      forward in a step that is captured
     inputs, bags     forward's arguments, checked; sums and means of bags
     proxy_parameter  the scalar by which a table appears in an optimizer
     autograd         rows in a backward: gathers, and the way to the proxy parameter

@@ -28,14 +28,28 @@ from trainer.embedding.look_ahead import LookAhead, Lookup
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.row_cache import RowCache, cache_of
 from trainer.embedding.row_source import Arrived, RowSource
+from trainer.embedding.state_dict import check_copied, load_rows, save_rows, split_rows
 from trainer.embedding.table_settings import TableSettings
+from trainer.embedding.torch_embeddings import options_of
+from trainer.embedding.traced_rows import traced_rows
+from trainer.row_optimizers import RowOptimizer, Segments
 from transpiler.ir.rules import Rule
-from transpiler.ir.tables import Initial, TableEntry
-from transpiler.tracing.embedding_lookup import Lookup as TracedLookup
+from transpiler.ir.tables import Initial, Normal, TableEntry
 from transpiler.tracing.embedding_lookup import table_of
 
+OF_SETTINGS = (
+    "embedding_dim",
+    "num_embeddings",
+    "padding_idx",
+    "pooling",
+    "dtype",
+    "entry",
+    "name",
+    "known_as",
+)
 
-class DistributedEmbedding(TableSettings):
+
+class DistributedEmbedding(nn.Module):
     """A table of rows of ``embedding_dim`` numbers, by int64 ids of any value.
 
     A row that nothing was learned for reads the initial value of its id, which depends on ``seed``
@@ -77,6 +91,8 @@ class DistributedEmbedding(TableSettings):
             :mod:`trainer.embedding.row_cache`.  0 rows: off.
 
     Attributes:
+        settings: of the table; those that :class:`torch.nn.Embedding` has, too, and ``pooling``,
+            ``dtype``, ``entry`` and ``name`` are attributes of the module as well.
         proxy: the :class:`~trainer.embedding.proxy_parameter.ProxyParameter`, the module's only
             parameter.
         rows: where rows are pulled from.
@@ -90,7 +106,17 @@ class DistributedEmbedding(TableSettings):
         ValueError: a number is out of its range.
     """
 
+    embedding_dim: int
+    num_embeddings: int | None
+    padding_idx: int | None
+    pooling: str | None
+    dtype: torch.dtype
+    entry: TableEntry | None
+    name: str | None
+    known_as: str | None
+    include_last_offset: bool = False  # as torch's bags have it
     look_ahead: LookAhead | None = None
+    warned: frozenset[str] = frozenset()
     padding_row: Tensor | None  # zeros [embedding_dim], of a table with a padding_idx, unpooled
 
     def __init__(
@@ -115,11 +141,12 @@ class DistributedEmbedding(TableSettings):
         **unknown: Never,
     ) -> None:
         _check_call(embedding_dim, misplaced, unknown)
-        super().__init__(
+        super().__init__()
+        self.settings = TableSettings(
             embedding_dim=embedding_dim,
             num_embeddings=num_embeddings,
             name=name,
-            init=init,
+            init=Normal() if init is None else init,
             optimizer=optimizer,
             entry=entry,
             pooling=pooling,
@@ -131,9 +158,8 @@ class DistributedEmbedding(TableSettings):
             eviction=eviction,
             memory_bytes=memory_bytes,
         )
-        self.include_last_offset = False
         self.steps = 0
-        self.rows: RowSource = LocalRows(self.table())
+        self.rows: RowSource = LocalRows(self.settings.table())
         self._initial: tuple[Tensor, Tensor] | None = None
         self.cache: RowCache | None = cache_of(cache_rows, embedding_dim, cache_staleness, dtype)
         self._output = dtype
@@ -170,36 +196,13 @@ class DistributedEmbedding(TableSettings):
             ValueError: it is one of ``max_norm``, of ``scale_grad_by_freq``, of mode "max", or of
                 16-bit floats.
         """
-        bags = isinstance(module, nn.EmbeddingBag)
-        if type(module) not in (nn.Embedding, nn.EmbeddingBag):
-            raise TypeError(
-                "from_module: expected an nn.Embedding or nn.EmbeddingBag, got "
-                f"{type(module).__name__}"
-            )
-        refused = [key for key in ("max_norm", "scale_grad_by_freq") if getattr(module, key)]
-        if refused:
-            raise ValueError(
-                f"from_module: {refused[0]}: a DistributedEmbedding has nothing of the kind"
-            )
-        if bags and module.mode == "max":
-            raise ValueError(
-                "from_module: mode 'max': a DistributedEmbedding pools by sum, mean or sqrtn"
-            )
+        options = {**options_of(module), **options}
         weight = module.weight.detach()
-        options = {
-            "pooling": module.mode if bags else None,
-            "padding_idx": module.padding_idx,
-            **options,
-        }
-        made = cls(
-            module.embedding_dim,
-            num_embeddings=module.num_embeddings,
-            dtype=weight.dtype,
-            name=name,
-            **options,
+        made = cls(module.embedding_dim, name=name, **options)
+        made.include_last_offset = getattr(module, "include_last_offset", False)
+        made.rows = LocalRows(
+            made.settings.table(), (torch.arange(len(weight)), weight.cpu().clone())
         )
-        made.include_last_offset = bool(bags and module.include_last_offset)
-        made.rows = LocalRows(made.table(), (torch.arange(len(weight)), weight.cpu().clone()))
         if made.padding_row is not None:
             made.padding_row.copy_(weight[made.padding_idx])
         made.proxy.requires_grad_(module.weight.requires_grad)
@@ -232,7 +235,8 @@ class DistributedEmbedding(TableSettings):
             ValueError: an id is out of range, or shapes do not fit.
         """
         if (table := table_of(self)) is not None:
-            return self._traced(table, ids, offsets, per_sample_weights, statistics)
+            given = offsets, per_sample_weights, statistics
+            return traced_rows(self, table, ids, *given).to(self._output)
         ids = whole_numbers(self.whose(), ids)
         check_range(self.whose(), ids, self.num_embeddings)
         counted = shows_and_clicks(self.whose(), self.entry, ids, statistics)
@@ -251,40 +255,6 @@ class DistributedEmbedding(TableSettings):
         rows, inverse, asked, counted = self._pulled(bags.ids, counted, ahead)
         rows = link_to_proxy(self.proxy, rows, asked, counted)
         return pool(rows, inverse.to(torch.int64), bags, self.pooling).to(self._output)
-
-    def _traced(
-        self,
-        table: str,
-        ids: Tensor,
-        offsets: Tensor | None,
-        weights: Tensor | None,
-        statistics: Mapping[str, Tensor],
-    ) -> Tensor:
-        """In a step that is captured: an op in place of the lookup, which finds ids out of range
-        when it runs.
-        """
-        ids = whole_numbers(self.whose(), ids)
-        counted = shows_and_clicks(self.whose(), self.entry, ids, statistics)
-        if self.pooling is None and (offsets is not None or weights is not None):
-            raise ValueError(
-                f"{self.whose()}: offsets and per_sample_weights are for a table with pooling"
-            )
-        lookup = TracedLookup(
-            table, self.proxy, self.embedding_dim, self.dtype, self.padding_idx, self.padding_idx
-        )
-        if self.pooling is not None and offsets is not None:
-            ends = self.include_last_offset
-            return lookup.ragged(ids, offsets, weights, self.pooling, counted, ends).to(
-                self._output
-            )
-        if self.pooling is not None:
-            return lookup.pooled(ids, weights, self.pooling, counted).to(self._output)
-        rows = lookup.rows(ids, counted)
-        if self.padding_row is not None and self.padding_idx is not None:
-            rows = torch.where(
-                torch.eq(ids, self.padding_idx).unsqueeze(-1), self.padding_row.to(rows), rows
-            )
-        return rows.to(self._output)
 
     def _each(self, ids: Tensor, counted: Tensor | None, ahead: Lookup | None) -> Tensor:
         """A row for each id, int64 [n] -> [n, embedding_dim]."""
@@ -343,6 +313,23 @@ class DistributedEmbedding(TableSettings):
 
     # ---- steps ----
 
+    @property
+    def optimizer(self) -> RowOptimizer | Segments | None:
+        """The table's own; its hyper-parameters may be set at any time."""
+        return self.settings.optimizer
+
+    @optimizer.setter
+    def optimizer(self, given: Any) -> None:
+        self.settings.follow(given)
+
+    def rules(self, group: Callable[[], Rule] | None = None) -> list[tuple[int, int, Rule]]:
+        """See :meth:`~trainer.embedding.table_settings.TableSettings.rules`."""
+        return self.settings.rules(group)
+
+    def whose(self) -> str:
+        """The table, in words."""
+        return self.settings.whose()
+
     def gradient(self) -> RowGradient | None:
         """At a step: a copy of the pending gradient, the sum over all lookups, each id once.
 
@@ -391,8 +378,14 @@ class DistributedEmbedding(TableSettings):
         self._initial = self.initial_rows
         self.rows = source
         self.discard()
+        self.forget_pulled()
+
+    def forget_pulled(self) -> None:
+        """Drops rows that were pulled before."""
         if self.cache is not None:
             self.cache.clear()
+        if self.look_ahead is not None:
+            self.look_ahead.drop()
 
     @property
     def has_row_states(self) -> bool:
@@ -412,15 +405,52 @@ class DistributedEmbedding(TableSettings):
     def initial_rows(self, rows: None) -> None:
         self._initial = rows
 
+    # ---- as a module ----
+
     def __getattr__(self, name: str) -> Any:
-        """As of any module; a model that reads ``weight`` is told what to do."""
+        """As of any module, and settings; a model that reads ``weight`` is told what to do."""
         if name == "weight":
             raise AttributeError(
-                f"{self.whose()} has no 'weight', for its rows need not be in this process: call "
-                "it to look rows up; for a penalty on all rows give its parameters weight_decay in "
-                "the optimizer"
+                f"{self.whose()} has no 'weight', for its rows need not be in this "
+                "process: call it to look rows up; for a penalty on all rows give its parameters "
+                "weight_decay in the optimizer"
             )
+        if name in OF_SETTINGS and "settings" in self.__dict__:
+            return getattr(self.settings, name)
         return super().__getattr__(name)
+
+    def extra_repr(self) -> str:
+        """What differs from the defaults, and where the rows are."""
+        return f"{self.settings}, rows {'in this process' if self.steps_here() else 'on servers'}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        save_rows(self, destination, prefix)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        given, others = split_rows(state_dict, prefix)
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        try:
+            missing = load_rows(self, given, prefix)
+        except (ValueError, KeyError, TypeError) as error:
+            error_msgs.append(f"{self.whose()}: {error}")
+        else:
+            missing_keys.extend(missing if strict else [])
+
+    def __getstate__(self) -> dict[str, Any]:
+        check_copied(self)
+        return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own

@@ -17,12 +17,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pserver.errors import PServerError
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.served_rows import are_wanted
-from transpiler.ir.tables import Table
+from trainer.embedding.table_settings import TableSettings
 
 log = logging.getLogger(__name__)
 
@@ -50,123 +50,121 @@ class WholeRows(Protocol):
         """
 
 
-class RowState(nn.Module):
-    """A module whose rows are in its ``state_dict`` while they are in this process.
+class RowHolder(Protocol):
+    """The embedding, as far as its rows go.
 
     Attributes:
+        settings: of the table.
         rows: :class:`~trainer.embedding.local_rows.LocalRows`, or a source on servers.
-        cache: of rows that were pulled; None: off.
+        warned: what the user has been told.
     """
 
+    settings: TableSettings
     rows: Any
-    cache: Any
-    look_ahead: Any
-    _warned: frozenset[str] = frozenset()
+    warned: frozenset[str]
 
-    def whose(self) -> str:
-        """The table, in words."""
-        raise NotImplementedError
+    def forget_pulled(self) -> None:
+        """Drops rows that were pulled before."""
 
-    def table(self) -> Table:
-        """The table as a plan has it."""
-        raise NotImplementedError
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        rows = self.rows if isinstance(self.rows, LocalRows) else self._copied()
-        if rows is not None:
-            arrays, metadata = rows.state()
-            text = np.frombuffer(json.dumps(metadata).encode(), np.uint8).copy()
-            for key, array in {**arrays, "metadata": text}.items():
-                destination[f"{prefix}{PREFIX}{key}"] = torch.from_numpy(array)
+def save_rows(holder: RowHolder, destination: dict[str, Any], prefix: str) -> None:
+    """Writes the rows into a ``state_dict``.
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        start = prefix + PREFIX
-        given = {
-            key.removeprefix(start): value
-            for key, value in state_dict.items()
-            if key.startswith(start)
-        }
-        others = {key: value for key, value in state_dict.items() if not key.startswith(start)}
-        super()._load_from_state_dict(
-            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    Raises:
+        PServerError: servers do not give them.
+    """
+    rows = holder.rows if isinstance(holder.rows, LocalRows) else _copied(holder)
+    if rows is not None:
+        arrays, metadata = rows.state()
+        text = np.frombuffer(json.dumps(metadata).encode(), np.uint8).copy()
+        for key, array in {**arrays, "metadata": text}.items():
+            destination[f"{prefix}{PREFIX}{key}"] = torch.from_numpy(array)
+
+
+def split_rows(
+    state_dict: Mapping[str, Any], prefix: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a ``state_dict`` has of a table's rows, by names without a prefix; and all the rest."""
+    start = prefix + PREFIX
+    rows = {key.removeprefix(start): v for key, v in state_dict.items() if key.startswith(start)}
+    return rows, {key: v for key, v in state_dict.items() if not key.startswith(start)}
+
+
+def load_rows(holder: RowHolder, given: Mapping[str, Tensor], prefix: str) -> list[str]:
+    """Takes over the rows of a ``state_dict``, as :func:`split_rows` gives them.
+
+    Returns:
+        The keys that it lacks; nothing is changed then.
+
+    Raises:
+        ValueError, KeyError, TypeError: they are of another table.
+    """
+    missing = [prefix + PREFIX + key for key in NEEDED if key not in given]
+    if isinstance(holder.rows, LocalRows):
+        if not missing:
+            _load(holder.rows, given)
+    elif missing:
+        _warn(holder, f"its rows on servers stay as they are, for none were given: {FILES}")
+    else:
+        _write(holder, given)
+    return missing
+
+
+def check_copied(holder: RowHolder) -> None:
+    """Raises RuntimeError where a copy of the module would have no rows."""
+    if not isinstance(holder.rows, LocalRows):
+        raise RuntimeError(
+            f"{holder.settings.whose()}: its rows are on servers, a copy would have none: "
+            "fleet.export writes them"
         )
-        missing = [start + key for key in NEEDED if key not in given]
-        if missing:
-            missing_keys.extend(missing if strict else [])
-            if not isinstance(self.rows, LocalRows):
-                self._warn(f"its rows on servers stay as they are, for none were given: {FILES}")
-            return
-        try:
-            if isinstance(self.rows, LocalRows):
-                _load(self.rows, given)
-            else:
-                self._write(given)
-        except (ValueError, KeyError, TypeError) as error:
-            error_msgs.append(f"{self.whose()}: {error}")
 
-    # ---- rows on servers ----
 
-    def _copied(self) -> LocalRows | None:
-        """The servers' rows, without states; None: they are left out."""
-        if not are_wanted():
-            return None
-        try:
-            if not isinstance(self.rows, WholeRows):
-                raise ValueError("they are elsewhere, and cannot be read whole")
-            found = self.rows.read()
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, PServerError):
-                raise
-            self._warn(f"its rows are not in state_dict(): {error}; {FILES}")
-            return None
-        if found is None:
-            self._warn(f"its rows are not in state_dict(), for they have more than 4 GiB: {FILES}")
-            return None
-        return LocalRows(self.table(), found)
+# ---- rows on servers ----
 
-    def _write(self, given: Mapping[str, Tensor]) -> None:
-        if not isinstance(self.rows, WholeRows):
-            raise ValueError("its rows are elsewhere, and cannot be written whole")
-        copy = LocalRows(self.table())
-        _load(copy, given)
-        if any(key.startswith("state.") for key in given):
-            self._warn(
-                "the values of rows are loaded, and not their states: those on servers stay; "
-                "fleet.load loads both"
-            )
-        ids, values = copy.whole() or (
-            torch.empty(0, dtype=torch.int64),
-            torch.empty((0, copy.dim), dtype=copy.dtype),
+
+def _copied(holder: RowHolder) -> LocalRows | None:
+    """The servers' rows, without states; None: they are left out."""
+    if not are_wanted():
+        return None
+    try:
+        if not isinstance(holder.rows, WholeRows):
+            raise ValueError("they are elsewhere, and cannot be read whole")
+        found = holder.rows.read()
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, PServerError):
+            raise
+        _warn(holder, f"its rows are not in state_dict(): {error}; {FILES}")
+        return None
+    if found is None:
+        _warn(holder, f"its rows are not in state_dict(), for they have more than 4 GiB: {FILES}")
+        return None
+    return LocalRows(holder.settings.table(), found)
+
+
+def _write(holder: RowHolder, given: Mapping[str, Tensor]) -> None:
+    if not isinstance(holder.rows, WholeRows):
+        raise ValueError("its rows are elsewhere, and cannot be written whole")
+    copy = LocalRows(holder.settings.table())
+    _load(copy, given)
+    if any(key.startswith("state.") for key in given):
+        _warn(
+            holder,
+            "the values of rows are loaded, and not their states: those on servers stay; "
+            "fleet.load loads both",
         )
-        self.rows.write(ids, values)
-        if self.cache is not None:
-            self.cache.clear()
-        if self.look_ahead is not None:
-            self.look_ahead.drop()
+    ids, values = copy.whole() or (
+        torch.empty(0, dtype=torch.int64),
+        torch.empty((0, copy.dim), dtype=copy.dtype),
+    )
+    holder.rows.write(ids, values)
+    holder.forget_pulled()
 
-    def _warn(self, text: str) -> None:
-        """Warns, once."""
-        if text not in self._warned:
-            self._warned |= {text}
-            log.warning("%s: %s", self.whose(), text)
 
-    def __getstate__(self) -> dict[str, Any]:
-        if not isinstance(self.rows, LocalRows):
-            raise RuntimeError(
-                f"{self.whose()}: its rows are on servers, a copy would have none: fleet.export "
-                "writes them"
-            )
-        return self.__dict__.copy()
+def _warn(holder: RowHolder, text: str) -> None:
+    """Warns, once."""
+    if text not in holder.warned:
+        holder.warned |= {text}
+        log.warning("%s: %s", holder.settings.whose(), text)
 
 
 def _load(rows: LocalRows, given: Mapping[str, Tensor]) -> None:

@@ -5,14 +5,12 @@ updated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from trainer.embedding.bags import POOLINGS
-from trainer.embedding.local_rows import LocalRows
-from trainer.embedding.state_dict import RowState
 from trainer.row_optimizers import RowOptimizer, Segments, row_optimizer
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import (
@@ -27,78 +25,81 @@ from transpiler.ir.tables import (
     TableEntry,
 )
 
+# in a module's text, where they are set
+SHOWN = (
+    "padding_idx",
+    "pooling",
+    "name",
+    "optimizer",
+    "entry",
+    "ttl",
+    "capacity",
+    "memory_bytes",
+)
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 UNNAMED = "unnamed"  # the table of an embedding that is a whole model
 
 
-class TableSettings(RowState):
-    """A module with the settings of its table; the arguments are those of
+@dataclass(kw_only=True, eq=False)
+class TableSettings:
+    """The settings of a table; the arguments are those of
     :class:`trainer.embedding.embedding.DistributedEmbedding`.
 
     Attributes:
+        optimizer: the table's own; its hyper-parameters may be set at any time.
         known_as: the table's name in the job that it is part of; None outside of one.
         padding_idx: 0 or above where ``num_embeddings`` is given.
+
+    Raises:
+        TypeError: one is of the wrong kind.
+        ValueError: a number is out of its range.
     """
 
+    embedding_dim: int
+    num_embeddings: int | None = None
+    name: str | None = None
+    init: Initial = field(default_factory=Normal)
+    optimizer: RowOptimizer | Segments | None = None
+    entry: TableEntry | None = None
+    pooling: str | None = None
+    padding_idx: int | None = None
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+    ttl: float | None = None
+    capacity: int | None = None
+    eviction: str = "lru"
+    memory_bytes: int | None = None
     known_as: str | None = None
-    _optimizer: RowOptimizer | Segments | None
 
-    def __init__(
-        self,
-        *,
-        embedding_dim: int,
-        num_embeddings: int | None,
-        name: str | None,
-        init: Initial | None,
-        optimizer: Any,
-        entry: TableEntry | None,
-        pooling: str | None,
-        padding_idx: int | None,
-        dtype: torch.dtype,
-        seed: int,
-        ttl: float | None,
-        capacity: int | None,
-        eviction: str,
-        memory_bytes: int | None,
-    ) -> None:
-        super().__init__()
-        check_whole(
-            embedding_dim=embedding_dim,
-            num_embeddings=num_embeddings,
-            padding_idx=padding_idx,
-            seed=seed,
-            capacity=capacity,
-            memory_bytes=memory_bytes,
-        )
-        if not 1 <= embedding_dim <= MOST_COLUMNS:
-            raise ValueError(f"embedding_dim: expected 1 to {MOST_COLUMNS}, got {embedding_dim}")
-        if num_embeddings is not None and num_embeddings < 1:
-            raise ValueError(f"num_embeddings: expected 1 or more, got {num_embeddings}")
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
-        if pooling is not None and pooling not in POOLINGS:
+    def __post_init__(self) -> None:
+        numbers = "embedding_dim", "num_embeddings", "padding_idx", "seed", "capacity"
+        check_whole(**{name: getattr(self, name) for name in (*numbers, "memory_bytes")})
+        if not 1 <= self.embedding_dim <= MOST_COLUMNS:
+            raise ValueError(
+                f"embedding_dim: expected 1 to {MOST_COLUMNS}, got {self.embedding_dim}"
+            )
+        if self.num_embeddings is not None and self.num_embeddings < 1:
+            raise ValueError(f"num_embeddings: expected 1 or more, got {self.num_embeddings}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {self.dtype}")
+        if self.pooling is not None and self.pooling not in POOLINGS:
             known = ", ".join(map(repr, POOLINGS))
-            raise ValueError(f"pooling: expected None or one of {known}, got {pooling!r}")
-        _check_kinds(init, entry)
-        self.embedding_dim, self.num_embeddings, self.dtype = embedding_dim, num_embeddings, dtype
-        self.padding_idx = _padding(padding_idx, num_embeddings)
-        self.name, self.pooling, self.entry = name, pooling, entry
-        self.init, self.seed = Normal() if init is None else init, seed
-        self.ttl, self.capacity, self.eviction = ttl, capacity, eviction
-        self.memory_bytes = memory_bytes
-        self.optimizer = optimizer
+            raise ValueError(f"pooling: expected None or one of {known}, got {self.pooling!r}")
+        _check_kinds(self.init, self.entry)
+        self.padding_idx = _padding(self.padding_idx, self.num_embeddings)
+        self.follow(self.optimizer)
 
-    @property
-    def optimizer(self) -> RowOptimizer | Segments | None:
-        """The table's own optimizer; its hyper-parameters may be set at any time."""
-        return self._optimizer
+    def follow(self, given: Any) -> None:
+        """Has rows updated by an optimizer of the table's own; None: by that of their group.
 
-    @optimizer.setter
-    def optimizer(self, given: Any) -> None:
+        Raises:
+            TypeError: it is no optimizer of rows.
+            ValueError: its segments are not those of the table's columns.
+        """
         own = None if given is None else row_optimizer(given)
         if own is not None:
             own.segments(self.embedding_dim)
-        self._optimizer = own
+        self.optimizer = own
 
     def rules(self, group: Callable[[], Rule] | None = None) -> list[tuple[int, int, Rule]]:
         """The present rules: columns [begin, end) and the rule of each segment.
@@ -110,8 +111,8 @@ class TableSettings(RowState):
         Raises:
             ValueError: there is neither.
         """
-        if self._optimizer is not None:
-            segments = self._optimizer.segments(self.embedding_dim)
+        if self.optimizer is not None:
+            segments = self.optimizer.segments(self.embedding_dim)
             return [(begin, end, own.rule()) for begin, end, own in segments]
         if group is None:
             raise ValueError(
@@ -135,8 +136,8 @@ class TableSettings(RowState):
         if segments is None:
             columns = (
                 [(0, self.embedding_dim)]
-                if self._optimizer is None
-                else [part[:2] for part in self._optimizer.segments(self.embedding_dim)]
+                if self.optimizer is None
+                else [part[:2] for part in self.optimizer.segments(self.embedding_dim)]
             )
             segments = [(begin, end, index) for index, (begin, end) in enumerate(columns)]
         return Table(
@@ -160,39 +161,28 @@ class TableSettings(RowState):
         there is none.
         """
         mine, theirs = self.table("shared"), other.table("shared")
-        for field in fields(Table):
-            one, two = getattr(mine, field.name), getattr(theirs, field.name)
+        for each in fields(Table):
+            one, two = getattr(mine, each.name), getattr(theirs, each.name)
             if one != two:
-                return f"{field.name} {one!r} and {two!r}"
-        rules = [None if each._optimizer is None else each.rules() for each in (self, other)]
+                return f"{each.name} {one!r} and {two!r}"
+        rules = [None if each.optimizer is None else each.rules() for each in (self, other)]
         if rules[0] == rules[1]:
             return None
-        return f"optimizer {self._optimizer!r} and {other._optimizer!r}"
+        return f"optimizer {self.optimizer!r} and {other.optimizer!r}"
 
     def whose(self) -> str:
         """The table, in words."""
         name = self.name or self.known_as
         return f"table {name!r}" if name else f"DistributedEmbedding({self.embedding_dim})"
 
-    def extra_repr(self) -> str:
-        """What differs from the defaults, and where the rows are."""
+    def __str__(self) -> str:
+        """What differs from the defaults."""
         ids = "any int64" if self.num_embeddings is None else self.num_embeddings
-        said = [f"{ids} -> {self.embedding_dim}"]
-        usual = (
-            "padding_idx",
-            "pooling",
-            "name",
-            "optimizer",
-            "entry",
-            "ttl",
-            "capacity",
-            "memory_bytes",
-        )
-        said += [f"{key}={getattr(self, key)!r}" for key in usual if getattr(self, key) is not None]
+        shown = [f"{ids} -> {self.embedding_dim}"]
+        shown += [f"{key}={value!r}" for key in SHOWN if (value := getattr(self, key)) is not None]
         if self.dtype != torch.float32:
-            said.append(f"dtype={self.dtype}")
-        here = isinstance(self.rows, LocalRows)
-        return ", ".join([*said, "rows in this process" if here else "rows on servers"])
+            shown.append(f"dtype={self.dtype}")
+        return ", ".join(shown)
 
 
 def check_whole(**numbers: int | None) -> None:
@@ -206,8 +196,8 @@ def check_whole(**numbers: int | None) -> None:
             raise TypeError(f"{name}: expected a whole number, got {number!r}")
 
 
-def _check_kinds(init: Initial | None, entry: TableEntry | None) -> None:
-    if init is not None and not isinstance(init, Initial):
+def _check_kinds(init: Initial, entry: TableEntry | None) -> None:
+    if not isinstance(init, Initial):
         raise TypeError(f"init: expected Normal(...), Uniform(...) or Constant(...), got {init!r}")
     if entry is not None and not isinstance(
         entry, CountFilterEntry | ProbabilityEntry | ShowClickEntry

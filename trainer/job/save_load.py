@@ -198,7 +198,10 @@ def _table_rows(job: Job, tables: Tables) -> dict[str, TableRows]:
     assert store is not None, "a job with tables has a place for them"
     return {
         path: TableRows(
-            module.table(name), store.materialized(name), module.padding_idx, module.padding_row
+            module.settings.table(name),
+            store.materialized(name),
+            module.padding_idx,
+            module.padding_row,
         )
         for path, name, module in tables.by_module()
     }

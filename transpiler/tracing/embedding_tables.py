@@ -124,7 +124,7 @@ def find_tables(
 
 
 def _has_table(module: Any) -> bool:
-    return all(hasattr(module, name) for name in ("proxy", "table", "differs", "share", "rules"))
+    return all(hasattr(module, name) for name in ("proxy", "settings", "share", "rules"))
 
 
 def _proxy_of(module: Any) -> Tensor:
@@ -140,10 +140,11 @@ def _take(found: dict[str, CapturedTable], path: str, module: Any) -> None:
         )
     known = found.get(name)
     if known is None:
-        found[name] = CapturedTable(name, "", module.table(name), [module])
+        found[name] = CapturedTable(name, "", module.settings.table(name), [module])
         return
     first: Any = known.modules[0]
-    if is_sparse(first) or (difference := first.differs(module)) is not None:
+    difference = None if is_sparse(first) else first.settings.differs(module.settings)
+    if is_sparse(first) or difference is not None:
         raise ValueError(f"capture: two embeddings are called {name!r} and differ: {difference}")
     if _proxy_of(module) is not _proxy_of(first):
         module.share(first)

@@ -61,7 +61,7 @@ class Model(nn.Module):
         )
         self.look_ahead = LookAhead(self.servers.pull_all)
         for number, table in enumerate(self.tables):
-            table.known_as, table.look_ahead = str(number), self.look_ahead
+            table.settings.known_as, table.look_ahead = str(number), self.look_ahead
             table.connect(Source(self.servers, str(number)))
         self.look_ahead.watch(self)
 

@@ -1,0 +1,36 @@
+"""What torch's own embeddings say of the tables that take their place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def options_of(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Any]:
+    """The arguments of a DistributedEmbedding that reads, pools and trains as this module.
+
+    Raises:
+        TypeError: the module is another one.
+        ValueError: it is one of ``max_norm``, of ``scale_grad_by_freq``, of mode "max".
+    """
+    if type(module) not in (nn.Embedding, nn.EmbeddingBag):
+        raise TypeError(
+            f"from_module: expected an nn.Embedding or nn.EmbeddingBag, got {type(module).__name__}"
+        )
+    refused = [key for key in ("max_norm", "scale_grad_by_freq") if getattr(module, key)]
+    if refused:
+        raise ValueError(
+            f"from_module: {refused[0]}: a DistributedEmbedding has nothing of the kind"
+        )
+    pooling = module.mode if isinstance(module, nn.EmbeddingBag) else None
+    if pooling == "max":
+        raise ValueError(
+            "from_module: mode 'max': a DistributedEmbedding pools by sum, mean or sqrtn"
+        )
+    return {
+        "pooling": pooling,
+        "padding_idx": module.padding_idx,
+        "num_embeddings": module.num_embeddings,
+        "dtype": module.weight.dtype,
+    }
