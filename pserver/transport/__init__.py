@@ -8,6 +8,7 @@ In reading order::
     array_assembler  named arrays of one request, from parts (rows of tables)
     assignment       what a script has written into variables, from arrays
     byte_counters    payload bytes by variable, for ``pserver status``
+    socket_stream    what streams over sockets share: who may send, and how they end
     tcp              plain sockets on a port of its own: the default between hosts
     tcp_listener     its accepting end; ``tcp_greeting``: what is said before the first frame
     frame_socket     one TCP connection: prefixes, checksums, landing

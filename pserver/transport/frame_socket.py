@@ -28,13 +28,13 @@ from crc32c import crc32c
 
 from pserver.errors import CorruptFrame
 from pserver.transport.codec import HEADER_BYTES, parse_header, spread
+from pserver.transport.socket_stream import FRAME_BYTES
 from pserver.transport.stream import LANDED, Buffer, Land
 from pserver.wire_pb2 import Frame
 
 PREFIX = struct.Struct("<IQ")
 CHECKED_PREFIX = struct.Struct("<IQII")
 CHECKSUM = struct.Struct("<I")
-FRAME_BYTES = 2**26  # the largest payload that is accepted
 BUFFER_BYTES = 2**15  # read at once, where it is not known yet what comes
 GATHERED_BYTES = 2**14  # up to here joining the buffers costs less than listing them
 LANDING_BYTES = 2**15  # from here on a payload is read to where it goes

@@ -29,16 +29,15 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from threading import Lock, RLock
 
-from pserver.errors import CorruptFrame, Unreachable, Untrusted
+from pserver.errors import Unreachable, Untrusted
 from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security import tls
 from pserver.security.certificates import Bearer
 from pserver.security.keys import Keys
 from pserver.transport.endpoint import reason_of, spell
-from pserver.transport.frame_socket import FRAME_BYTES, FrameSocket
+from pserver.transport.frame_socket import FrameSocket
+from pserver.transport.socket_stream import FRAME_BYTES, SocketStream, check_size
 from pserver.transport.stream import Buffer, Handler, Land
 from pserver.transport.tcp_greeting import Greeting, Welcome
 from pserver.transport.tcp_listener import TcpListener
@@ -47,10 +46,8 @@ from pserver.wire_pb2 import Frame
 LINGER_SECONDS = 1.0  # for a peer that is told why, and still sends
 
 
-class TcpStream:
+class TcpStream(SocketStream):
     """One end of a stream over TCP.
-
-    The accepting end's ``close`` ends both directions, as the end of an RPC does.
 
     Args:
         peer: the other end, for messages.
@@ -71,109 +68,35 @@ class TcpStream:
         bearer: Bearer | None = None,
         first_bytes: int = FRAME_BYTES,
     ) -> None:
-        self.peer = peer
-        self.bearer = bearer
+        super().__init__(peer, accepting, bearer, first_bytes)
         self._sockets = list(sockets)
         ways = [self._sockets] * 2 if bearer is None else [self._sockets[0::2], self._sockets[1::2]]
         self._in, self._out = map(itertools.cycle, ways if accepting else reversed(ways))
-        self._accepting = accepting
-        self._most = first_bytes  # of the next frame's header, and of its payload
-        # held while a frame is sent.  A broken stream releases it at once
-        self._sending = RLock()
-        # held while a frame is received.  Taken before _sending, never after
-        self._receiving = RLock()
-        self._state = Lock()  # guards the two below; nothing blocks under it
-        self._cancelled = False
-        self._closed = False  # nothing is sent any more
-        self._ended = False  # the peer has closed its side
 
-    def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
-        """See :class:`pserver.transport.stream.Stream`.
-
-        Raises:
-            ValueError: the frame has more than 64 MB.
-        """
-        assert header.kind and not header.payload, (
-            "a frame has a kind, and its payload travels beside its header"
-        )
-        head = header.SerializeToString()
+    def _write(self, header: Frame, head: bytes, payload: Sequence[Buffer]) -> None:
         size = sum(memoryview(buffer).nbytes for buffer in payload)
-        if max(len(head), size) > FRAME_BYTES:
-            raise ValueError(
-                f"expected a frame of at most {FRAME_BYTES} bytes, got {len(head)} of header, "
-                f"{size} of payload"
-            )
-        with self._sending:
-            if self._closed or self._cancelled:
-                raise Unreachable(
-                    f"{self.peer}: the stream {'was cancelled' if self._cancelled else 'is closed'}"
-                )
-            try:
-                next(self._out).send(head, payload, size)
-            except OSError as error:
-                raise self._broken(error) from error
+        check_size(head, size)
+        next(self._out).send(head, payload, size)
 
-    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
-        """See :class:`pserver.transport.stream.Stream`."""
-        with self._receiving:
-            if self._ended and not self._cancelled:
-                return None
-            try:
-                received = next(self._in).receive(land, self._most)
-            except OSError as error:
-                self._hang_up()
-                raise self._broken(error) from error
-            except CorruptFrame as error:  # where the next frame begins is not known any more
-                self._ended = True
-                raise CorruptFrame(f"{self.peer}: {error}") from error
-            if received is None:
-                self._ended = True
-                if not self._accepting:
-                    self._hang_up()
-            return received
+    def _read(self, land: Land | None) -> tuple[Frame, memoryview] | None:
+        return next(self._in).receive(land, self._most)
 
-    def admit(self) -> None:
-        """See :class:`pserver.transport.stream.Stream`."""
-        self._most = FRAME_BYTES
-
-    def close(self) -> None:
-        """See :class:`pserver.transport.stream.Stream`."""
-        with self._state:
-            if self._closed:
-                return
-            self._closed = True
-        with self._sending, suppress(OSError):  # the peer has ended the stream first
-            next(self._out).send_end()
-        if self._accepting:
-            self._linger()
-            self._hang_up()
+    def _write_end(self) -> None:
+        next(self._out).send_end()
 
     def _linger(self) -> None:
         """See [Note: what was said last arrives]."""
         deadline = time.monotonic() + LINGER_SECONDS
-        with self._receiving:
-            for each in self._sockets:
-                each.drain(deadline)
+        for each in self._sockets:
+            each.drain(deadline)
 
-    def cancel(self) -> None:
-        """See :class:`pserver.transport.stream.Stream`."""
-        self._cancelled = True
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        """Breaks the connections, and closes them when no thread waits for them any more."""
-        with self._state:
-            self._closed = True
+    def _shut_down(self) -> None:
         for each in self._sockets:
             each.shut_down()
-        with self._receiving, self._sending:
-            for each in self._sockets:
-                each.close()
 
-    def _broken(self, error: Exception) -> Unreachable:
-        return Unreachable(
-            f"{self.peer}: the stream {'was cancelled' if self._cancelled else f'broke: {error}'}"
-        )
+    def _release(self) -> None:
+        for each in self._sockets:
+            each.close()
 
 
 def listen(
