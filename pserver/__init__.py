@@ -260,6 +260,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     garbage_collector.py          frozen modules
     job/announcements.py          whose end it is
     job/blocking_waits.py         trainers that wait for each other
+    job/held_values.py            a server's file
     job/lane_executor.py          who updates
     job/lane_executor.py          answers begin early
     job/lifecycle.py              kept values

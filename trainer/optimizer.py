@@ -250,13 +250,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "overlap: gradients cannot leave early where grad_clip needs all of them on the "
                 "trainer"
             )
-        for parameter in (
-            p
-            for group in self.param_groups
-            for p in group["params"]
-            if p.requires_grad and p in self.names
-        ):
-            parameter.register_post_accumulate_grad_hook(self._send_one)
+        for parameter in self.trained().values():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._send_one)  # type: ignore[no-untyped-call]  # torch's own
 
     def _send_one(self, parameter: torch.Tensor) -> None:
         if parameter in self._left:

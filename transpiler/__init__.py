@@ -128,6 +128,7 @@ Each room and each file imports only those above it::
     cluster_programs.py     the programs of a job with servers
     collective.py           the programs of a job without servers
     given_programs.py       what transpile is given: one program, or several over one module
+    transpiled.py           what one call of transpile made
     distribute.py           DistributeTranspiler
 
 

@@ -15,7 +15,7 @@ Jobs without servers have their own passes: ``collective.py``.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from transpiler.cluster_programs import (
@@ -36,7 +36,6 @@ from transpiler.collective import (
 )
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.given_programs import Given, given_programs, startup_programs, values_of
-from transpiler.ir.graph import Role
 from transpiler.ir.updates import updates
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Deployment, Plan
@@ -47,6 +46,7 @@ from transpiler.program_planner import plan_program, plan_programs
 from transpiler.strategy.from_config import Choices, choices_of
 from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.tracing.default_programs import default_main_program, set_default_trainer
+from transpiler.transpiled import Transpiled
 from transpiler.verify.verify import verify_servers
 
 __all__ = [
@@ -102,49 +102,6 @@ def _whole_number(what: str, value: object, least: int, below: int | None = None
     return value
 
 
-@dataclass(frozen=True)
-class _Transpiled:
-    """What one call of ``transpile`` made.
-
-    Attributes:
-        deployment: this trainer's.
-        mains: the trainer's main program of each optimizer.
-        startups: the single-node startup program of each.
-        listed: whether a list of programs was given.
-        forward: the trainer's program that evaluates, where a forward program was given since.
-    """
-
-    deployment: Deployment
-    mains: tuple[Program, ...]
-    startups: tuple[Program, ...]
-    listed: bool = False
-    forward: Program | None = None
-
-    def as_given(self, made: list[Program]) -> Any:
-        """What was made of each program: a list where a list was given."""
-        return made if self.listed else made[0]
-
-    def trains(self, program: Program) -> Program:
-        """The main program that has a forward program's variables."""
-        used = program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.TABLE)
-        names = {variable.name for variable in used}
-        return next((m for m in self.mains if names <= m.main.variables.keys()), self.mains[0])
-
-    @property
-    def servers(self) -> Deployment:
-        """The deployment of a job with servers.
-
-        Raises:
-            ValueError: the job has none.
-        """
-        if self.deployment.plan.collective is not None:
-            raise ValueError(
-                f"expected a mode with servers, got mode={self.deployment.plan.mode!r}, which has "
-                "no server programs"
-            )
-        return self.deployment
-
-
 def _trainer_programs(programs: tuple[Program, ...], deployment: Deployment) -> tuple[Program, ...]:
     """A trainer's main program of each optimizer."""
     return tuple(
@@ -190,7 +147,7 @@ class DistributeTranspiler:
                 f"config: expected a DistributeTranspilerConfig, got {type(config).__name__}"
             )
         self.config = config if config is not None else DistributeTranspilerConfig()
-        self._made: _Transpiled | None = None
+        self._made: Transpiled | None = None
 
     def transpile(
         self,
@@ -254,7 +211,7 @@ class DistributeTranspiler:
         startup_program: Given,
         current_endpoint: str,
         strategy: DistributedStrategy | None,
-    ) -> _Transpiled:
+    ) -> Transpiled:
         """The same in a mode with servers."""
         chosen = choices_of(self.config, sync_mode, strategy)
         endpoints = parse_endpoints(pservers)
@@ -282,7 +239,7 @@ class DistributeTranspiler:
         verify_servers(
             [pserver_program(deployment.of_server(index)) for index in range(plan.servers)], plan
         )
-        return _Transpiled(deployment, made, startups, isinstance(program, list | tuple))
+        return Transpiled(deployment, made, startups, isinstance(program, list | tuple))
 
     def _collective(
         self,
@@ -293,7 +250,7 @@ class DistributeTranspiler:
         sync_mode: bool | None,
         startup: Given,
         current_endpoint: str,
-    ) -> _Transpiled:
+    ) -> Transpiled:
         """The same in a mode without servers."""
         if isinstance(program, list | tuple):
             raise ValueError(
@@ -318,7 +275,7 @@ class DistributeTranspiler:
         )
         check_belongs(deployment.plan, startup)
         self._log(deployment.plan)
-        made = _Transpiled(deployment, (collective_program(single, deployment),), (startup,))
+        made = Transpiled(deployment, (collective_program(single, deployment),), (startup,))
         collective_startup(startup, deployment)  # raises now if it violates an invariant
         if program is None:
             set_default_trainer(made.mains[0])
@@ -326,7 +283,7 @@ class DistributeTranspiler:
 
     def _forward(
         self, program: Program, place: tuple[object, ...], given: tuple[object, ...]
-    ) -> _Transpiled:
+    ) -> Transpiled:
         """The forward program in the job that is transpiled already."""
         if self._made is None:
             raise ValueError(
@@ -379,7 +336,7 @@ class DistributeTranspiler:
             for key, value in plan.manifest().items():
                 _log.info("%s: %s", key, value)
 
-    def _transpiled(self) -> _Transpiled:
+    def _transpiled(self) -> Transpiled:
         if self._made is None:
             raise ValueError("DistributeTranspiler: expected transpile to be called first")
         return self._made

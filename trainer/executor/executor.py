@@ -203,7 +203,7 @@ class Executor:
         """
         from trainer.executor import program_training
 
-        if served := self._served(program, scheduler):
+        if served := _served(program, scheduler):
             self._servers.save(path, served)
         else:
             program_training.save(self._trainings(program), path, scheduler, self._claims)
@@ -231,7 +231,7 @@ class Executor:
         """
         from trainer.executor import program_training
 
-        if served := self._served(program, scheduler):
+        if served := _served(program, scheduler):
             return self._servers.load(path, served)
         steps = program_training.load(self._trainings(program), path, scheduler)
         for runtime in self._runtimes:
@@ -257,14 +257,6 @@ class Executor:
                 scheduler.step()
         """
         return _stored(default_main_program() if program is None else program).steps
-
-    def _served(self, program: Programs, scheduler: Any | None) -> Program | None:
-        """The program, if it is a server's."""
-        if not isinstance(program, Program) or not _is_of_server(program):
-            return None
-        if scheduler is not None:
-            raise ValueError("expected no scheduler with a server's program, got one")
-        return program
 
     def _trainings(self, program: Programs) -> list[ProgramTraining]:
         from trainer.executor.program_training import trainings_of
@@ -501,6 +493,15 @@ class Executor:
             insecure=connection.insecure,
         )
         serve_job(config, replace(program, storage=values))
+
+
+def _served(program: Programs, scheduler: Any | None) -> Program | None:
+    """The program, if it is a server's."""
+    if not isinstance(program, Program) or not _is_of_server(program):
+        return None
+    if scheduler is not None:
+        raise ValueError("expected no scheduler with a server's program, got one")
+    return program
 
 
 def _is_of_server(program: Program) -> bool:

@@ -146,7 +146,8 @@ class PServerRuntime:
         """Takes up the steps of servers that go on with what a job has left."""
         for number, storage in enumerate(self._storages):
             lanes = self._communicator.plan.lanes_of(number)
-            storage.steps = max(self._communicator.lanes[lane].step for lane in lanes)
+            steps = [self._communicator.lanes[lane].step for lane in lanes]
+            storage.steps = max(steps, default=0)
             _mark_stepped(storage)
 
     def pull_weights(self) -> None:

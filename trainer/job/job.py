@@ -250,6 +250,9 @@ class Job:
         firsts = first_groups(distributed)
         for number, (each, first) in enumerate(zip(distributed, firsts, strict=True)):
             each.optimizer.attach(self.communicator, number, first)
+            # of servers that go on with what a job has left
+            steps = [self.communicator.lanes[lane].step for lane in plan.lanes_of(number)]
+            each.optimizer.steps = max(steps, default=0) or each.optimizer.steps
             self._watch(each.optimizer, plan)
 
     def _joined(self, plan: Plan, distributed: Sequence[Distributed]) -> Communicator:
@@ -268,8 +271,6 @@ class Job:
             incarnation="" if self._arrival is None else self._arrival.incarnation,
         )
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
-        # servers that go on with what a job has left
-        distributed.steps = communicator.step or distributed.steps
         self._arrived()
         communicator.dense_allreduce = dense_allreduce_of(
             plan, communicator.clients, self.role.trainer_id

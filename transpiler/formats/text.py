@@ -383,13 +383,10 @@ def header(deployment: Deployment | None, kind: str = "single-node program") -> 
             for line in said
         )
     if deployment.server_index is not None:
-        where = (
-            f"server {deployment.server_index} of {plan.servers} "
-            f"({deployment.endpoints[deployment.server_index]})"
-        )
+        endpoint = deployment.endpoints[deployment.server_index]
+        where = f"server {deployment.server_index} of {plan.servers} ({endpoint})"
         return f"{where}, {plan.mode}, {_count(plan.trainers, 'trainer')}{merged}"
-    several = any(lane.optimizer for lane in plan.lanes)
-    which = f"optimizer {deployment.optimizer}, " if several else ""
+    which = f"optimizer {deployment.optimizer}, " if any(e.optimizer for e in plan.lanes) else ""
     return (
         f"trainer {deployment.trainer_id} of {plan.trainers}, {which}{plan.mode}, "
         f"{_count(plan.servers, 'server')}{merged}"

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from transpiler.ir import update_block
 from transpiler.ir.aten_ops import aten_overload as aten_overload
 from transpiler.ir.aten_ops import aten_schema
 from transpiler.ir.graph import Argument, Block, Op
@@ -54,9 +55,7 @@ from transpiler.ir.table_ops import (
     updates_rows,
 )
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
-from transpiler.ir.update_block import hparams_of as hparams_of_block
 from transpiler.ir.update_block import is_registered, registered_schema
-from transpiler.ir.update_block import states_of as states_of_block
 
 
 def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:
@@ -225,7 +224,7 @@ def rule_of_op(op: Op) -> Rule:
         return row_rule_of_op(op)
     update = op.arguments.get("update")
     if isinstance(update, Block):
-        own = {name: _hparam(op.arguments[name]) for name in hparams_of_block(update)}
+        own = {name: _hparam(op.arguments[name]) for name in update_block.hparams_of(update)}
         return Rule(op.type, own, {}, update)
     spec = RULES[op.type]
     hparams = {
@@ -261,7 +260,7 @@ def states_of_op(op: Op) -> dict[str, bool]:
         return {}
     rule = rule_of_op(op)
     if rule.update is not None:
-        return states_of_block(rule.update)
+        return update_block.states_of(rule.update)
     try:
         return dict(_states(rule.type, tuple(rule.hparams.items()), tuple(rule.flags.items())))
     except (ValueError, TypeError, RuntimeError) as error:
@@ -400,7 +399,7 @@ def in_order(op_type: str, arguments: Mapping[str, Argument]) -> dict[str, Argum
         order = list(update_schema(op_type).parameters)
     elif op_type in _rules() or is_registered(op_type):
         update = arguments.get("update")
-        own = hparams_of_block(update) if isinstance(update, Block) else {}
+        own = update_block.hparams_of(update) if isinstance(update, Block) else {}
         attributes = ["group", *_rules().get(op_type, {}), *own, "update"]
         order = [
             "param",

@@ -75,6 +75,12 @@ def _check(listed: Sequence[Named], rules: Sequence[Rule], **counts: int) -> Non
             )
 
 
+def _known(mode: str) -> str:
+    if mode not in MODES:
+        raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
+    return mode
+
+
 def plan_parameters(
     named: Iterable[tuple[str, Sequence[int], str, int | None]],
     rules: Sequence[Rule],
@@ -121,10 +127,8 @@ def plan_parameters(
         ValueError: a number is out of range; a mode, rule or group is unknown; a name comes twice;
             or a lane's pattern decides for no parameter.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
-    whole = Asked(range(len(rules)), lanes or uniform(Lane(mode, merge=AUTO)), compression, clip)
-    asked = list(optimizers) or [whole]
+    lanes = lanes or uniform(Lane(_known(mode), merge=AUTO))
+    asked = list(optimizers) or [Asked(range(len(rules)), lanes, compression, clip)]
     listed = [Named(name, tuple(shape), dtype, group) for name, shape, dtype, group in named]
     _check(listed, rules, trainers=trainers, servers=servers)
     averaged = tuple(
