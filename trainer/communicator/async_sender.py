@@ -263,6 +263,9 @@ class AsyncSender:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+
+    def rest(self) -> None:
+        """See :class:`LaneSender`."""
         for thread in self._threads:
             thread.join(timeout=2.0)
 

@@ -238,6 +238,8 @@ class Communicator:
         for lane in self.lanes:
             lane.stop()
         told = self._departure.leave(failure, returns)
+        for lane in self.lanes:
+            lane.rest()
         if self.dense_allreduce is not None:
             self.dense_allreduce.close(failure)
         if (cause := ended or (None if failure else told)) is not None:

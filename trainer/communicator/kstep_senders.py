@@ -163,6 +163,9 @@ class DiLoCoSender(KStepSender):
     def stop(self) -> None:
         """No threads."""
 
+    def rest(self) -> None:
+        """No threads."""
+
 
 class GeoSender(KStepSender):
     """The sender of a geo lane: every k steps the changes are added on the servers, while training
@@ -374,3 +377,8 @@ class GeoSender(KStepSender):
     def stop(self) -> None:
         """See :class:`LaneSender`."""
         self._messages.put(None)
+
+    def rest(self) -> None:
+        """See :class:`LaneSender`."""
+        if self._thread.is_alive():
+            self._thread.join(timeout=2.0)

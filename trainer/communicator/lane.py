@@ -71,7 +71,14 @@ class LaneSender(Protocol):
         """
 
     def stop(self) -> None:
-        """Ends the lane's threads."""
+        """Tells the lane's threads to end."""
+
+    def rest(self) -> None:
+        """Waits until they have ended, a few seconds at most; the connections are closed.
+
+        An interpreter that ends while a thread frees a tensor ends by SIGABRT: see
+        [Note: gloo at exit].
+        """
 
     def metrics(self) -> dict[str, float]:
         """Counters, by name."""

@@ -255,6 +255,9 @@ class SyncSender:
     def stop(self) -> None:
         """No threads."""
 
+    def rest(self) -> None:
+        """No threads."""
+
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""
         return {"messages": self.step, "steps_refused_nonfinite": self._nonfinite.refused}
