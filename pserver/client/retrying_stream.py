@@ -208,16 +208,12 @@ class RetryingStream:
             if not abruptly:
                 self._put_out((Frame(kind=Kind.BYE), ()))
             self._outgoing.put(None)
-        if abruptly:
-            self._stream.cancel()
-        # one that dials a dead server has no tensor in its hands, and is not waited for
-        seconds = 0.2 if abruptly else 2.0
-        self._threads[0].join(seconds)
         if not abruptly:
-            self._stream.close()
-        self._threads[1].join(seconds)
-        if self._threads[1].is_alive():  # the server does not end its side: it may be gone
-            self._stream.cancel()
+            self._threads[0].join(2.0)
+        (self._stream.cancel if abruptly else self._stream.close)()
+        for thread in self._threads:  # one that dials a dead server has no tensor in its hands
+            thread.join(0.2 if abruptly else 2.0)
+        self._stream.cancel()  # a server that does not end its side may be gone
         with self._lock:
             self._end_request()
 

@@ -30,7 +30,7 @@ LEFT_OUT = {
     "all": (),
 }
 WORDS = {
-    "matrix": "of the complete matrices (make check-equalities, check-faults, ...)",
+    "matrix": "of the complete matrices (make check-equalities, check-faults, ...) or very large",
     "containers": "of the image (make check-image)",
     "processes": "that start processes",
     "slow": "that take long",

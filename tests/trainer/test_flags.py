@@ -63,6 +63,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "trainer.DataParallel.set_state_dict.use_structured_name": lambda value: alone().set_state_dict(
         {}, use_structured_name=value
     ),
+    "transpiler.register_rule.norms": lambda value: transpiler.register_rule(
+        hparams={}, norms=value
+    ),
     "trainer.CompiledProgram.__init__.compile": lambda value: trainer.CompiledProgram(
         transpiler.Program(()), value
     ),

@@ -235,11 +235,7 @@ class Communicator:
                 ended, failure = error, spelled(error)
         self._left = True
         self._departure.forget()
-        for lane in self.lanes:
-            lane.stop()
-        told = self._departure.leave(failure, returns)
-        for lane in self.lanes:
-            lane.rest()
+        told = self._departure.leave(self.lanes, failure, returns)
         if self.dense_allreduce is not None:
             self.dense_allreduce.close(failure)
         if (cause := ended or (None if failure else told)) is not None:

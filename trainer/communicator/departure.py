@@ -81,10 +81,13 @@ class Departure:
         for client in self._clients:
             client.all_finished()
 
-    def leave(self, failure: str, returns: bool = False) -> PServerError | None:
-        """Leaves every server.
+    def leave(
+        self, lanes: Sequence[LaneSender], failure: str, returns: bool = False
+    ) -> PServerError | None:
+        """Ends the lanes and leaves every server.
 
         Args:
+            lanes: the trainer's.
             failure: "" for a trainer that has done its part.
             returns: it joins again, with another plan.
 
@@ -92,9 +95,13 @@ class Departure:
             What had ended the job before, if a server says so; the other servers are then told.
         """
         told = None
+        for lane in lanes:
+            lane.stop()
         for client in self._clients:
             told = client.leave(failure, returns) or told
             failure = failure or (spelled(told) if told is not None else "")
+        for lane in lanes:
+            lane.rest()
         return told
 
     def _tell(self, reason: str) -> None:

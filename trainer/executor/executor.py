@@ -265,7 +265,9 @@ class Executor:
             raise ValueError("Executor: this Executor is closed")
         if program is None:
             program = default_main_program()
-        given = [program] if isinstance(program, Program) else list(program)
+        given = [program] if isinstance(program, Program) else program
+        if not isinstance(given, Sequence) or not all(isinstance(each, Program) for each in given):
+            raise TypeError(f"expected a Program, got {type(program).__name__}")
         programs = [current_scope().program(each) for each in given]
         return trainings_of(programs, [self._communicator_of(each) for each in programs])
 

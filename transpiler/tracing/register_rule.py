@@ -19,6 +19,7 @@ from transpiler.ir.rules import (
     registered,
 )
 from transpiler.ir.update_block import NORMS, states_of
+from transpiler.plan.setting import check_flag
 
 Optimizer = type[torch.optim.Optimizer]
 
@@ -56,6 +57,7 @@ def register_rule(
         The decorator, which returns the optimizer class.
 
     Raises:
+        TypeError: ``norms`` is no bool.
         ValueError: the update is no list of ops that a server takes; the message names the line.
             Or ``cls`` does something else.
 
@@ -68,6 +70,7 @@ def register_rule(
 
         optimizer = SignMomentum(torch.nn.Linear(2, 1).parameters(), lr=0.1)
     """
+    check_flag("register_rule: norms", norms)
     given: dict[str, Hparam] = {
         name: tuple(map(float, value)) if isinstance(value, Iterable) else float(value)
         for name, value in hparams.items()
