@@ -166,8 +166,10 @@ class InstalledProgram:
         """
         for name, gradient in gradients.items():
             self.tables[name].check(gradient)
-        if gradients:
-            self.budget.check({name: len(each.ids) for name, each in gradients.items()})
+        most = {name: len(each.ids) for name, each in gradients.items()}
+        if gradients and not self.budget.has_room(most):  # where none of the ids has a row yet
+            new = {name: self.tables[name].absent(each) for name, each in gradients.items()}
+            self.budget.check(new)
 
     def discard_snapshots(self) -> None:
         """Drops all copies of slices, because slices have been loaded."""

@@ -232,6 +232,11 @@ class LockedTable:
         with self._lock:
             return dict(self.rows.counters())
 
+    def absent(self, gradient: RowGradient) -> int:
+        """How many of a gradient's ids, which were checked, have no row in memory."""
+        with self._lock:
+            return self.rows.absent(gradient.ids.numpy())
+
     def growth(self, count: int) -> int:
         """Bytes that rows for so many ids may take, beyond those that are held."""
         return self.rows.growth(count)

@@ -27,21 +27,29 @@ class MemoryBudget:
     ) -> None:
         self._limit, self._slices, self._tables = limit_bytes, slices_bytes, tables
 
-    def check(self, arriving: Mapping[str, int]) -> None:
-        """Returns if there is room for the rows of some ids, none of which may have one yet.
+    def has_room(self, arriving: Mapping[str, int]) -> bool:
+        """Whether there is room for so many new rows, by table."""
+        return self._growth(arriving) <= self._left
 
-        Args:
-            arriving: how many ids, by table.
+    @property
+    def _left(self) -> int:
+        held = sum(table.bytes_held for table in self._tables.values())
+        return self._limit - self._slices - held
+
+    def _growth(self, arriving: Mapping[str, int]) -> int:
+        return sum(self._tables[name].growth(count) for name, count in arriving.items())
+
+    def check(self, arriving: Mapping[str, int]) -> None:
+        """Returns if there is room for so many new rows, by table.
 
         Raises:
             Refused: there is not.
         """
-        held = sum(table.bytes_held for table in self._tables.values())
-        more = sum(self._tables[name].growth(count) for name, count in arriving.items())
-        if self._slices + held + more > self._limit:
+        left, more = self._left, self._growth(arriving)
+        if more > left:
             names = ", ".join(map(repr, arriving))
             raise Refused(
-                f"expected rows for {(self._limit - self._slices - held) / 1e6:.1f} MB or less, "
+                f"expected rows for {left / 1e6:.1f} MB or less, "
                 f"got new ones of table {names} for {more / 1e6:.1f} MB: this server takes "
                 f"{self._limit / 1e9:.1f} GB (--max-memory); use more servers, a capacity, or "
                 "memory_bytes with the rest on disk"

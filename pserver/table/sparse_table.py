@@ -77,6 +77,10 @@ class SparseTable:
         """Memory of rows, of their index and of ids that wait, in bytes."""
         return self._rows.bytes_held + self._lifecycle.admission.bytes_held
 
+    def absent(self, ids: Array) -> int:
+        """How many of these ids, int64[u], have no row in memory."""
+        return int((self._rows.locate(ids) < 0).sum())
+
     def growth(self, count: int) -> int:
         """Bytes that rows for ``count`` further ids take at most."""
         if self._share is not None:

@@ -31,11 +31,16 @@ def test_the_step_that_does_not_fit_is_refused_whole(small: Server) -> None:
     optimizer = fleet.distributed_optimizer(sgd(model))
     model.add(list(range(100)), 2.0)
     optimizer.step()
+    model.add(list(range(6_000)), 1.0)  # 0.34 MB, so that as many again would not fit
+    optimizer.step()
+    model.add(list(range(6_000)), 1.0)  # but these rows are there
+    optimizer.step()
     rows = fleet.table_status()["emb"]["rows"]
 
-    model.add(list(range(10_000)), 1.0)
+    optimizer.zero_grad()
+    model.add(list(range(20_000, 30_000)), 1.0)
     with pytest.raises(Refused, match="table 'emb' for 0.6 MB: .*--max-memory"):
         optimizer.step()
 
     table = small.job.installed().tables["emb"]
-    assert rows == len(table.rows) == 100
+    assert rows == len(table.rows) == 6_000
